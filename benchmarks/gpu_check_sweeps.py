@@ -90,7 +90,7 @@ class CheckPlan:
             evaluate_every=self.steps,
             checkpoint_every=2,
         )
-        return replace(settings, **changes)
+        return settings.replace(**changes)
 
     def build_config(
         self,

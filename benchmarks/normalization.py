@@ -191,7 +191,7 @@ def read_results(path: Path, plan: Plan) -> None:
         entry = json.loads(line)
         result = Result(**{**entry, "setting": Setting(**entry["setting"])})
         training = build_training(result.setting.task, plan.steps, plan.prompts)
-        if result.training == asdict(training):
+        if result.training == training.model_dump():
             plan.done[result.setting] = result
 
 

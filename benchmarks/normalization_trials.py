@@ -16,7 +16,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,7 @@ def run(job: tuple[Setting, TrainingSettings]) -> Result:
     weights = [float(params[f"reward_weights.{name}"]) for name in info.rewards]
     return Result(
         setting=setting,
-        training=asdict(training),
+        training=training.model_dump(),
         validation={name: estimate.mean for name, estimate in outcome.validation.items()},
         test={name: estimate.mean for name, estimate in outcome.test.items()},
         distinct=count_distinct_advantages(_BATCHES, weights),

@@ -145,7 +145,7 @@ def build_trial(work: Work, number: int, directory: Path) -> TrialConfig:
         "group_size": GROUPS[place],
         "reward_weights.format": 0.5 + place,
     }
-    settings = replace(config.training, validation_prompts=16, test_prompts=16)
+    settings = config.training.replace(validation_prompts=16, test_prompts=16)
     return replace(config, params={**config.params, **changes}, training=settings)
 
 

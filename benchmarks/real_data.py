@@ -163,7 +163,7 @@ def measure_file(data: DataSettings, *, is_body: bool) -> tuple[Row, list[str], 
         Path(data.source).name,
         ", ".join(
             f"{key}: {value}"
-            for key, value in asdict(data).items()
+            for key, value in data.model_dump().items()
             if value and key in ("layout", "columns", "prompt_template")
         ),
         len(references),

@@ -90,19 +90,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def start_parser(
-    command: str, description: str | None, *, allow_abbrev: bool = False
-) -> argparse.ArgumentParser:
-    """Return the parser of a command, without its arguments.
-
-    A command that prints how to run it again finds its options by their whole names.
-    """
-    layout, name = argparse.RawDescriptionHelpFormatter, f"python -m gdpo_tune.{command}"
-    return argparse.ArgumentParser(
-        name, None, description, formatter_class=layout, allow_abbrev=allow_abbrev
-    )
-
-
 class _PrintCompletion(argparse.Action):
     """Print the completion script of a shell, and exit."""
 
@@ -191,11 +178,6 @@ def _is_output_closed() -> bool:
     return is_closed
 
 
-def complete_files(action: argparse.Action) -> None:
-    """Let shells complete an argument with the names of files."""
-    vars(action)["complete"] = FILES
-
-
 def parse_directory(text: str) -> Path:
     """Return the value of an argument that names a directory, with `~` expanded.
 
@@ -208,69 +190,91 @@ def parse_directory(text: str) -> Path:
     return expand_path(text)
 
 
-def build_integer_parser(least: int, most: int = 10**9) -> Callable[[str], int]:
-    """Return a parser of an argument that is a whole number from `least` to `most`."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be between {least} and {most}")
-        return value
-
-    return number
-
-
 SWEEP = "a sweep: its directory, its name under runs/, or its file"
 """Help of an argument that selects a sweep."""
 READ_SWEEP = f"{SWEEP}; or hf://USER/NAME, where it was published"
 """Help of an argument that selects a sweep, which is only read."""
 
 
-def add_spec_arguments(
-    parser: argparse.ArgumentParser,
-    metavar: str = "SEARCH_SPACE.yaml",
-    explanation: str = "the file that says what to search",
-) -> None:
-    """Add the arguments that select the sweep of a command."""
-    space = parser.add_argument("space", metavar=metavar, help=explanation)
-    complete_files(space)
-    add_override_argument(parser)
-    parser.add_argument("--name", help="name of the sweep (default: the file's name:, or its stem)")
+class Parser(argparse.ArgumentParser):
+    """Command line of a command, whose module has its name and its help; imports nothing heavy.
+
+    A command that prints how to run it again takes no `abbreviations`: it finds its options by
+    their whole names.
+    """
+
+    def __init__(self, module: str, *, abbreviations: bool = False) -> None:
+        main = sys.modules["__main__"].__spec__ if module == "__main__" else None
+        super().__init__(
+            prog=f"python -m {main.name if main else module}",
+            description=sys.modules[module].__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=abbreviations,
+        )
+
+    def file(self, name: str, help: str, **options: Any) -> None:
+        """Add an argument that shells complete with the names of files."""
+        vars(self.add_argument(name, help=help, **options))["complete"] = FILES
+
+    def flag(self, name: str, help: str) -> None:
+        """Add a switch."""
+        self.add_argument(name, action="store_true", help=help)
+
+    def overrides(self) -> None:
+        """Add `--set`, which overrides single values of the file."""
+        self.add_argument(
+            "--set",
+            metavar="KEY=VALUE",
+            action="append",
+            default=[],
+            dest="overrides",
+            help="override one key of the file, such as training.length_limit=20; may be repeated",
+        )
+
+    def spec(self, metavar: str, help: str) -> None:
+        """Add the arguments that select the sweep of a command and change its file."""
+        self.file("space", help, metavar=metavar)
+        self.overrides()
+        text = "name of the sweep (default: the file's name:, or its stem)"
+        self.add_argument("--name", help=text)
+
+    def pick(self) -> None:
+        """Add `--pick`, which names the chosen candidate of a sweep."""
+        self.add_argument(
+            "--pick",
+            metavar="CHOICE",
+            help="candidate to take from the sweep: knee, max_<metric>, min_<metric>, a trial's "
+            "number, a checkpoint such as 7@40, a merge such as merge-27, or "
+            "'max correctness where length >= 0.9 and format >= 0.95'",
+        )
+
+    def recipe(self) -> None:
+        """Add `--recipe`, which names a search space for another policy, other data or lengths."""
+        self.add_argument(
+            "--recipe",
+            metavar="NAME|FILE",
+            default="",
+            help="search space that ships, such as tools_qwen, or a file: its policy, data, "
+            "lengths, batch and learning rate replace those of the sweep; weights, normalization "
+            "and group size stay the candidate's",
+        )
+
+    def modes(self) -> None:
+        """Add `--modes`, which compares two normalization modes of one sweep."""
+        text = "two normalization modes of the one sweep, such as gdpo grpo"
+        self.add_argument("--modes", nargs=2, metavar="MODE", help=text)
 
 
-def add_override_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--set`, which overrides single values of the file."""
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="overrides",
-        help="override one key of the file, such as training.length_limit=20; may be repeated",
-    )
+def integer(low: int, high: int = 10**9) -> Callable[[str], int]:
+    """Return the type of an argument that is a whole number within bounds."""
 
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be between {low} and {high}")
+        return value
 
-def add_pick_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--pick`, which names the chosen candidate of a sweep."""
-    parser.add_argument(
-        "--pick",
-        metavar="CHOICE",
-        help="candidate to take from the sweep: knee, max_<metric>, min_<metric>, a trial's "
-        "number, a checkpoint such as 7@40, a merge such as merge-27, or "
-        "'max correctness where length >= 0.9 and format >= 0.95'",
-    )
-
-
-def add_recipe_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--recipe`, which names a search space for another policy, other data or lengths."""
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME|FILE",
-        default="",
-        help="search space that ships, such as tools_qwen, or a file: its policy, data, lengths, "
-        "batch and learning rate replace those of the sweep; weights, normalization and group size "
-        "stay the candidate's",
-    )
+    return parse
 
 
 @contextmanager
@@ -316,7 +320,7 @@ def find_problems(spec: SweepSpec, file: str) -> Iterator[UsageError]:
         yield error
 
 
-def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
+def preflight(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
     """Start what trials need, and describe it; refuse at once what would fail all of them.
 
     Raises:
@@ -330,7 +334,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     """
     from gdpo_tune.core import task_files
     from gdpo_tune.policies.load_policy import check_policy_available
-    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
+    from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.tasks.dataset import check_data
     from gdpo_tune.tracking import check_server
 
@@ -360,8 +364,8 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     from gdpo_tune.core import task_files
 
     if task_files.is_task_file(spec.task):
+        from gdpo_tune.policies.prompt_choice import load_local_tokenizer
         from gdpo_tune.policies.prompt_format import PromptFormat
-        from gdpo_tune.policies.prompts import load_local_tokenizer
         from gdpo_tune.tasks.task_process import check_rewards
 
         turns = task.problems("train", 1, 0)[0].turns
@@ -385,7 +389,7 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
 
 
 def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
-    """Prepare a training in so many processes without a search; see `probe_environment`."""
+    """Prepare a training in so many processes without a search; see `preflight`."""
     from gdpo_tune.spec import check_resources, list_sandbox_warnings, settle_pack
 
     spec = settle_pack(spec, 1)  # no other trial shares this process
@@ -394,7 +398,7 @@ def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
     check_resources(spec)
     for warning in list_sandbox_warnings(spec):
         print(f"warning: {warning}", file=sys.stderr)
-    for name, value in probe_environment(spec, tracked=False).items():
+    for name, value in preflight(spec, tracked=False).items():
         print(f"{name}: {value}")
 
 
@@ -421,9 +425,7 @@ def limit_devices(spec: SweepSpec, processes: int = 1) -> None:
 
 def set_written_variables(spec: SweepSpec) -> None:
     """Set the variables in this process whose values the file has: it fetches policies and data."""
-    from gdpo_tune.spec.environment import get_written_variables
-
-    os.environ.update(get_written_variables(spec.resources.env))
+    os.environ.update(spec.resources.written_variables)
 
 
 def check_share(spec: SweepSpec) -> None:

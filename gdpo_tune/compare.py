@@ -8,7 +8,6 @@ Ledgers are only read, so this works beside a running sweep.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from gdpo_tune import cli
@@ -16,19 +15,12 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import explain_write_errors
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("compare", __doc__, allow_abbrev=True)
-    sweep = parser.add_argument("sweep", metavar="SWEEP", help=cli.READ_SWEEP)
-    cli.complete_files(sweep)
-    other = parser.add_argument("other", metavar="SWEEP", nargs="?", help="the other one")
-    cli.complete_files(other)
-    parser.add_argument(
-        "--modes",
-        nargs=2,
-        metavar="MODE",
-        help="two normalization modes of the one sweep, such as gdpo grpo",
-    )
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__, abbreviations=True)
+    parser.file("sweep", cli.READ_SWEEP, metavar="SWEEP")
+    parser.file("other", "the other one", metavar="SWEEP", nargs="?")
+    parser.modes()
     return parser
 
 

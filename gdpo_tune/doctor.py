@@ -8,7 +8,6 @@ it has no paths, hosts or values, and quotes no error.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -27,7 +26,7 @@ from packaging.requirements import Requirement
 from gdpo_tune import cli
 from gdpo_tune.core import addresses, engines, system
 from gdpo_tune.core.errors import GdpoTuneError, SpecProblem
-from gdpo_tune.core.vllm_memory import GIB
+from gdpo_tune.core.gpu_memory import GIB
 
 FIX = " " * 26 + "fix: "
 EXTRAS = ("vllm", "peft", "adam8bit", "gpu", "postgres", "s3")
@@ -69,14 +68,13 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(row["state"] == "problem" for row in rows))
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("gdpo-tune doctor", None, __doc__, formatter_class=layout)
-    space = parser.add_argument("space", metavar="FILE.yaml", nargs="?", help="check a sweep, too")
-    cli.complete_files(space)
-    cli.add_override_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print a list of objects instead")
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__, abbreviations=True)
+    parser.prog = "gdpo-tune doctor"
+    parser.file("space", "check a sweep, too", metavar="FILE.yaml", nargs="?")
+    parser.overrides()
+    parser.flag("--json", "print a list of objects instead")
     return parser
 
 
@@ -104,7 +102,7 @@ def _check_versions() -> Iterator[Row]:
 def _check_machine() -> Iterator[Row]:
     from gdpo_tune.sandbox import CodeSandbox
     from gdpo_tune.spec.machine import count_visible_gpus, list_other_sweeps
-    from gdpo_tune.spec.storage_section import Tracking
+    from gdpo_tune.spec.model import Tracking
     from gdpo_tune.tracking.server import find_problem
     from gdpo_tune.tuning.ray.cluster import ASK_SECONDS, probe_head
 
@@ -165,7 +163,7 @@ def _check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
         problems = [*needs, *cli.find_problems(spec, file)]
         if not spec.address and not os.access(place, os.W_OK):
             problems += [f"{place} is not writable\n    fix: name another one with storage:"]
-        found = {} if problems else cli.probe_environment(settle_pack(spec, 1))
+        found = {} if problems else cli.preflight(settle_pack(spec, 1))
         if not problems:
             text = ", ".join((f"{file} could start", *map(": ".join, found.items())))
             yield _build_row("file", text, fine=True)

@@ -44,9 +44,9 @@ POLICY_FILES = ("adapter_model.safetensors", "model*.safetensors", "pytorch_mode
 """Patterns of the files of weights that `from_pretrained` reads."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("export", __doc__)
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
     parser.add_argument(
         "source",
         metavar="SWEEP[:WHICH]",
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         "number>, DIRECTORY:7@40, DIRECTORY:merge-27, or DIRECTORY with --pick; or a file with one "
         "value for every parameter",
     )
-    cli.add_pick_argument(parser)
+    parser.pick()
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument(
         "--to", type=_check_library, choices=sorted(EXPORTERS), help="the library that will train"
@@ -83,8 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write the prompts even if no licence is known that allows to pass them on",
     )
-    cli.add_override_argument(parser)
-    cli.add_recipe_argument(parser)
+    parser.overrides()
+    parser.recipe()
     parser.add_argument(
         "--out",
         type=cli.parse_directory,
@@ -163,7 +163,7 @@ def _collect(options: argparse.Namespace) -> int:
         raise UsageError(f"{config.directory} exists\n    fix: move it, or choose another --out")
     saved = find_saved_policy(options.collect)
     if not (saved / ADAPTER_CONFIG).is_file():
-        config = replace(config, model=replace(config.model, lora_rank=0))
+        config = replace(config, model=config.model.replace(lora_rank=0))
     cli.prepare_machine(request.spec)
     from gdpo_tune.training import train
 

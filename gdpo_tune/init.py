@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from gdpo_tune.spec.first_file import FirstFile
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("init", __doc__, allow_abbrev=True)
-    file = parser.add_argument(
-        "file", metavar="FILE.yaml", nargs="?", type=Path, help="file to write (default: TASK.yaml)"
-    )
-    cli.complete_files(file)
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__, abbreviations=True)
+    text = "file to write (default: TASK.yaml)"
+    parser.file("file", text, metavar="FILE.yaml", nargs="?", type=Path)
     parser.add_argument(
         "--task", help="code, math, gsm8k, tools, or a class of your own: path/to/file.py:MyTask"
     )
@@ -45,8 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--data", metavar="SOURCE", help="Hub id or file of the prompts, or built-in (the task's)"
     )
     parser.add_argument("--layout", help="columns of that data, such as mbpp (of a file: found)")
-    parser.add_argument("--yes", action="store_true", help="ask nothing: take the defaults")
-    parser.add_argument("--force", action="store_true", help="replace a file that exists")
+    parser.flag("--yes", "ask nothing: take the defaults")
+    parser.flag("--force", "replace a file that exists")
     return parser
 
 
@@ -100,7 +98,7 @@ def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
-    from gdpo_tune.spec.problems import join_names, suggest
+    from gdpo_tune.spec.text import join_names, suggest
     from gdpo_tune.tasks.dataset import collect_data, propose_layout
 
     def answer(value: str | None, question: str, default: str) -> str:

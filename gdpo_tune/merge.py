@@ -13,7 +13,6 @@ same command to resume.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,9 +34,9 @@ ADAPTERS, PARENTS = "adapters", "parents"
 """Directories in that of a merge: the adapters of `--adapters`, and copies from an object store."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("merge", __doc__)
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
     parser.add_argument(
         "sweep", metavar="SWEEP", help="its directory, name under runs/, or address"
     )
@@ -63,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--evaluations",
         metavar="N",
-        type=cli.build_integer_parser(1, 1000),
+        type=cli.integer(1, 1000),
         default=4,
         help="merges to evaluate on validation prompts at most (default: 4)",
     )
@@ -72,10 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write a set of LoRA adapters with weights, for servers that mix them, and no policy",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the first choice and its prediction alone"
-    )
-    cli.add_override_argument(parser)
+    parser.flag("--dry-run", "print the first choice and its prediction alone")
+    parser.overrides()
     parser.add_argument(
         "--out", type=Path, help="directory (default: <storage>/<name>-merge-<wish>)"
     )

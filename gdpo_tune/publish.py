@@ -29,30 +29,25 @@ if TYPE_CHECKING:
     from gdpo_tune.publishing.repositories import RepositoryContent
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("publish", __doc__)
-    source = parser.add_argument(
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
+    parser.file(
         "source",
+        "a candidate of a sweep: DIRECTORY:knee, DIRECTORY:7, DIRECTORY:merge-27, or DIRECTORY "
+        "with --pick; with --front the sweep alone",
         metavar="SWEEP[:WHICH]",
-        help="a candidate of a sweep: DIRECTORY:knee, DIRECTORY:7, DIRECTORY:merge-27, or "
-        "DIRECTORY with --pick; with --front the sweep alone",
     )
-    cli.complete_files(source)
-    cli.add_pick_argument(parser)
-    parser.add_argument("--front", action="store_true", help="publish every member of the front")
+    parser.pick()
+    parser.flag("--front", "publish every member of the front")
     parser.add_argument("--to", required=True, metavar="USER/NAME", help="name on the Hub")
-    parser.add_argument(
-        "--private", action="store_true", help="make new repositories and collections private"
-    )
+    parser.flag("--private", "make new repositories and collections private")
     parser.add_argument(
         "--license",
         metavar="ID",
         help="licence of the policies, such as apache-2.0 (default: that of the untrained policy)",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="write the directories, and upload nothing"
-    )
+    parser.flag("--dry-run", "write the directories, and upload nothing")
     parser.add_argument(
         "--out",
         type=cli.parse_directory,

@@ -25,23 +25,14 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("report", __doc__, allow_abbrev=True)
-    cli.add_spec_arguments(parser, "SWEEP", cli.READ_SWEEP)
-    parser.add_argument(
-        "against", metavar="OTHER_SWEEP", nargs="?", help="another sweep, to compare with"
-    )
-    cli.add_pick_argument(parser)
-    parser.add_argument(
-        "--modes",
-        nargs=2,
-        metavar="MODE",
-        help="two normalization modes of the sweep to compare, such as gdpo grpo",
-    )
-    parser.add_argument(
-        "--sync", action="store_true", help="send MLflow what it lacks of the sweep"
-    )
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__, abbreviations=True)
+    parser.spec("SWEEP", cli.READ_SWEEP)
+    parser.file("against", "another sweep, to compare with", metavar="OTHER_SWEEP", nargs="?")
+    parser.pick()
+    parser.modes()
+    parser.flag("--sync", "send MLflow what it lacks of the sweep")
     return parser
 
 

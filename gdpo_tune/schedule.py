@@ -36,11 +36,14 @@ if TYPE_CHECKING:
     from gdpo_tune.clusters.scheduler import Scheduler
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the command line without importing anything heavy: `--help` answers at once."""
-    parser = cli.start_parser("schedule", __doc__)
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
     parser.add_argument("sweeps", metavar="SWEEPS", help="a directory of scheduled sweeps, or one")
-    words = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    kind = argparse.ArgumentParser
+    words = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=kind
+    )
     for word, (summary, _) in COMMANDS.items():
         command = words.add_parser(word, help=summary, allow_abbrev=False)
         add = command.add_argument
@@ -53,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         if word == "validate":
             add("--files-only", action="store_true", help="check the files, not this machine")
         elif word == "next":
-            number = cli.build_integer_parser(1, 1000)
+            number = cli.integer(1, 1000)
             add("--count", type=number, default=5, help="times of each (default: 5)")
         elif word == "run":
             which = command.add_mutually_exclusive_group()

@@ -94,27 +94,26 @@ class ScoredText:
     metrics: dict[str, float | None] = field(default_factory=dict[str, float | None])
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("score", __doc__)
-    space = parser.add_argument("space", metavar="SEARCH_SPACE.yaml", help="its task is used")
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
+    parser.file("space", "its task is used", metavar="SEARCH_SPACE.yaml")
     source = parser.add_mutually_exclusive_group(required=True)
     file = source.add_argument(
         "--completions", type=Path, metavar="FILE", help="file of JSON lines"
     )
+    vars(file)["complete"] = cli.FILES
     source.add_argument("--reference", action="store_true", help="the data's own solutions")
     source.add_argument("--policy", metavar="NAME", help="what a policy samples")
     parser.add_argument(
         "-n",
-        type=cli.build_integer_parser(1),
+        type=cli.integer(1),
         metavar="COUNT",
         help="completions: the first lines or rows (default: all), or those that the policy "
         "samples of validation prompts (default: 16)",
     )
-    output = parser.add_argument("--json", type=Path, metavar="OUT", help="file of JSON lines")
-    cli.add_override_argument(parser)
-    for action in (space, file, output):
-        cli.complete_files(action)
+    parser.file("--json", "file of JSON lines", type=Path, metavar="OUT")
+    parser.overrides()
     return parser
 
 
@@ -336,7 +335,7 @@ def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
     Raises:
         PolicyError: the policy's tokenizer is not on this machine.
     """
-    from gdpo_tune.policies.prompts import load_local_tokenizer
+    from gdpo_tune.policies.prompt_choice import load_local_tokenizer
 
     tokenizer: Any = load_local_tokenizer(spec.policy, spec.model.revision)
     if tokenizer is None:
@@ -371,7 +370,7 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
         except GdpoTuneError:
             raise
         except Exception as error:  # of a user's own class
-            reason = f"score() raised {task_files.describe_error(error)}, which ends a trial"
+            reason = f"score() raised {task_files.describe_task_error(error)}, which ends a trial"
             raise TaskFileError(f"{spec.task}: {reason}") from error
         for index, text in enumerate(batch):
             details = [describe_result(scores.results[index])] if scores.results else []

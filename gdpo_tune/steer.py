@@ -15,7 +15,6 @@ request is never lost and never applied twice, even if that process is killed me
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -36,10 +35,10 @@ REFUSED = 1
 """Exit status if the driver refused the request, because the sweep went on meanwhile."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("steer", __doc__)
-    cli.complete_files(parser.add_argument("sweep", metavar="SWEEP", help=cli.SWEEP))
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
+    parser.file("sweep", cli.SWEEP, metavar="SWEEP")
     parser.add_argument(
         "action", metavar="ACTION", choices=[*READERS, "list"], help=", ".join([*READERS, "list"])
     )
@@ -50,12 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="number of a trial, number of trials, or NAME=VALUE",
     )
     parser.add_argument("--author", metavar="NAME", help="who asks (default: your user name)")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="with add and clone: allow values outside of the sweep's space",
-    )
-    parser.add_argument("--no-wait", action="store_true", help="return once the request is stored")
+    parser.flag("--force", "with add and clone: allow values outside of the sweep's space")
+    parser.flag("--no-wait", "return once the request is stored")
     return parser
 
 
@@ -128,7 +123,7 @@ def _read_number(words: Sequence[str], what: str) -> int:
 
 
 def _read_values(words: Sequence[str]) -> dict[str, Any]:
-    from gdpo_tune.spec.source import read_scalar
+    from gdpo_tune.spec.document import read_scalar
 
     values: dict[str, Any] = {}
     for word in words:

@@ -115,31 +115,18 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the command line, without importing anything heavy: `--help` answers at once."""
-    parser = cli.start_parser("sweep", __doc__)
-    cli.add_spec_arguments(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the resolved spec, space, budget and warnings; start nothing",
-    )
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="start anew; an earlier sweep of this name is moved aside, not deleted",
-    )
-    parser.add_argument(
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
+    parser.spec("SEARCH_SPACE.yaml", "the file that says what to search")
+    parser.flag("--dry-run", "print the resolved spec, space, budget and warnings; start nothing")
+    parser.flag("--fresh", "start anew; an earlier sweep of this name is moved aside, not deleted")
+    parser.flag(
         "--accept-changes",
-        action="store_true",
-        help="go on although the task's file, data, policy or versions have changed: trials before "
+        "go on although the task's file, data, policy or versions have changed: trials before "
         "and after are marked, and share no front",
     )
-    parser.add_argument(
-        "--one-front",
-        action="store_true",
-        help="with --accept-changes: keep all trials on one front",
-    )
+    parser.flag("--one-front", "with --accept-changes: keep all trials on one front")
     parser.add_argument(
         "--continue-from",
         metavar="DIRECTORY|ADDRESS",
@@ -157,9 +144,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="run as a job of the cluster with this dashboard, such as http://head:8265, and show "
         "its log until it ends",
     )
-    parser.add_argument(
-        "--detach", action="store_true", help="with --submit: return once the job is accepted"
-    )
+    parser.flag("--detach", "with --submit: return once the job is accepted")
     parser.add_argument(
         "--working-dir",
         type=Path,
@@ -176,7 +161,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     use is refused, and too small a share of a GPU of this machine.
     """
     from gdpo_tune.policies.load_policy import describe_policy, measure_policy
-    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
+    from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 
     cli.set_written_variables(spec)
@@ -234,7 +219,7 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
     others = () if address else list_other_sweeps()
     for warning in (*list_sandbox_warnings(spec), *others):
         print(f"warning: {warning}", file=sys.stderr)
-    for name, value in cli.probe_environment(spec).items():
+    for name, value in cli.preflight(spec).items():
         print(f"{name}: {value}")
 
 

@@ -16,7 +16,6 @@ resume.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
@@ -43,9 +42,9 @@ CONTENT = "content.json"
 """File in that directory with what decides the result, as it was at each start that changed it."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("train", __doc__)
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("space", metavar="FILE.yaml", nargs="?", help="the file to train")
     source.add_argument(
@@ -55,25 +54,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="a trial of a sweep, such as runs/code:knee, runs/code:max_<objective> or "
         "runs/code:<trial number>, or the sweep's directory with --pick",
     )
-    cli.add_pick_argument(parser)
-    cli.add_override_argument(parser)
-    cli.add_recipe_argument(parser)
-    parser.add_argument(
-        "--steps", type=cli.build_integer_parser(1), help="training steps, instead of the file's"
-    )
-    seed = cli.build_integer_parser(0, 2**32 - 1)
-    parser.add_argument("--seed", type=seed, help="seed (default: the trial's, or the file's)")
-    parser.add_argument(
-        "--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)"
-    )
-    parser.add_argument(
+    parser.pick()
+    parser.overrides()
+    parser.recipe()
+    add, seed = parser.add_argument, cli.integer(0, 2**32 - 1)
+    add("--steps", type=cli.integer(1), help="training steps, instead of the file's")
+    add("--seed", type=seed, help="seed (default: the trial's, or the file's)")
+    add("--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)")
+    parser.flag(
         "--accept-changes",
-        action="store_true",
-        help="resume although the task's file, data, policy or versions have changed",
+        "resume although the task's file, data, policy or versions have changed",
     )
-    parser.add_argument(
-        "--threads", type=cli.build_integer_parser(1), help="CPU threads (default: resources.cpus)"
-    )
+    add("--threads", type=cli.integer(1), help="CPU threads (default: resources.cpus)")
     return parser
 
 
@@ -141,7 +133,7 @@ def record_request(config: TrialConfig) -> TrialConfig:
     file, key = config.directory / REQUEST, "model.template_date"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     day = config.model.template_date or earlier.get(key) or date.today().isoformat()
-    config = replace(config, model=replace(config.model, template_date=day))
+    config = replace(config, model=config.model.replace(template_date=day))
     wanted = list_decisive_settings(config)
     if not earlier:
         write_atomically(file, json.dumps(wanted, indent=1))

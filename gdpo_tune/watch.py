@@ -43,13 +43,10 @@ LEAST_CHARACTERS = 43
 """Characters of a token: 32 random bytes."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser without a heavy import, so that `--help` answers at once."""
-    parser = cli.start_parser("watch", __doc__)
-    sweep = parser.add_argument(
-        "sweep", metavar="SWEEP", help="its directory, name under runs/, address, or file"
-    )
-    cli.complete_files(sweep)
+def build_parser() -> cli.Parser:
+    """Build the command line."""
+    parser = cli.Parser(__name__)
+    parser.file("sweep", "its directory, name under runs/, address, or file", metavar="SWEEP")
     parser.add_argument(
         "--host",
         default=LOCALHOST,
@@ -57,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--port",
-        type=cli.build_integer_parser(1, 65535),
+        type=cli.integer(1, 65535),
         help="port to listen on (default: 8770, or the next free one)",
     )
     parser.add_argument(
@@ -73,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         help="path below which a proxy serves it, such as /sweeps",
     )
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.flag("--open", "open the page in a browser")
     return parser
 
 

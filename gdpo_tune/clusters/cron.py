@@ -18,8 +18,9 @@ from typing import Annotated
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator
 
-from gdpo_tune.spec.problems import suggest
-from gdpo_tune.spec.sections import Section, build_refusal
+from gdpo_tune.core.settings import Section
+from gdpo_tune.spec.sections import build_refusal
+from gdpo_tune.spec.text import suggest
 
 TOO_LONG = re.compile(r"[0-9]{9}")
 """A number that no cron line needs."""

@@ -14,19 +14,21 @@ from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.files import is_directory, is_file
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
-from gdpo_tune.spec.problems import (
+from gdpo_tune.spec.checks import NAME
+from gdpo_tune.spec.document import (
+    ABSENT,
     KeyPath,
+    Mark,
     Problems,
-    SourceMark,
-    UnreadableNodeError,
-    YamlNode,
-    explain_unknown_name,
+    ReportedError,
+    YamlMap,
     format_path,
-    suggest,
+    parse_yaml,
+    read_text,
+    suggest_file,
 )
 from gdpo_tune.spec.sections import read_section
-from gdpo_tune.spec.source import parse_yaml, read_text, suggest_file
-from gdpo_tune.spec.storage_section import NAME
+from gdpo_tune.spec.text import explain_unknown_name, suggest
 
 SUFFIXES = (".yaml", ".yml")
 PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
@@ -100,9 +102,9 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
     for file in files:
         same = [each for each in files if each.name == file.name and each is not file]
         if file.name and same:  # they would write the same history
-            others = ", ".join(str(each.root.find(("name",)).mark) for each in same)
+            others = ", ".join(str(each.problems.find(("name",))[0]) for each in same)
             reason, fix = f"also the name of {others}", "give each sweep a name of its own"
-            file.problems.add(file.root.find(("name",)).mark, "name", file.name, reason, fix)
+            file.problems.note("name", reason, fix, file.name)
         try:
             file.problems.raise_if_any()
         except SpecError as error:
@@ -152,21 +154,20 @@ class ScheduleFile:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.project = file.absolute().parent.parent
-        self.problems = Problems(SourceMark(str(file), 1))
-        self.root = self.problems.root = self._read()
+        self.problems = Problems(Mark(str(file), 1))
+        self.is_read = self._read()
         self.name = self._read_name()
 
     def load(self) -> ScheduledSweep | None:
         """Build the sweep and note every problem; return None if too much is wrong."""
-        if self.root.entries is None:
+        if not self.is_read:
             return None
-        self.problems.refuse_unusable(self.root)
-        kind = ("backend", "kind")
-        if "kind" in (self.root.find(kind[:1]).entries or {}):
-            name = self.root.find(kind).convert_to_plain()
-            if name not in BACKEND_SETTINGS:
-                self.problems.note(kind, *explain_unknown_name("backend", name, BACKEND_SETTINGS))
-        settings = read_section(ScheduleSettings, self.root, (), self.problems)
+        self.problems.refuse_unusable()
+        _, kind = self.problems.find(("backend", "kind"))
+        if kind is not ABSENT and kind not in BACKEND_SETTINGS:
+            reason, fix = explain_unknown_name("backend", kind, BACKEND_SETTINGS)
+            self.problems.note(("backend", "kind"), reason, fix)
+        settings = read_section(ScheduleSettings, self.problems.root, self.problems)
         if settings is None:
             return None
         settings = settings.model_copy(update={"name": self.name})
@@ -178,31 +179,31 @@ class ScheduleFile:
         spec = self._load_spec(settings, needs)
         return spec and ScheduledSweep(self.file, self.project, settings, spec, tuple(needs))
 
-    def _read(self) -> YamlNode:
-        nothing = YamlNode(SourceMark(str(self.file), 1))
+    def _read(self) -> bool:
         if self.file.exists() and not is_file(self.file):
             # reading a pipe or a device might never end
             fix = "move it out of the directory, or give it another ending"
-            self.problems.add(SourceMark(str(self.file)), "", None, "not a file", fix)
-            return nothing
+            self.problems.add(Mark(str(self.file)), "", None, "not a file", fix)
+            return False
         try:
             root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
-        except UnreadableNodeError:
-            return nothing
-        if root.entries is None:
-            reason = "the file is empty" if root.is_empty() else "not a mapping of keys to values"
-            fix = "start from sweeps/nightly_code.yaml; a sweep needs space: and schedule:"
-            self.problems.add_value(root, (), reason, fix)
-        return root
+        except ReportedError:
+            return False
+        if isinstance(root, YamlMap):
+            self.problems.root = root
+            return True
+        reason = "the file is empty" if root is None else "not a mapping of keys to values"
+        fix = "start from sweeps/nightly_code.yaml; a sweep needs space: and schedule:"
+        self.problems.add(self.problems.origin, "", root, reason, fix)
+        return False
 
     def _read_name(self) -> str:
-        node = self.root.find(("name",))
-        value = self.file.stem if node is self.root else node.value
+        value = self.problems.root.get("name", self.file.stem)
         if isinstance(value, str) and NAME.fullmatch(value):
             return value
         if isinstance(value, str):
             reason = "not a name for a directory (letters, digits, '.', '_', '-')"
-            self.problems.add_value(node, ("name",), reason, "write name: followed by such a name")
+            self.problems.note("name", reason, "write name: followed by such a name", value)
         return ""
 
     def _check_addresses(self, settings: ScheduleSettings) -> None:
@@ -244,16 +245,15 @@ class ScheduleFile:
                 if problem.where == str(space):  # it cannot be read
                     self._add(("space",), f"{space}: {problem.reason}", problem.fix)
                 elif path is None:
-                    self.problems.records.append((SourceMark(problem.where), problem))
+                    self.problems.records.append((Mark(problem.where), problem))
                 elif not self.problems.has_problem(format_path(path)):
-                    mark = self.root.find(path).mark  # of the key in this file that causes it
+                    mark, _ = self.problems.find(path)  # of the key in this file that causes it
                     problem = replace(problem, where=str(mark), key=format_path(path))
                     self.problems.records.append((mark, problem))
         return None
 
     def _add(self, path: KeyPath, reason: str, fix: str) -> None:
-        node = self.root.find(path)
-        value = (
-            hide_passwords(node.value) if isinstance(node.value, str) else node.convert_to_plain()
+        _, value = self.problems.find(path)
+        self.problems.note(
+            path, reason, fix, hide_passwords(value) if isinstance(value, str) else None
         )
-        self.problems.add(node.mark, format_path(path), value, reason, fix)

@@ -16,8 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.core.files import expand_path, find_path_problem
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec.notify_section import EnvironmentName, WebhookSettings
-from gdpo_tune.spec.sections import Section, build_refusal, require_pattern
+from gdpo_tune.core.settings import Section
+from gdpo_tune.spec.model import EnvironmentName, WebhookSettings
+from gdpo_tune.spec.sections import build_refusal, require_pattern
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 DURATION = re.compile("".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in UNITS))
@@ -33,12 +34,12 @@ def parse_duration(text: Any) -> int:
     counts = zip(match.groups(), UNITS.values(), strict=True)
     seconds = sum(int(count or 0) * size for count, size in counts)
     if not SHORTEST <= seconds <= LONGEST:
-        bounds = f"{format_duration(SHORTEST)} to {format_duration(LONGEST)}"
+        bounds = f"{format_period(SHORTEST)} to {format_period(LONGEST)}"
         raise build_refusal(f"must be {bounds}", f"write a length of time of {bounds}")
     return seconds
 
 
-def format_duration(seconds: float) -> str:
+def format_period(seconds: float) -> str:
     """Return seconds as a text such as `1d12h`; `0s` for none."""
     rest, parts = round(seconds), ""
     for unit, size in UNITS.items():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict
 
 from gdpo_tune.core.files import is_local_source
 
@@ -19,36 +18,59 @@ STRICT: Scoring = "strict"
 """The default, which leaves the identity of a sweep or a training as in earlier versions."""
 EVERY_LINEAR = "all-linear"
 """In `model.lora_targets`: every linear module but the output head."""
-INDIFFERENT_TRAINING = ("micro_batch_size",)
-"""Settings of `training:` that change how a step is computed, and not its result. They may change
-while a sweep or a training is interrupted, such as after memory ran out."""
-LATER_TRAINING = ("mini_batch_size", "optimizer", "evaluation_temperature", "dead_steps")
-"""Settings of `training:` that earlier versions did not have. At their defaults they count neither
-in the identity of a sweep nor in that of a training, which stay those of earlier versions."""
-LATER_DATA = ("columns", "prompt_template", "validation", "test")
-"""Settings of `data:` that earlier versions did not have, treated like `LATER_TRAINING`."""
-DECISIVE_ROLLOUT_KEYS = ("importance_sampling", "importance_sampling_cap")
-"""Settings of `rollout:` that change the result of a training; the others say where it samples."""
+INDIFFERENT = "indifferent"
+"""Mark of a setting that does not change the result of a training: it may change while a sweep is
+interrupted, such as after memory ran out, and is no part of an identity."""
+LATER = "later"
+"""Mark of a setting that earlier versions did not have: at its default it is no part of an
+identity, so that those of earlier versions stay."""
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
+class Section(BaseModel):
+    """A mapping of the file: unknown keys are errors, and `"60"` is not 60."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    other_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the file that are read elsewhere."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values, which are not checked."""
+        return self.model_copy(update=changes)
+
+    def list_decisive(self, *, later: bool = True) -> dict[str, Any]:
+        """Return the settings that decide a result.
+
+        With `later` false, those that are marked as `LATER` are left out at their defaults.
+        """
+        values, fields = self.model_dump(), type(self).model_fields
+        return {
+            name: values[name]
+            for name, field in fields.items()
+            if INDIFFERENT not in field.metadata
+            and (later or LATER not in field.metadata or getattr(self, name) != field.default)
+        }
+
+    @classmethod
+    def list_later(cls) -> list[str]:
+        """Return the names of the settings that are marked as `LATER`."""
+        return [name for name, field in cls.model_fields.items() if LATER in field.metadata]
+
+
+class TrainingSettings(Section):
     """Training of every trial (the YAML's `training:`).
 
     The budget is counted in completions: `steps * completions_per_step`, whatever the group size.
     """
 
-    __pydantic_config__ = {"extra": "forbid"}  # an unknown key is an error, as everywhere else
-
     steps: Annotated[int, Ge(1), Le(10**9)] = 60
     """Steps of a trial: one batch of samples and `num_iterations` passes over it."""
     completions_per_step: Annotated[int, Ge(2), Le(1 << 20)] = 64
     """Completions sampled a step; prompts a step = completions_per_step / group_size."""
-    micro_batch_size: Annotated[int, Ge(0)] = 0
+    micro_batch_size: Annotated[int, Ge(0), INDIFFERENT] = 0
     """Completions of a worker whose forward and backward pass are computed at once: fewer take less
     memory and train the same; 0 computes all. In TRL, per_device_train_batch_size; in verl,
     ppo_micro_batch_size_per_gpu."""
-    mini_batch_size: Annotated[int, Ge(0)] = 0
+    mini_batch_size: Annotated[int, Ge(0), LATER] = 0
     """Completions, over all workers, of one optimizer step; 0 takes all of a step. Fewer give
     several optimizer steps on the samples of a step, and ratios that the clip can reach. In TRL,
     steps_per_generation / gradient_accumulation_steps; in verl, ppo_mini_batch_size, in prompts."""
@@ -62,7 +84,7 @@ class TrainingSettings:
     """Share of the steps, rounded up, over which the learning rate rises from 0."""
     max_grad_norm: Annotated[float, Ge(1e-30), Le(1e30)] = 1.0
     """Gradient norm above which gradients are scaled down."""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    optimizer: Annotated[Literal["adamw", "adamw_8bit"], LATER] = "adamw"
     """`adamw_8bit` keeps AdamW's two averages in 8 bits a number instead of 32, which saves 6 bytes
     of a GPU for each trained number (`pip install 'gdpo-tune[adam8bit]'`)."""
     train_prompts: Annotated[int, Ge(1)] = 2048
@@ -73,14 +95,14 @@ class TrainingSettings:
     """Prompts on which the front is measured; evaluated once, at the end of a trial."""
     samples_per_prompt: Annotated[int, Ge(1), Le(1 << 20)] = 2
     """Completions sampled for each held-out prompt."""
-    evaluation_temperature: Annotated[float, Ge(0), Le(1e3)] = 1.0
+    evaluation_temperature: Annotated[float, Ge(0), Le(1e3), LATER] = 1.0
     """Temperature of held-out completions, whatever that of the training; 0 takes the most likely
     token. Objectives compare policies at this temperature."""
     evaluate_every: Annotated[int, Ge(1)] = 30
     """Steps between two evaluations on validation prompts (the last step always has one)."""
     checkpoint_every: Annotated[int, Ge(1)] = 20
     """Steps between two checkpoints, from which an interrupted trial continues."""
-    dead_steps: Annotated[int, Ge(0)] = 10
+    dead_steps: Annotated[int, Ge(0), LATER] = 10
     """Steps in a row in which every advantage is 0, after which a trial ends as `no signal`, as
     does a shorter trial that had no other steps; 0 lets it train on."""
 
@@ -99,18 +121,15 @@ class TrainingSettings:
         return math.ceil(round(self.warmup_share * self.steps, 6))
 
 
-@dataclass(frozen=True)
-class SandboxSettings:
+class SandboxSettings(Section):
     """Where the policy's code runs, and its limits (the YAML's `sandbox:`)."""
 
-    __pydantic_config__ = {"extra": "forbid"}
-
-    type: Literal["local", "external", "unsafe_no_isolation"] = "local"
+    type: Annotated[Literal["local", "external", "unsafe_no_isolation"], INDIFFERENT] = "local"
     """`local` locks processes of this machine (Linux); `unsafe_no_isolation` runs the code of a
     model with all the rights of the trainer. `external` is read of earlier sweeps, and not run."""
-    url: str = ""
+    url: Annotated[str, INDIFFERENT] = ""
     """Address of the service of an earlier sweep with `external`; refused in a new one."""
-    workers: Annotated[int, Ge(1), Le(1024)] = 1
+    workers: Annotated[int, Ge(1), Le(1024), INDIFFERENT] = 1
     """Candidates that run side by side in a trial, if memory allows."""
     modules: tuple[str, ...] = ()
     """Installed packages that code may import besides the standard library, such as `numpy`."""
@@ -121,12 +140,14 @@ class SandboxSettings:
     memory_mb: Annotated[int, Ge(64), Le(1 << 20)] = 512
     """Address space of one candidate in MiB."""
 
+    def list_decisive(self, *, later: bool = True) -> dict[str, Any]:
+        """Return the settings on which the result of a test can depend, with modules in order."""
+        values = super().list_decisive(later=later)
+        return values | {"modules": tuple(sorted(set(self.modules)))}
 
-@dataclass(frozen=True)
-class HeldOutData:
+
+class HeldOutData(Section):
     """Split of a data set that is held out as it is; without a key, prompts are cut by a hash."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     split: str = ""
     """Its name; default: that of the key, `validation` or `test`."""
@@ -134,8 +155,7 @@ class HeldOutData:
     """Another source of the same layout; default: `data.source`."""
 
 
-@dataclass(frozen=True)
-class DataSettings:
+class DataSettings(Section):
     """Where prompts come from (the YAML's `data:`); without a source the task writes its own."""
 
     source: str = ""
@@ -143,19 +163,19 @@ class DataSettings:
     file, a directory of such files, a clone from the Hub, or what `save_to_disk` wrote."""
     layout: str = ""
     """One of the layouts below: the columns and their meaning."""
-    columns: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    columns: Annotated[dict[str, str], LATER] = {}
     """Column of the layout -> column of the data that stands for it, where the names differ:
     `{problem: question, answer: final_answer}`."""
-    prompt_template: str = ""
+    prompt_template: Annotated[str, LATER] = ""
     """Prompt composed of columns of the data, such as `"{Body} {Question}"`; `{{` is a brace."""
     config: str = ""
     """Configuration of a dataset on the Hub or of its clone, such as `main`."""
     split: str = "train"
     """Split of a dataset on the Hub, or of a directory by the names of its files, that prompts are
     taken from. Our splits are cut out of it, but for those that the next two keys name."""
-    validation: HeldOutData = HeldOutData()
+    validation: Annotated[HeldOutData, LATER] = HeldOutData()
     """Prompts of the search: `{split: validation}`, or `{source: valid.jsonl}`."""
-    test: HeldOutData = HeldOutData()
+    test: Annotated[HeldOutData, LATER] = HeldOutData()
     """Prompts of the front. Held-out prompts are left out of the training prompts."""
     max_prompt_length: Annotated[int, Ge(1), Le(1 << 24)] = 1024
     """Tokens above which a prompt is left out; the report says how many were."""
@@ -165,9 +185,11 @@ class DataSettings:
         """True if the source is a path: it exists, or cannot be an id on the Hub."""
         return is_local_source(self.source)
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
 
-@dataclass(frozen=True)
-class ModelSettings:
+
+class ModelSettings(Section):
     """How a policy is loaded and trained (the YAML's `model:`)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -190,32 +212,31 @@ class ModelSettings:
     instructions: Literal["auto", "on", "off"] = "auto"
     """Give the policy the task's instructions on the rewarded format. `auto` gives them to all but
     the policies that ship, and to a policy that was trained here as in its training."""
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    chat_template_kwargs: dict[str, Any] = {}
     """Arguments of the policy's chat template, such as `{enable_thinking: false}`. A directory of a
     trained policy has them as defaults. In TRL, chat_template_kwargs; in verl,
     apply_chat_template_kwargs."""
-    template_date: str = ""
+    template_date: Annotated[str, INDIFFERENT] = ""
     """Date that the chat template writes as today's, `2026-01-31`; default: the day on which the
     sweep or training started, for all of its trials."""
 
 
-@dataclass(frozen=True)
-class RolloutSettings:
+class RolloutSettings(Section):
     """Engine that samples completions during training (the YAML's `rollout:`)."""
 
-    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    engine: Annotated[Literal["auto", "transformers", "vllm"], INDIFFERENT] = "auto"
     """`auto` is vllm on a GPU where it is installed, else our sampler for small Llama-like
     policies on a CPU, else transformers."""
-    vllm_mode: Literal["colocate", "server"] = "colocate"
+    vllm_mode: Annotated[Literal["colocate", "server"], INDIFFERENT] = "colocate"
     """In the trainer's process, or a server that is already running."""
-    vllm_server: str = ""
+    vllm_server: Annotated[str, INDIFFERENT] = ""
     """Address of that server, `http://HOST:PORT`."""
-    vllm_memory_share: Annotated[float, Gt(0), Lt(1)] = 0.45
+    vllm_memory_share: Annotated[float, Gt(0), Lt(1), INDIFFERENT] = 0.45
     """Part of the trial's share of a GPU that vLLM takes."""
-    reuse_engine: bool = True
+    reuse_engine: Annotated[bool, INDIFFERENT] = True
     """Keep a colocated vLLM for the next trial of its process, which then starts in the time of a
     sync of weights; `false` gives every trial a new process. Results are the same."""
-    sleep: bool = False
+    sleep: Annotated[bool, INDIFFERENT] = False
     """Let a colocated vLLM give its memory back while a step is computed, so that a larger policy
     fits; needs a whole GPU. Each step moves the engine's weights to the machine's memory and back.
     In TRL, vllm_enable_sleep_mode."""

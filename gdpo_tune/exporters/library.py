@@ -10,8 +10,8 @@ from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.runtime_prompts import ExportedPrompt
-from gdpo_tune.spec.notation import dump_flow
-from gdpo_tune.spec.problems import join_names, show
+from gdpo_tune.spec.document import dump_flow
+from gdpo_tune.spec.text import join_names, show
 
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"

@@ -21,7 +21,7 @@ from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import Exported
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.results.retrain import Parent
-from gdpo_tune.spec.notation import dump_flow
+from gdpo_tune.spec.document import dump_flow
 
 LIBRARY = "mergekit 0.1.5"
 COMMAND = "mergekit-yaml mergekit.yaml merged"

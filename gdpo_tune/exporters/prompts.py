@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,12 +33,12 @@ from gdpo_tune.exporters.runtime_prompts import (
     list_facts,
     write_rows,
 )
-from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.policies.prompts import (
+from gdpo_tune.policies.prompt_choice import (
     choose_instructions,
     choose_prompt_format,
     load_local_tokenizer,
 )
+from gdpo_tune.policies.prompt_format import PromptFormat
 
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
@@ -157,7 +157,7 @@ def build_reference_files(recipe: Recipe, training: TrainingFiles) -> dict[str, 
     module, _, layout = LAYOUTS[recipe.data.layout].partition(":")
     module = module.partition(".")[2]
     source, build_row = recipe.data.source, training.build_row.__name__
-    data: dict[str, Any] = {**asdict(recipe.data), "is_local": recipe.data.is_local}
+    data: dict[str, Any] = {**recipe.data.model_dump(), "is_local": recipe.data.is_local}
     for section in (data, data["validation"], data["test"]):
         if section["source"] and is_local_source(section["source"]):
             section["source"] = str(expand_path(section["source"]).absolute())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 
 from gdpo_tune.core.addresses import drop_credentials
@@ -120,7 +119,7 @@ def _score_samples(recipe: Recipe) -> tuple[str, list[str], str]:
     arguments = [_format_table(scores), _format_table(partial), str(recipe.training.length_limit)]
     if runs_programs(recipe):
         imports.append(f"{runtime} import ProgramRunner")
-        settings = asdict(replace(recipe.sandbox, url=drop_credentials(recipe.sandbox.url)))
+        settings = recipe.sandbox.replace(url=drop_credentials(recipe.sandbox.url)).model_dump()
         arguments.append(f"ProgramRunner({format_arguments(settings)})")
     return f"score_samples({', '.join(arguments)})", imports, ""
 
@@ -128,7 +127,7 @@ def _score_samples(recipe: Recipe) -> tuple[str, list[str], str]:
 def _score_custom_task(recipe: Recipe) -> tuple[str, list[str], str]:
     """Return the scoring by a task in a file; see `_score_samples`."""
     _, name = split_task_file(recipe.task)
-    sandbox = replace(recipe.sandbox, url=drop_credentials(recipe.sandbox.url))
+    sandbox = recipe.sandbox.replace(url=drop_credentials(recipe.sandbox.url))
     settings = f"{recipe.training!r},\n    {sandbox!r},\n    {recipe.data!r}"
     imports = [
         f"{_PACKAGE.name}.core.settings import {each}"

@@ -27,7 +27,7 @@ from gdpo_tune.core.trials import Estimate, Objective
 from gdpo_tune.figures import style
 
 if TYPE_CHECKING:
-    from gdpo_tune.spec.objectives import Constraint
+    from gdpo_tune.spec.model import Constraint
 
 
 Layer = Literal["violating", "dominated", "member", "published", "untrained"]

@@ -35,7 +35,7 @@ from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
 from gdpo_tune.results.wording import name_configuration
 
 if TYPE_CHECKING:
-    from gdpo_tune.spec.objectives import Constraint
+    from gdpo_tune.spec.model import Constraint
 
 FONT_SIZE = 11
 """Size of the labels, in pixels."""

@@ -50,7 +50,7 @@ from gdpo_tune.ledger.request_rules import SweepSnapshot
 from gdpo_tune.ledger.steering_state import SteeringState, apply_settings, fold_requests
 from gdpo_tune.ledger.study import SWEEP_ID, open_study, pin_template_date, write_spec
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.objectives import BASELINES
+from gdpo_tune.spec.model import BASELINES
 
 
 class Ledger(SweepHistory, CloseableResource):

@@ -26,9 +26,9 @@ from gdpo_tune.ledger.steering_state import (
     read_setting,
 )
 from gdpo_tune.spec import PbtSettings, SweepSpec
-from gdpo_tune.spec.points import read_point
-from gdpo_tune.spec.problems import join_names, suggest
-from gdpo_tune.spec.search_section import Budget, Search
+from gdpo_tune.spec.load import read_point
+from gdpo_tune.spec.model import Budget, Search
+from gdpo_tune.spec.text import join_names, suggest
 
 Arguments = Mapping[str, Any]
 

@@ -7,7 +7,6 @@ import uuid
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -90,7 +89,7 @@ def pin_template_date(study: optuna.Study, spec: SweepSpec, *, writable: bool) -
             f"{spec.location} was started with model.template_date = {recorded}, not {named}\n"
             "    fix: remove that key, choose another --name, or --fresh to move that sweep aside"
         )
-    return spec.model_copy(update={"model": replace(spec.model, template_date=recorded)})
+    return spec.replace(model=spec.model.replace(template_date=recorded))
 
 
 def describe_differences(spec: SweepSpec) -> str:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.files import HUB_ID, expand_path, is_directory, path_exists, write_atomically
-from gdpo_tune.core.policy_size import (
+from gdpo_tune.core.policy_shapes import (
     KNOWN_POLICIES,
-    PolicySize,
+    PolicyShapes,
     find_known_size,
     find_position_limit,
 )
@@ -226,14 +226,14 @@ def turn_off_dropout(model: PreTrainedModel) -> None:
                     setattr(owner, key, 0.0)
 
 
-def count_positions(name: str, revision: str = "") -> int | None:
+def read_position_limit(name: str, revision: str = "") -> int | None:
     """Return how many tokens a policy reads and writes; None if no file on this machine says so."""
     directory = find_local_directory(name, revision)
     config = None if directory is None else _read_json(name, directory / "config.json")
     return find_position_limit(config or {})
 
 
-def measure_policy(name: str) -> PolicySize | None:
+def measure_policy(name: str) -> PolicyShapes | None:
     """Return the size of a policy, from the headers of its safetensors files.
 
     A Hub id is looked up in the local cache. None if that is unknown, such as for a policy that was
@@ -252,7 +252,7 @@ def measure_policy(name: str) -> PolicySize | None:
                     return None  # not a file of safetensors; `load_policy` reports broken files
                 header: dict[str, Any] = json.loads(stream.read(length))
             shapes |= {n: tuple(each["shape"]) for n, each in header.items() if n != "__metadata__"}
-        return PolicySize(shapes)
+        return PolicyShapes(shapes)
     except (OSError, ValueError, KeyError, struct.error):
         return None
 

@@ -17,7 +17,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.results.front_table import BASELINES, list_rows
-from gdpo_tune.spec.problems import show
+from gdpo_tune.spec.text import show
 
 
 def list_columns(front: Front, configuration: Configuration) -> list[str]:

@@ -51,7 +51,7 @@ from gdpo_tune.results.picks import parse_conditions, parse_pick, pick_trial
 from gdpo_tune.results.retrain import list_decisive_settings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_differences
-from gdpo_tune.spec.problems import join_names, show, suggest
+from gdpo_tune.spec.text import join_names, show, suggest
 
 MERGE_FILE = "merge.json"
 EXAMPLE = "7=0.3,12@40=0.7"

@@ -44,7 +44,7 @@ from gdpo_tune.results.wording import (
     describe_states,
 )
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.problems import join_names, suggest
+from gdpo_tune.spec.text import join_names, suggest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -26,7 +26,7 @@ from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.trial_files import KEPT, REWARDS, ZERO_STD
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.storage_section import Tracking
+from gdpo_tune.spec.model import Tracking
 
 CUT = "text left out"
 """Stands for a free text without a phrase that may leave."""
@@ -160,17 +160,17 @@ def make_public(spec: SweepSpec) -> SweepSpec:
     task, data = spec.task, spec.data
     # How code is run is a decision for each machine.
     limit = min(spec.sandbox.cpu_seconds, spec.sandbox.wall_seconds)  # a service ignores the first
-    sandbox = replace(spec.sandbox, url="", type="local", cpu_seconds=limit)
+    sandbox = spec.sandbox.replace(url="", type="local", cpu_seconds=limit)
     server = {"vllm_mode": "colocate", "vllm_server": ""} if spec.rollout.vllm_server else {}
     parts = {"validation": data.validation, "test": data.test}
-    parts = {n: replace(each, source=name_source(each.source, n)) for n, each in parts.items()}
+    parts = {n: each.replace(source=name_source(each.source, n)) for n, each in parts.items()}
     return spec.model_copy(
         update={
             "task": Path(task).name if is_task_file(task) else task,
             "policy": name_policy(spec.policy),
-            "data": replace(data, source=name_source(data.source, "data"), **parts),
+            "data": data.replace(source=name_source(data.source, "data"), **parts),
             "sandbox": sandbox,
-            "rollout": replace(spec.rollout, **server),
+            "rollout": spec.rollout.replace(**server),
             "search": spec.search.model_copy(update={"warm_start": ()}),
             "resources": spec.resources.model_copy(update={"env": ()}),
             "tracking": Tracking(private=spec.tracking.private),

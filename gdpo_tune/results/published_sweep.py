@@ -30,7 +30,7 @@ from gdpo_tune.core.object_store import JOURNAL, SPEC, find_local_copy
 from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.core.trial_files import STEPS_FILE
 from gdpo_tune.ledger.trial_encoding import TRIALS
-from gdpo_tune.spec.storage_section import Tracking
+from gdpo_tune.spec.model import Tracking
 
 RECORDED = re.compile(rf"{SPEC}|{JOURNAL}|{TRIALS}/\d+/{STEPS_FILE}")
 """Files of a record."""

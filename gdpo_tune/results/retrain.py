@@ -14,18 +14,15 @@ from typing import Any, NamedTuple
 from gdpo_tune.analysis.front import stretch_schedule, trace_training
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
-from gdpo_tune.core.settings import (
-    DECISIVE_ROLLOUT_KEYS,
-    INDIFFERENT_TRAINING,
-    LATER_DATA,
-    LATER_TRAINING,
-    STRICT,
-    DataSettings,
-    RolloutSettings,
-    TrainingSettings,
+from gdpo_tune.core.settings import STRICT, RolloutSettings, Section
+from gdpo_tune.core.trial_config import Segment, TrialConfig
+from gdpo_tune.core.trials import (
+    CHECKPOINT_PREFIX,
+    Params,
+    Part,
+    TrialRecord,
+    title_candidate,
 )
-from gdpo_tune.core.trial_config import Params, Segment, TrialConfig
-from gdpo_tune.core.trials import CHECKPOINT_PREFIX, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.results.transfer import (
@@ -37,18 +34,17 @@ from gdpo_tune.results.transfer import (
     refuse_parameters,
 )
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import drop_later_defaults
-from gdpo_tune.spec.notation import format_domain
-from gdpo_tune.spec.problems import join_names, show
-from gdpo_tune.spec.source import read_overrides
+from gdpo_tune.spec.document import read_overrides
+from gdpo_tune.spec.space import format_domain
+from gdpo_tune.spec.text import join_names, show
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
     *("judged_metrics", "parts"),  # parts are those of a merge, which no training has
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
-`INDIFFERENT_TRAINING`: they say where and how it runs. `DECISIVE_ROLLOUT_KEYS` count where they
-differ from their defaults."""
+settings that are marked as `INDIFFERENT`: they say where and how it runs. Decisive settings of
+`rollout` count where they differ from their defaults."""
 
 
 class Parent(NamedTuple):
@@ -302,21 +298,21 @@ def build_trial_config(
 def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     """Return the settings that decide the result of a training, as JSON with dotted keys."""
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
-    for name in INDIFFERENT_TRAINING:
-        del parts["training"][name]
-    parts["training"] = drop_later_defaults(parts["training"], TrainingSettings(), LATER_TRAINING)
-    parts["data"] = drop_later_defaults(parts["data"], DataSettings(), LATER_DATA)
+    parts["training"] = config.training.list_decisive(later=False)
+    parts["data"] = config.data.list_decisive(later=False)
     if config.scoring == STRICT:
         del parts["scoring"]
-    for name in DECISIVE_ROLLOUT_KEYS:
-        value = getattr(config.rollout, name)
-        if value != getattr(RolloutSettings(), name):
+    default = RolloutSettings().list_decisive()
+    for name, value in config.rollout.list_decisive().items():
+        if value != default[name]:
             parts[f"rollout.{name}"] = value
     return json.loads(json.dumps(dict(_flatten(parts))))
 
 
 def _flatten(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in parts.items():
+        if isinstance(value, Section):
+            value = value.model_dump()
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")
         else:

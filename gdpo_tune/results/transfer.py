@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.settings import LATER_DATA
+from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import format_list, format_parameter
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.document import (
+    ABSENT,
+    Mark,
+    Problems,
+    YamlMap,
+    dump_flow,
+    locate,
+    read_document,
+    read_overrides,
+)
 from gdpo_tune.spec.model import list_decisive_values
-from gdpo_tune.spec.notation import dump_flow, format_domain, get_mapping
-from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, join_names, show, suggest
 from gdpo_tune.spec.shipped_spaces import find_space, list_spaces
-from gdpo_tune.spec.source import read_overrides, read_yaml
-from gdpo_tune.spec.space import get_parameter_info
+from gdpo_tune.spec.space import format_domain, get_parameter_info
+from gdpo_tune.spec.text import join_names, show, suggest
 
 OPTION = "--recipe"
 FREE = ("learning_rate", "beta", "temperature", "epsilon", "epsilon_high", "num_iterations")
@@ -41,7 +49,7 @@ SUBJECTS = {
     "trained weights": (RANK,),
     "data": (
         *(SOURCE, "data.config", "data.split", "data.layout"),
-        *(f"data.{name}" for name in LATER_DATA),
+        *(f"data.{name}" for name in DataSettings.list_later()),
     ),
     "lengths": (LONGEST, LIMIT),
     "scoring": (SCORING,),
@@ -155,7 +163,7 @@ class TransferPlan:
     """Those of the candidate."""
     raw_overrides: tuple[str, ...]
     """Values of `--set`, as typed."""
-    own: YamlNode
+    own: YamlMap
     """The same, parsed."""
     recipe: Recipe | None
     missing: str = ""
@@ -165,7 +173,7 @@ class TransferPlan:
 
     def is_set(self, key: str) -> bool:
         """Return whether `--set` gives a dotted key a value."""
-        return self.own.get(tuple(key.split("."))) is not None
+        return locate(self.own, Mark(""), (key,))[1] is not ABSENT
 
     def has(self, key: str) -> bool:
         """Return whether `--set` or the recipe gives a key a value."""
@@ -174,7 +182,7 @@ class TransferPlan:
     def get(self, key: str) -> Any:
         """Return the value that the training will have; that of `--set` is not checked yet."""
         if self.is_set(key):
-            return self.own.find(tuple(key.split("."))).convert_to_plain()
+            return locate(self.own, Mark(""), (key,))[1]
         # What a reward means is what its weight was found for.
         source = self.recipe.spec if self.recipe and key != SCORING else self.searched
         return _get_value(source, key)
@@ -383,28 +391,27 @@ def list_fitting_spaces(task: str, policy: str) -> list[str]:
     """
     fitting: dict[str, bool] = {}
     for name, file in list_spaces().items():
-        node = read_yaml(file, (), None, Problems(SourceMark(str(file))))
-        entries = get_mapping(node.convert_to_plain()) or {}
+        entries = read_document(file, (), None, Problems(Mark(str(file))))
         if entries.get("task") == task and entries.get("policy") not in POLICIES:
             fitting[name] = entries.get("policy") == policy
     return sorted(fitting, key=lambda name: (not fitting[name], len(name)))
 
 
-def refuse_parameters(own: YamlNode, option: str, *, allowed: Sequence[str] = ()) -> None:
+def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ()) -> None:
     """Refuse `--set space.` for parameters that come from the candidate.
 
     Raises:
         UsageError: with the reason.
     """
-    space = (own.entries or {}).get("space")
-    if space is None:
+    if "space" not in own:
         return
+    space = own["space"]
     if not allowed:
         raise UsageError(
             f"{option} takes the parameters of a trial, so --set space. has no effect\n"
             f"    fix: leave it out; only under another policy may {join_names(FREE)} be set"
         )
-    for name in space.entries if space.entries is not None else [show(space.value)]:
+    for name in space if isinstance(space, YamlMap) else [show(space)]:
         if name not in allowed:
             raise UsageError(
                 f"--set space.{name}: {option} takes it from the trial: what a sweep finds about "
@@ -461,7 +468,7 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
-    sections = {name: asdict(getattr(spec, name)) for name in RECIPE_SECTIONS}
+    sections = {name: getattr(spec, name).model_dump() for name in RECIPE_SECTIONS}
     sections["resources"] = {name: getattr(spec.resources, name) for name in RECIPE_RESOURCES}
     pairs = (
         (f"{s}.{key}", value) for s, values in sections.items() for key, value in values.items()

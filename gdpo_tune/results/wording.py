@@ -39,8 +39,7 @@ from gdpo_tune.core.trials import (
     title_candidate,
 )
 from gdpo_tune.results.front_table import BASELINES, title_policy
-from gdpo_tune.spec.notation import format_domain
-from gdpo_tune.spec.space import Uniform
+from gdpo_tune.spec.space import Uniform, format_domain
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec

@@ -2,25 +2,35 @@
 
 from gdpo_tune.spec.disk import check_disk
 from gdpo_tune.spec.dry_run import render_dry_run, render_needs
-from gdpo_tune.spec.environment import collect_variables
-from gdpo_tune.spec.gpu_share import check_gpu_share, read_device_memory
+from gdpo_tune.spec.gpu import (
+    PackChoice,
+    check_gpu_share,
+    choose_pack,
+    read_device_memory,
+    settle_pack,
+)
 from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.load import keep_recorded_tracking, load_spec
 from gdpo_tune.spec.machine import (
     check_resources,
     count_local_cpus,
     find_machine_problems,
+    find_unset_webhook,
     list_sandbox_warnings,
 )
-from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
-from gdpo_tune.spec.notify_section import find_unset_webhook
-from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec
-from gdpo_tune.spec.pack import PackChoice, choose_pack, settle_pack
-from gdpo_tune.spec.problems import hide_passwords
+from gdpo_tune.spec.model import (
+    AshaSettings,
+    Constraint,
+    ObjectiveSpec,
+    PbtSettings,
+    Resources,
+    Search,
+    SweepSpec,
+    dump_public_yaml,
+)
 from gdpo_tune.spec.sampler_choice import choose_sampler, count_affordable_trials
-from gdpo_tune.spec.search_section import AshaSettings, PbtSettings, Search
 from gdpo_tune.spec.space import Choices, Domain, Fixed, Space, Uniform
-from gdpo_tune.spec.training_section import Resources
+from gdpo_tune.spec.text import hide_passwords
 
 __all__ = [
     "AshaSettings",
@@ -41,7 +51,6 @@ __all__ = [
     "check_resources",
     "choose_pack",
     "choose_sampler",
-    "collect_variables",
     "count_affordable_trials",
     "count_local_cpus",
     "dump_public_yaml",

@@ -14,18 +14,18 @@ import shutil
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import is_directory
-from gdpo_tune.core.policy_size import PolicySize
+from gdpo_tune.core.gpu_memory import NUMBER_BYTES
+from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.system import count_local_cpus
-from gdpo_tune.spec.gpu_memory import NUMBERS, format_bytes
-from gdpo_tune.spec.gpu_share import RANK
+from gdpo_tune.spec.gpu import RANK
 from gdpo_tune.spec.machine import count_fitting_workers, count_visible_gpus
-from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.search_section import AshaSettings, Checkpoints, Merges, PbtSettings
+from gdpo_tune.spec.model import AshaSettings, Checkpoints, Merges, PbtSettings, SweepSpec
+from gdpo_tune.spec.text import format_bytes
 
 KEPT = 2
 """Complete checkpoints of a running trial."""
@@ -69,13 +69,13 @@ class SweepDisk:
         return side_by_side * self.training + ended + self.candidates
 
 
-def measure_disk(spec: SweepSpec, size: PolicySize, slots: int) -> SweepDisk:
+def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     """Compute the disk of a sweep from the size of its policy."""
     model, numbers = spec.model, size.parameters
     rank = model.lora_rank
     trained = size.count_adapter_numbers(rank, model.lora_targets) if rank else numbers
     on_gpu = spec.resources.gpus > 0
-    frozen = NUMBERS[model.dtype] if on_gpu or model.dtype != "auto" else WEIGHT
+    frozen = NUMBER_BYTES[model.dtype] if on_gpu or model.dtype != "auto" else WEIGHT
     running = (WEIGHT + OPTIMIZER) * trained
     # The last one of LoRA is the merged policy, and the adapter beside it.
     last = frozen * numbers + WEIGHT * trained if rank else WEIGHT * numbers
@@ -148,7 +148,7 @@ def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.envir
 
 def check_disk(
     spec: SweepSpec,
-    size: PolicySize | None,
+    size: PolicyShapes | None,
     source: str = "",
     environment: Mapping[str, str] = os.environ,
 ) -> None:
@@ -176,7 +176,9 @@ def check_disk(
     )
 
 
-def check_merge_room(spec: SweepSpec, size: PolicySize | None, directory: Path, count: int) -> None:
+def check_merge_room(
+    spec: SweepSpec, size: PolicyShapes | None, directory: Path, count: int
+) -> None:
     """Refuse a disk that cannot hold `count` merges of policies; an unknown `size` passes.
 
     Raises:
@@ -193,17 +195,17 @@ def check_merge_room(spec: SweepSpec, size: PolicySize | None, directory: Path, 
         )
 
 
-def list_remedies(spec: SweepSpec, size: PolicySize, disk: SweepDisk, room: int) -> list[str]:
+def list_remedies(spec: SweepSpec, size: PolicyShapes, disk: SweepDisk, room: int) -> list[str]:
     """Return changes of which each suffices, the first of them without a change of the search."""
     remedies = ["--set storage=DIRECTORY, on a larger disk"]
-    adapters = spec.model_copy(update={"model": replace(spec.model, lora_rank=RANK)})
+    adapters = spec.replace(model=spec.model.replace(lora_rank=RANK))
     if not spec.model.lora_rank and measure_disk(adapters, size, disk.slots).peak <= room:
         remedies.append(f"train adapters: --set model.lora_rank={RANK}")
-    unkept = spec.model_copy(update={"keep": "none"})
+    unkept = spec.replace(keep="none")
     if measure_disk(unkept, size, disk.slots).peak <= room:
         remedies.append("keep no policy: --set keep=none")
     alone = {"merges": Merges(budget=0), "checkpoints": Checkpoints(budget=0)}
-    ends = spec.model_copy(update={"search": spec.search.model_copy(update=alone)})
+    ends = spec.replace(search=spec.search.replace(**alone))
     if measure_disk(ends, size, disk.slots).peak <= room:
         remedies.append(
             "only the ends of trainings: --set search.merges.budget=0 "

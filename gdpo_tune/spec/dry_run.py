@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gdpo_tune.core.policy_size import PolicySize
+from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.spec.disk import count_local_slots, describe_disk, measure_disk
-from gdpo_tune.spec.gpu_memory import (
-    format_bytes,
-    measure_engine,
-    measure_trainer,
-    read_layout,
-    uses_engine,
-)
+from gdpo_tune.spec.gpu import PackChoice, measure_trial
 from gdpo_tune.spec.lint import list_warnings
-from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
-from gdpo_tune.spec.notation import format_domain
-from gdpo_tune.spec.pack import PackChoice
-from gdpo_tune.spec.problems import hide_passwords, join_names, show
+from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
 from gdpo_tune.spec.sampler_choice import choose_sampler
-from gdpo_tune.spec.search_section import PbtSettings
-from gdpo_tune.spec.space import Uniform
+from gdpo_tune.spec.space import Uniform, format_domain
+from gdpo_tune.spec.text import format_bytes, hide_passwords, join_names, show
 
 
 def render_dry_run(
     spec: SweepSpec,
-    size: PolicySize | None = None,
+    size: PolicyShapes | None = None,
     policy: str = "",
     pack: PackChoice | None = None,
 ) -> str:
@@ -183,7 +174,7 @@ def _describe_rollouts(spec: SweepSpec) -> str:
     return f"{settings.engine}; vLLM gets {part}{asleep}"
 
 
-def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:
+def _describe_peak(spec: SweepSpec, size: PolicyShapes | None) -> str:
     if size is None:
         return "unknown until the policy is on this machine"
     slots = count_local_slots(spec)
@@ -196,25 +187,21 @@ def _describe_peak(spec: SweepSpec, size: PolicySize | None) -> str:
     return f"at most {format_bytes(disk.peak)} of checkpoints ({describe_disk(disk)}){more}"
 
 
-def _describe_gpu_memory(spec: SweepSpec, size: PolicySize | None) -> str:
+def _describe_gpu_memory(spec: SweepSpec, size: PolicyShapes | None) -> str:
     if size is None:
         return "unknown until the policy is on this machine"
-    layout, trainer, engine = read_layout(spec), measure_trainer(spec, size), None
-    kept, asleep = 0, ""
-    if uses_engine(spec):
-        engine = measure_engine(spec, size)
-        if spec.rollout.sleep:
-            kept = engine.workspace
-            asleep = f", {format_bytes(kept)} of it for vLLM asleep"
-    text = f"{format_bytes(trainer.total + kept)} to train"
-    if layout.trials > 1:
-        text += f" {layout.trials} trials"
-    if layout.workers > 1:
-        part = f"1/{layout.shards} of the policy" if layout.shards > 1 else "the whole policy"
-        text += f" on each of {layout.workers} GPUs, with {part}"
-    text += f", computed{asleep}"
-    if engine is None:
+    memory = measure_trial(spec, size)
+    asleep = memory.engine_share and memory.sleeps
+    kept = memory.engine.workspace if asleep else 0
+    text = f"{format_bytes(memory.total + kept)} to train"
+    if memory.trials > 1:
+        text += f" {memory.trials} trials"
+    if memory.workers > 1:
+        part = f"1/{memory.shards} of the policy" if memory.shards > 1 else "the whole policy"
+        text += f" on each of {memory.workers} GPUs, with {part}"
+    text += ", computed" + (f", {format_bytes(kept)} of it for vLLM asleep" if asleep else "")
+    if not memory.engine_share:
         return text
-    before = f"; while it samples, {format_bytes(trainer.at_rest)}" if asleep else ""
-    least = format_bytes(engine.least)
+    before = f"; while it samples, {format_bytes(memory.at_rest)}" if asleep else ""
+    least = format_bytes(memory.engine.least)
     return f"{text}{before}, and {least} for vLLM, whose cache takes what its share leaves"

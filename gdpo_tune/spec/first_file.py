@@ -12,7 +12,7 @@ import jinja2
 from gdpo_tune.core.registry import POLICIES, TaskInfo
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.spec.notation import dump_flow
+from gdpo_tune.spec.document import dump_flow
 
 LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""

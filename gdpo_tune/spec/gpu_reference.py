@@ -12,22 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.policy_size import PolicySize, find_known_size
-from gdpo_tune.core.vllm_memory import CONTEXT
+from gdpo_tune.core.gpu_memory import CONTEXT, MOMENTS, TrialMemory
+from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.spec.disk import measure_disk
-from gdpo_tune.spec.gpu_memory import (
-    AVERAGES,
-    AVERAGES_8BIT,
-    Layout,
-    fits,
-    format_bytes,
-    measure_engine,
-    measure_trainer,
-    read_layout,
-)
+from gdpo_tune.spec.gpu import measure_trial
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.reference import render_table
+from gdpo_tune.spec.text import format_bytes
 
 BEGIN, END = "<!-- generated: memory -->", "<!-- end -->"
 DEVICES = {
@@ -71,11 +63,10 @@ def tabulate_memory(specs: Iterable[SweepSpec]) -> str:
     rows: list[tuple[str, ...]] = []
     for spec in specs:
         size = get_size(spec)
-        trainer, engine = measure_trainer(spec, size), measure_engine(spec, size)
-        parts = (trainer.weights + trainer.gradients, trainer.rounded, trainer.reference)
-        parts += (trainer.head, trainer.activations, trainer.total, engine.least)
+        m = measure_trial(spec, size)
         disk = measure_disk(spec, size, SLOTS).peak
-        cells = (format_bytes(part) if part else "" for part in (*parts, disk))
+        parts = (m.weights + m.gradients, m.rounded, m.reference, m.head, m.activations, m.total)
+        cells = (format_bytes(part) if part else "" for part in (*parts, m.engine.least, disk))
         rows.append((f"`{spec.name}`", *cells))
     return render_table(head, rows)
 
@@ -83,7 +74,7 @@ def tabulate_memory(specs: Iterable[SweepSpec]) -> str:
 def tabulate_devices(specs: Iterable[SweepSpec]) -> str:
     """Return a table of the GPUs on which each recipe fits as it is."""
     rows = [
-        (f"`{spec.name}`", *(describe_fit(spec, get_size(spec), each) for each in DEVICES.values()))
+        (f"`{spec.name}`", *(describe_fit(spec, each) for each in DEVICES.values()))
         for spec in specs
     ]
     return render_table(("recipe", *DEVICES), rows)
@@ -95,20 +86,19 @@ def tabulate_gpus(base: SweepSpec) -> str:
     rows: list[tuple[str, ...]] = []
     for policy in POLICIES:
         for kind, rank in (("every weight", 0), (f"LoRA, rank {RANK}", RANK)):
-            spec, size = adapt_recipe(base, rank), get_known_size(policy)
-            cells = (count_gpus(spec, size, memory) for memory in DEVICES.values())
+            memory = measure_trial(adapt_recipe(base, rank), get_known_size(policy))
+            cells = (count_gpus(memory, device) for device in DEVICES.values())
             rows.append((policy.partition("/")[2], kind, *cells))
     return render_table(head, rows)
 
 
-def count_gpus(spec: SweepSpec, size: PolicySize, device: int) -> str:
-    """Return the least number of GPUs of a trial, and the number with averages in 8 bits."""
-    least: dict[int, int] = {}
-    for averages in (AVERAGES, AVERAGES_8BIT):
-        layouts = (Layout(workers=count, shards=count, averages=averages) for count in COUNTS)
-        fitting = (each.shards for each in layouts if find_share(spec, size, device, each))
-        least[averages] = next(fitting, 0)
-    usual, smaller = least[AVERAGES], least[AVERAGES_8BIT]
+def count_gpus(memory: TrialMemory, device: int) -> str:
+    """Return the least number of GPUs of a trial, and the number with moments in 8 bits."""
+    least: dict[str, int] = {}
+    for optimizer, moments in MOMENTS.items():
+        spread = (replace(memory, workers=n, shards=n, moment_bytes=moments) for n in COUNTS)
+        least[optimizer] = next((each.shards for each in spread if find_share(each, device)), 0)
+    usual, smaller = least["adamw"], least["adamw_8bit"]
     if usual == smaller:
         return str(usual) if usual else "none"
     return f"{usual}, or {smaller} (8 bits)" if usual else f"{smaller} (8 bits)"
@@ -120,16 +110,16 @@ def tabulate_packs(base: SweepSpec) -> str:
     rows: list[tuple[str, ...]] = []
     spec = adapt_recipe(base, RANK)
     for policy in POLICIES:
-        size = get_known_size(policy)
-        cells = (str(count_packed(spec, size, memory) or "none") for memory in DEVICES.values())
+        memory = measure_trial(spec, get_known_size(policy))
+        cells = (str(count_packed(memory, device) or "none") for device in DEVICES.values())
         rows.append((policy.partition("/")[2], *cells))
     return render_table(head, rows)
 
 
-def count_packed(spec: SweepSpec, size: PolicySize, device: int) -> int:
+def count_packed(memory: TrialMemory, device: int) -> int:
     """Return how many trials fit into one process with the best share of the engine."""
     counts = range(MOST_PACKED, 0, -1)
-    return next((n for n in counts if find_share(spec, size, device, Layout(trials=n))), 0)
+    return next((n for n in counts if find_share(replace(memory, trials=n), device)), 0)
 
 
 def adapt_recipe(base: SweepSpec, rank: int) -> SweepSpec:
@@ -137,12 +127,11 @@ def adapt_recipe(base: SweepSpec, rank: int) -> SweepSpec:
 
     They change the memory of a step and not its result.
     """
-    training = replace(base.training, micro_batch_size=MICRO_BATCH)
-    changes = {"model": replace(base.model, lora_rank=rank), "training": training}
-    return base.model_copy(update=changes)
+    training = base.training.replace(micro_batch_size=MICRO_BATCH)
+    return base.replace(model=base.model.replace(lora_rank=rank), training=training)
 
 
-def get_known_size(policy: str) -> PolicySize:
+def get_known_size(policy: str) -> PolicyShapes:
     """Return the size of a policy of the tables."""
     size = find_known_size(policy)
     if size is None:
@@ -150,31 +139,25 @@ def get_known_size(policy: str) -> PolicySize:
     return size
 
 
-def get_size(spec: SweepSpec) -> PolicySize:
+def get_size(spec: SweepSpec) -> PolicyShapes:
     """Return the size of a recipe's policy."""
     return get_known_size(spec.policy)
 
 
-def describe_fit(spec: SweepSpec, size: PolicySize, device: int) -> str:
+def describe_fit(spec: SweepSpec, device: int) -> str:
     """Return whether a recipe fits on a GPU, and at which share of vLLM."""
-    share = find_share(spec, size, device)
+    share = find_share(measure_trial(spec, get_size(spec)), device)
     if not share:
         return "no"
     as_it_is = math.isclose(share, spec.rollout.vllm_memory_share)
     return "yes" if as_it_is else f"with `vllm_memory_share: {share:g}`"
 
 
-def find_share(
-    spec: SweepSpec, size: PolicySize, device: int, layout: Layout | None = None
-) -> float:
+def find_share(memory: TrialMemory, device: int) -> float:
     """Return a share of vLLM at which a trial fits on its GPUs, its own first; 0 if none does."""
-    layout = layout or read_layout(spec)
-    trainer, engine = measure_trainer(spec, size, layout), measure_engine(spec, size, layout)
-    least = math.ceil((engine.least + CONTEXT) / device * 20) / 20
-    for share in (spec.rollout.vllm_memory_share, least):
-        if fits(trainer, engine, room=device, share=share, sleeps=spec.rollout.sleep):
-            return share
-    return 0.0
+    least = math.ceil((memory.engine.least + CONTEXT) / device * 20) / 20
+    shares = (memory.engine_share, least)
+    return next((s for s in shares if replace(memory, engine_share=s).fits(device)), 0.0)
 
 
 if __name__ == "__main__":

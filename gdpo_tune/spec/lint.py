@@ -17,10 +17,9 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
-from gdpo_tune.spec.model import SweepSpec, list_decisive_values, list_differences
-from gdpo_tune.spec.problems import join_names, show
+from gdpo_tune.spec.model import AshaSettings, SweepSpec, list_decisive_values, list_differences
 from gdpo_tune.spec.sampler_choice import count_affordable_trials
-from gdpo_tune.spec.search_section import AshaSettings
+from gdpo_tune.spec.text import join_names, show
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""

@@ -18,6 +18,7 @@ from gdpo_tune.core.engines import (
     select_engine,
 )
 from gdpo_tune.core.errors import ResourcesError, UsageError
+from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
@@ -25,9 +26,7 @@ from gdpo_tune.core.system import (
     count_parallel_candidates,
     read_machine_memory,
 )
-from gdpo_tune.spec.environment import collect_variables
-from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.training_section import Resources
+from gdpo_tune.spec.model import Resources, SweepSpec
 
 DEVICES = Path("/dev")
 REMEDY = "or set RAY_ADDRESS to a cluster that has them"
@@ -56,7 +55,7 @@ def find_machine_problems(
 ) -> Iterator[UsageError]:
     """Yield the errors of `check_resources`; with `size` also those of CPUs, GPUs and memory."""
     yield from _catch(check_trl_version)
-    yield from _catch(lambda: collect_variables(spec.resources.env, environment))
+    yield from _catch(lambda: spec.resources.collect_variables(environment))
     if environment.get("RAY_ADDRESS"):
         return
     if size:
@@ -179,3 +178,19 @@ def _get_sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str
     if environment.get("RAY_ADDRESS"):
         return None
     return read_machine_memory()
+
+
+def find_unset_webhook(
+    spec: SweepSpec, environment: Mapping[str, str] = os.environ
+) -> list[UsageError]:
+    """Return the error of a webhook that the sweep could not notify from this machine, if any."""
+    name = spec.notify.webhook_env if spec.notify else ""
+    problem = find_webhook_problem(environment.get(name, "")) if name else ""
+    if not problem:
+        return []
+    return [
+        UsageError(
+            f"notify.webhook_env = {name}: the environment variable is {problem}\n"
+            f"    fix: export {name}=https://..., or remove notify:"
+        )
+    ]

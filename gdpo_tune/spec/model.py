@@ -1,45 +1,449 @@
-"""A sweep file, complete and frozen. `load.load_spec` reads one from YAML."""
+"""The YAML of a sweep as one tree of frozen models. `load.load_spec` reads one from a file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, replace
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, PrivateAttr
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import RUNS, find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
-    DECISIVE_ROLLOUT_KEYS,
-    INDIFFERENT_TRAINING,
-    LATER_DATA,
-    LATER_TRAINING,
     STRICT,
     DataSettings,
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
     Scoring,
+    Section,
+    Sharding,
     TrainingSettings,
 )
+from gdpo_tune.core.text import format_count
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialRecord
-from gdpo_tune.spec.notation import convert_to_notation, dump_entries
-from gdpo_tune.spec.notify_section import SweepNotify
-from gdpo_tune.spec.objectives import Constraint, ObjectiveSpec, read_constraint
-from gdpo_tune.spec.paths import PROJECT
-from gdpo_tune.spec.problems import hide_passwords, hide_service_path, show
-from gdpo_tune.spec.search_section import Search
-from gdpo_tune.spec.sections import Section, accept_mapping, require_pattern
-from gdpo_tune.spec.space import Space
-from gdpo_tune.spec.storage_section import TRACKING_VARIABLES, Tracking, expand_storage, read_ledger
-from gdpo_tune.spec.training_section import Resources
+from gdpo_tune.core.trials import Direction, Objective, Params, ParamValue, TrialRecord
+from gdpo_tune.spec.document import PROJECT, dump_yaml
+from gdpo_tune.spec.sections import build_refusal, require_pattern
+from gdpo_tune.spec.space import Space, convert_to_notation
+from gdpo_tune.spec.text import hide_passwords, hide_service_path, join_names, show, suggest
 
+LEAST_RESOURCE = 0.0001
+"""Smallest share of a resource that Ray can count."""
+MOST_PACKED = 1024
+"""Largest `resources.pack`."""
+TOLERANCE = 1e-9
+"""Slack in 1 / interval, so that an interval of 0.2 gives exactly five parts."""
+FARTHEST = 1e30
+"""Largest size of a reference: products over objectives stay within the range of a float."""
+MERGES_PER_TRAINING = 5
+"""Most merges for each training that has ended: a small sweep has few parents."""
+CONSTRAINT = re.compile(
+    r"\s*(?P<op>>=|<=)\s*(?P<baseline>[a-z]+)?"
+    r"\s*(?P<number>[-+]?\s*(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)?\s*"
+)
+LEDGER = re.compile(
+    r"postgresql(\+psycopg2?)?://(?=[^/])([^/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^/\s:@\[\]]*)(:\d{1,5})?/[^/\s]+"
+)
+TRACKING_VARIABLES = {"uri": "MLFLOW_TRACKING_URI", "experiment": "MLFLOW_EXPERIMENT_NAME"}
+"""Key of `tracking` -> variable of MLflow that stands in where a file does not have the key."""
+Baseline = Literal["untrained", "published"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+"""Roles of the first trials of every sweep."""
+SweepOccasion = Literal["finished", "failed", "interrupted", "trial_failed"]
+EVERY_SWEEP_OCCASION: tuple[SweepOccasion, ...] = get_args(SweepOccasion)
 Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
+TrackingUri = Annotated[
+    str,
+    MinLen(1),
+    require_pattern(
+        r"(sqlite(\+\w+)?:///|(https?|(postgresql|mysql|mssql)(\+\w+)?)://).(?s:.*)"
+        r"|databricks(://.*)?",
+        "not the address of a tracking server or database",
+        "write sqlite:///mlflow.db, http://HOST:PORT, or the URL of a database",
+    ),
+]
+EnvironmentName = Annotated[
+    str,
+    require_pattern(
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        "not the name of an environment variable",
+        "write the name alone, such as GDPO_WEBHOOK, and keep the value out of the file",
+    ),
+]
+
+if TYPE_CHECKING:
+    PlainScheduler = Literal["fifo"]
+else:  # also those that a line of the registry adds
+    PlainScheduler = Literal[tuple(n for n in registry.SCHEDULERS if n not in ("asha", "pbt"))]
+
+
+class FifoSettings(Section):
+    """First in, first out: no trial is stopped early."""
+
+    type: PlainScheduler = "fifo"
+    """One of the schedulers below."""
+
+
+class AshaSettings(Section):
+    """Asynchronous successive halving by dominance: most trials end early."""
+
+    type: Literal["asha"] = "asha"
+    """One of the schedulers below."""
+    reduction_factor: Annotated[float, Ge(1.01)] = 3.0
+    """At each rung, one in this many trials continues, and every trial on the front of that rung.
+    Rungs are at the budget divided by this number once, twice, and so on."""
+    grace: Annotated[float, Ge(0), Lt(1)] = 0.3
+    """Share of a trial's budget before its first comparison with other trials."""
+    variant: Literal["stop", "promote"] = "stop"
+    """Treatment of a trial that does not continue: `stop` ends it; `promote` lets it wait, without
+    a process, until enough later trials rank behind it."""
+
+    def list_rungs(self, steps: int) -> tuple[int, ...]:
+        """Return the steps at which trials of so many steps are compared: before their end."""
+        rungs: set[int] = set()
+        level = steps / self.reduction_factor
+        while math.ceil(level) >= self.grace * steps:
+            rungs.add(math.ceil(level))
+            if level <= 1:
+                break
+            level /= self.reduction_factor
+        return tuple(sorted(rungs - {steps}))
+
+
+class PbtSettings(Section):
+    """Population-based training by dominance: weights and learning rate move while trials train."""
+
+    type: Literal["pbt"] = "pbt"
+    """One of the schedulers below."""
+    interval: Annotated[float, Ge(0.001), Lt(1)] = 0.2
+    """Share of a trial's steps between two meetings of all members. Each runs up to the meeting, in
+    turns if slots are fewer than members, and continues once all have reached it."""
+    quantile: Annotated[float, Gt(0), Le(0.5)] = 0.25
+    """Share of the members, at least one, that take over a training at a meeting. Each of the last
+    members takes over that of one of as many first members, drawn at random. Members are ordered
+    by constraints, then dominance, then distance to others on their front."""
+    factors: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)] = (0.8, 1.25)
+    """A member that takes over multiplies each value of the other member by one of these, and stays
+    within the domain."""
+    resample: Annotated[float, Ge(0), Le(1)] = 0.25
+    """Probability that the member draws a new value from the domain instead."""
+
+    def list_meetings(self, steps: int) -> tuple[int, ...]:
+        """Return the steps at which members with so many steps meet."""
+        count = math.ceil(1 / self.interval - TOLERANCE) - 1
+        meetings = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
+        return tuple(sorted(meetings - {0, steps}))
+
+
+SchedulerSettings = FifoSettings | AshaSettings | PbtSettings
+
+
+class Replicates(Section):
+    """Trainings of front configurations with fresh seeds, which confirm the front."""
+
+    per_point: Annotated[int, Ge(0), Le(10**6)] = 2
+    """Fresh seeds for each front configuration, besides the first run."""
+    max_runs: Annotated[int, Ge(0), Le(10**6)] = 8
+    """Most replicate trainings in all; 0 leaves every front point provisional."""
+
+    @property
+    def max_trainings(self) -> int:
+        """Most replicate trainings, if the front is large."""
+        return self.max_runs if self.per_point else 0
+
+
+class Merges(Section):
+    """Weighted means of the weights of trained policies, which all begin as one policy.
+
+    A merge costs an evaluation instead of a training. Off under `keep: none`.
+    """
+
+    budget: Annotated[int, Ge(0), Le(10**6)] = 40
+    """Most merges that are evaluated, spread over the sweep as its trainings end, and at most five
+    for each training; 0: none."""
+    most_parts: Annotated[int, Ge(2), Le(16)] = 3
+    """Most policies of one merge."""
+
+
+class Checkpoints(Section):
+    """Policies from before the end of a trial, at steps at which it was evaluated.
+
+    Off under `keep: none`.
+    """
+
+    budget: Annotated[int, Ge(0), Le(10**6)] = 4
+    """Most checkpoints that are evaluated on test prompts: those that no other policy dominates on
+    validation prompts; 0: none, and only the ends of trials count."""
+
+
+class Budget(Section):
+    """Limits of a sweep. Once it reaches one, no trial starts; running trials end normally."""
+
+    trials: Annotated[int, Ge(0), Le(10**9)] = 0
+    """Trainings, baselines and replicates included; 0: no limit, as for all of these. Merges and
+    checkpoints have budgets of their own."""
+    completions: Annotated[int, Ge(0), Le(10**15)] = 0
+    """Completions sampled in training, over all trials."""
+    gpu_hours: Annotated[float, Ge(0)] = 0.0
+    """Hours of training times the GPUs of a trial, over all trials."""
+    hours: Annotated[float, Ge(0)] = 0.0
+    """Hours in which the sweep worked: without interruptions, and without a stopped process, a
+    sleeping machine or a clock that was set."""
+
+
+class Search(Section):
+    """Search of the space, and its limits. May change and extend a finished sweep."""
+
+    trials: Annotated[int, Ge(1), Le(10**6)] = 16
+    """Configurations to train, without baselines and replicates."""
+    sampler: str = "auto"
+    """One of the samplers below."""
+    scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = AshaSettings()
+    """Rule that stops trials before their end."""
+    replicates: Replicates = Replicates()
+    """Repeated training of the front, to confirm it."""
+    merges: Merges = Merges()
+    """Merges of trained policies."""
+    checkpoints: Checkpoints = Checkpoints()
+    """Checkpoints as candidates of the front."""
+    budget: Budget = Budget()
+    """Limits on the cost of the sweep."""
+    patience: Annotated[int, Ge(0), Le(10**6)] = 0
+    """Stop proposing once this many trials in a row did not move the validation hypervolume by
+    more than 1 % and its noise; 0: never stop for that."""
+    warm_start: tuple[str, ...] = ()
+    """Directories of earlier sweeps over this task and these objectives, such as `runs/code`: the
+    sampler learns from their trials, which are never on this sweep's front. Refused with `random`,
+    `qmc` and a population, which do not learn."""
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+    """Seed of the sampler; the seeds of trials follow from it."""
+
+    @property
+    def most_merges(self) -> int:
+        """Most merges of a sweep whose trainings have all ended."""
+        return min(self.merges.budget, MERGES_PER_TRAINING * self.trials)
+
+
+def read_pack(value: object) -> object:
+    """Return a number of trials, or `auto`."""
+    if value == "auto" or (type(value) is int and 1 <= value <= MOST_PACKED):
+        return value
+    reason = f"neither auto nor a whole number from 1 to {MOST_PACKED}"
+    raise build_refusal(reason, "write pack: auto, or a number such as 4")
+
+
+def read_variables(data: Any) -> Any:
+    """Return entries of `resources.env` from a list, or from a mapping of names to values."""
+    if isinstance(data, str):
+        raise build_refusal("not a list", f"write it in brackets: [{data.partition('=')[0]}]")
+    if not isinstance(data, Mapping):
+        return data
+    wrong = [name for name, value in data.items() if not isinstance(value, str)]
+    if wrong:
+        reason = f"the value of {join_names(wrong)} is no text"
+        raise build_refusal(reason, 'write one value a name, and quote it: {NCCL_DEBUG: "INFO"}')
+    return tuple(f"{name}={value}" for name, value in data.items())
+
+
+class Resources(Section):
+    """Resources of one process of a trial. As many trials run side by side as fit."""
+
+    cpus: Annotated[float, Ge(LEAST_RESOURCE), Le(100_000)] = 1.0
+    """CPU cores; also the threads of torch, rounded down to at least 1."""
+    gpus: Annotated[float, Ge(0), Le(100_000)] = 0.0
+    """GPUs: 1, a fraction below 1 to share one, or 0. A training process computes on one GPU."""
+    workers: Annotated[int, Ge(1)] = 1
+    """Training processes of a trial, each with these `cpus` and `gpus`."""
+    pack: Annotated[Annotated[int, Ge(1)] | Literal["auto"], BeforeValidator(read_pack)] = 1
+    """Trials of LoRA that share one process with these `cpus` and `gpus`, its base policy and its
+    engine; `auto`: as many as fit in the GPU's memory. Each trains as it would alone."""
+    sharding: Sharding = "auto"
+    """`full` divides weights, gradients and the optimizer's averages among the workers of a trial
+    (FSDP2). `none` gives each worker all of them. `auto` is `full` for several workers."""
+    env: Annotated[tuple[str, ...], BeforeValidator(read_variables)] = ()
+    """Environment variables of every training process, on every node: `[HF_TOKEN, NCCL_DEBUG=INFO]`
+    or `{NCCL_DEBUG: INFO}`. A name alone takes the value that the command has; a secret must be
+    given so, because what is written here is stored and shown."""
+
+    @property
+    def shards_policy(self) -> bool:
+        """True if the workers of a trial share one copy of its policy."""
+        return self.workers > 1 and self.sharding != "none"
+
+    @property
+    def share_text(self) -> str:
+        """CPUs and GPUs of one process in words: `1 CPU and 0.5 GPUs`."""
+        return f"{format_count(self.cpus, 'CPU')} and {format_count(self.gpus, 'GPU')}"
+
+    @property
+    def total_gpus(self) -> float:
+        """GPUs of a trial, over its workers; of a shared process, the trial's part."""
+        return self.gpus * self.workers / self.trials_per_process
+
+    @property
+    def trials_per_process(self) -> int:
+        """Trials that share a process; 1 while `auto` is not settled, see `choose_pack`."""
+        return 1 if self.pack == "auto" else self.pack
+
+    def reduce_workers(self, most: int) -> int:
+        """Return the most workers, at most `most`, that can share what these ones can; at least 1.
+
+        What divides by a number of workers divides by each divisor of it.
+        """
+        fewer = range(min(most, self.workers), 1, -1)
+        return next((count for count in fewer if self.workers % count == 0), 1)
+
+    @property
+    def written_variables(self) -> dict[str, str]:
+        """Environment variables whose values the file has."""
+        parted = (entry.partition("=") for entry in self.env)
+        return {name: value for name, sign, value in parted if sign}
+
+    def collect_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return all variables of a trial; those that are only named come from `environment`.
+
+        Raises:
+            ResourcesError: one that is named is not set.
+        """
+        names = [entry for entry in self.env if "=" not in entry]
+        missing = [name for name in names if name not in environment]
+        if missing:
+            raise ResourcesError(
+                f"resources.env = {show(names)}: not set here: {join_names(missing)}\n"
+                f"    fix: export {missing[0]}=..., or remove the name from the file"
+            )
+        return {name: environment[name] for name in names} | self.written_variables
+
+
+class Tracking(Section):
+    """MLflow server and experiment that show the sweep."""
+
+    uri: TrackingUri = "sqlite:///mlflow.db"
+    """MLflow tracking URI; without the key, `MLFLOW_TRACKING_URI` comes before the default."""
+    experiment: str = ""
+    """MLflow experiment; default: `MLFLOW_EXPERIMENT_NAME`, or the sweep's name."""
+    required: bool = False
+    """True to stop if MLflow takes no test run; else warn, and keep everything to send later."""
+    private: bool = False
+    """True to send no free text, path, host or user: the same texts leave as in `publish`."""
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """Key -> its file and line, option or variable; a default has none. No part of equality."""
+        return {}
+
+
+class WebhookSettings(Section):
+    """Webhook that gets a JSON object by POST."""
+
+    webhook_env: EnvironmentName
+    """Environment variable with the address that gets a JSON object by POST."""
+
+
+class SweepNotify(WebhookSettings):
+    """Webhook that is notified when the sweep ends, and when its first trial fails."""
+
+    on: Annotated[tuple[SweepOccasion, ...], Field(strict=False), MinLen(1)] = EVERY_SWEEP_OCCASION
+    """Occasions for a notification: `finished`; `failed`, by an error or because nothing is on the
+    front; `interrupted`, which the same command resumes; `trial_failed`, the first since a start.
+    """
+
+
+class ObjectiveSpec(Section):
+    """A held-out, unweighted metric that the search optimises."""
+
+    direction: Direction
+    """Direction of improvement."""
+    reference: Annotated[float, Ge(-FARTHEST), Le(FARTHEST)]
+    """The worst value of interest: the hypervolume's reference point, the same for every sweep."""
+
+
+class Constraint(Section):
+    """A bound on a held-out metric: trials that break it are never on the front.
+
+    A bound may refer to a baseline: `>= untrained - 0.02`. Until the baseline has a value on
+    validation prompts, every value meets it.
+    """
+
+    op: Literal[">=", "<="]
+    """Allowed side of the limit."""
+    bound: float
+    """The limit, itself allowed; with a baseline, its difference to the baseline's value."""
+    baseline: Baseline | None = None
+    value: float | None = None
+    """Value of the baseline, once it was measured."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if the limit is a number by now."""
+        return self.baseline is None or self.value is not None
+
+    @property
+    def limit(self) -> float:
+        """The limit as a number; one that every value meets while it is not known."""
+        if not self.is_known:
+            return -FARTHEST if self.op == ">=" else FARTHEST
+        return self.bound + (self.value or 0.0)
+
+    @property
+    def text(self) -> str:
+        """The constraint as a file has it."""
+        if self.baseline is None:
+            return f"{self.op} {show(self.bound)}"
+        sign = "-" if self.bound < 0 else "+"
+        return f"{self.op} {self.baseline}" + (
+            f" {sign} {show(abs(self.bound))}" if self.bound else ""
+        )
+
+    def holds(self, value: float) -> bool:
+        """Return whether `value` respects the limit; NaN does not."""
+        return value >= self.limit if self.op == ">=" else value <= self.limit
+
+    def __str__(self) -> str:
+        known = self.baseline is not None and self.is_known
+        return self.text + (f" ({self.limit:.3g})" if known else "")
+
+
+def read_constraint(data: object) -> Constraint:
+    """Return a constraint, which a file has as a text such as `>= 0.2` or `>= untrained - 0.02`."""
+    if isinstance(data, Constraint):
+        return data
+    match = CONSTRAINT.fullmatch(data) if isinstance(data, str) else None
+    number = float((match["number"] or "0").replace(" ", "")) if match else math.inf
+    baseline = match["baseline"] if match else None
+    if match is None or not math.isfinite(number) or not (baseline or match["number"]):
+        fix = 'write ">= 0.2", "<= 0.2" or ">= untrained - 0.02", with the quotes'
+        raise build_refusal("not a bound", fix)
+    if baseline not in (None, *BASELINES):
+        fix = f"{suggest(baseline, BASELINES)}write one of {join_names(BASELINES)}"
+        raise build_refusal(f"{baseline} is no baseline of a sweep", fix)
+    if baseline and match["number"] and match["number"][0] not in "+-":
+        raise build_refusal("not a bound", f'write "{match["op"]} {baseline} - 0.02"')
+    return Constraint.model_validate({"op": match["op"], "bound": number, "baseline": baseline})
+
+
+def expand_storage(storage: str) -> str:
+    """Return a directory with `~` and variables expanded, and an address as it is."""
+    return storage if is_url(storage) else str(expand_path(storage))
+
+
+def read_ledger(data: object) -> str:
+    """Return the address of a database that can hold a ledger; empty for a file."""
+    if isinstance(data, str) and (not data or LEDGER.fullmatch(data)):
+        return data
+    fix = "write postgresql+psycopg2://USER@HOST/DATABASE, or leave the key out"
+    raise build_refusal("not the address of a PostgreSQL database", fix)
 
 
 class SweepSpec(Section):
@@ -69,15 +473,15 @@ class SweepSpec(Section):
     keep: Literal["front", "all", "none"] = "front"
     """Trials whose checkpoints stay at the end: the front (if empty, all), all, or none. A sweep
     that is extended later merges these alone."""
-    training: Annotated[TrainingSettings, accept_mapping(TrainingSettings)] = TrainingSettings()
+    training: TrainingSettings = TrainingSettings()
     """Settings that all trials share."""
-    sandbox: Annotated[SandboxSettings, accept_mapping(SandboxSettings)] = SandboxSettings()
+    sandbox: SandboxSettings = SandboxSettings()
     """Isolation and limits of the code that the policy writes."""
-    data: Annotated[DataSettings, accept_mapping(DataSettings)] = DataSettings()
+    data: DataSettings = DataSettings()
     """Source of the prompts."""
-    model: Annotated[ModelSettings, accept_mapping(ModelSettings)] = ModelSettings()
+    model: ModelSettings = ModelSettings()
     """Loading and training of the policy."""
-    rollout: Annotated[RolloutSettings, accept_mapping(RolloutSettings)] = RolloutSettings()
+    rollout: RolloutSettings = RolloutSettings()
     """Engine that samples completions during training."""
     search: Search = Search()
     """Sampler, scheduler and budget of the search."""
@@ -180,22 +584,21 @@ class SweepSpec(Section):
         """Return a short hash of all settings that decide the result of a trial.
 
         These are task, policy, objectives, space, training, and `scoring`, `data`, `model`,
-        `DECISIVE_SANDBOX_KEYS` and `DECISIVE_ROLLOUT_KEYS` where they differ from the defaults.
-        Order and notation of the file do not count, nor do budgets, resources, constraints, the
-        rest of `rollout`, tracking, `notify`, the name and `INDIFFERENT_TRAINING`. A parameter that
-        was added later, or a setting of `LATER_TRAINING`, counts only away from its default.
+        `sandbox` and `rollout` where they differ from the defaults, but for what is marked as
+        `INDIFFERENT`. Order and notation of the file do not count, nor do budgets, resources,
+        constraints, tracking, `notify` and the name. A parameter that was added later, or a setting
+        that is marked as `LATER`, counts only away from its default.
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
-        training = select_decisive(self.training)
-        decisive["training"] = drop_later_defaults(training, TrainingSettings(), LATER_TRAINING)
+        decisive["training"] = self.training.list_decisive(later=False)
         if self.scoring != STRICT:
             decisive["scoring"] = self.scoring
         for name in self.space.omittable_names:
             del decisive["space"]["domains"][name]
         for name in ("sandbox", "data", "model", "rollout"):
-            settings = getattr(self, name)
-            section, default = select_decisive(settings), select_decisive(type(settings)())
-            changed = {k: value for k, value in section.items() if value != default.get(k)}
+            settings: Section = getattr(self, name)
+            default = type(settings)().list_decisive()
+            changed = {k: v for k, v in settings.list_decisive().items() if v != default[k]}
             if changed:
                 decisive[name] = changed
         text = json.dumps(self.restore_written(decisive), sort_keys=True)
@@ -219,7 +622,7 @@ class SweepSpec(Section):
         Such a file may hold a password.
         """
         project = next((path for path, text in self._written.items() if text == "."), Path.cwd())
-        return self.dump_yaml() + dump_entries({PROJECT: str(project)})
+        return self.dump_yaml() + dump_yaml({PROJECT: str(project)})
 
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
@@ -233,36 +636,7 @@ class SweepSpec(Section):
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
         plain["space"] = {name: convert_to_notation(domain) for name, domain in grouped}
         plain["enqueue"] = self.enqueue
-        return dump_entries(plain)
-
-
-DECISIVE_SANDBOX_KEYS = ("modules", "cpu_seconds", "wall_seconds", "memory_mb")
-"""Settings of the sandbox on which the result of a test can depend."""
-
-
-def select_decisive(settings: Any) -> dict[str, Any]:
-    """Return the settings of a section that count in the identity, with modules in order."""
-    plain = asdict(settings)
-    if isinstance(settings, TrainingSettings):
-        return {key: value for key, value in plain.items() if key not in INDIFFERENT_TRAINING}
-    if isinstance(settings, DataSettings):
-        return drop_later_defaults(plain, DataSettings(), LATER_DATA)
-    if isinstance(settings, ModelSettings):
-        del plain["template_date"]  # that of the start, which a sweep keeps
-    if isinstance(settings, SandboxSettings):
-        plain["modules"] = tuple(sorted(set(settings.modules)))
-        return {key: plain[key] for key in DECISIVE_SANDBOX_KEYS}
-    if isinstance(settings, RolloutSettings):
-        return {key: plain[key] for key in DECISIVE_ROLLOUT_KEYS}
-    return plain
-
-
-def drop_later_defaults(
-    section: Mapping[str, Any], defaults: Any, later: Collection[str]
-) -> dict[str, Any]:
-    """Return the settings of a section without those of `later` at their defaults."""
-    default = asdict(defaults)
-    return {k: value for k, value in section.items() if k not in later or value != default[k]}
+        return dump_yaml(plain)
 
 
 def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
@@ -273,7 +647,7 @@ def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
     uri = hide_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
-        "sandbox": replace(spec.sandbox, url=hide_service_path(spec.sandbox.url)),
+        "sandbox": spec.sandbox.replace(url=hide_service_path(spec.sandbox.url)),
         "ledger": hide_passwords(spec.ledger),
     }
     public = spec.model_copy(update=public)
@@ -286,7 +660,7 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: convert_to_notation(domain) for name, domain in spec.space.domains.items()},
-        **{name: select_decisive(getattr(spec, name)) for name in names},
+        **{name: getattr(spec, name).list_decisive(later=name != "data") for name in names},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
     named = {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}

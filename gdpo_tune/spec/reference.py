@@ -7,7 +7,6 @@ the source: pydantic's `use_attribute_docstrings` would read them at every start
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.util
 import inspect
 import sys
@@ -26,11 +25,12 @@ from pydantic_core import PydanticUndefined
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.settings import Section
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_files import MOST_POINTS
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.problems import join_names, show
-from gdpo_tune.spec.sections import BOUNDS, Section, build_settings_model
+from gdpo_tune.spec.sections import BOUNDS
+from gdpo_tune.spec.text import join_names, show
 
 T = TypeVar("T")
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
@@ -77,7 +77,7 @@ def _list_sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if field.discriminator:
             for each in get_args(section):
                 yield f"`{key}: {{type: {each().type}}}`", each
-        elif dataclasses.is_dataclass(section) or _is_section(section):
+        elif _is_section(section):
             yield f"`{key}`", section
             yield from _list_sections(section, f"{key}.")
 
@@ -93,7 +93,7 @@ def _is_section(kind: Any) -> bool:
 def describe_default(name: str, field: FieldInfo) -> str:
     """Return the value of a key that is left out."""
     value: object = field.default
-    if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
+    if isinstance(value, BaseModel):
         return "below"
     if name in OTHER_DEFAULTS or value is PydanticUndefined:
         return OTHER_DEFAULTS.get(name, "required")
@@ -107,17 +107,16 @@ def describe_values(field: FieldInfo) -> str:
 
 def describe_section(
     title: str,
-    kind: type[Any],
+    kind: type[BaseModel],
     values: Callable[[FieldInfo], str] = describe_values,
     default: Callable[[str, FieldInfo], str] = describe_default,
 ) -> str:
-    """Return a heading and a table of the fields of a pydantic model or a dataclass."""
+    """Return a heading and a table of the fields of a pydantic model."""
     prefix = f"{title.strip('`').partition(':')[0]}." if title[0] == "`" else ""
     docs = read_attribute_docs(kind)
-    section = build_settings_model(kind) if dataclasses.is_dataclass(kind) else kind
     rows = [
         (f"`{prefix}{name}`", values(field), default(name, field), docs[name])
-        for name, field in section.model_fields.items()
+        for name, field in kind.model_fields.items()
     ]
     summary = (inspect.getdoc(kind) or "").partition("\n")[0]
     table = render_table(("key", "values", "default", "meaning"), rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import expand_path, is_file
-from gdpo_tune.spec.problems import join_names, suggest
+from gdpo_tune.spec.text import join_names, suggest
 
 _PACKAGE = Path(__file__).parents[1]
 DIRECTORIES = tuple(parent / "search_spaces" for parent in (_PACKAGE.parent, _PACKAGE))

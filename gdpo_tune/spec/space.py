@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.trials import Params, ParamValue
+from gdpo_tune.spec.text import show
 
 Number = int | float
 
@@ -262,3 +263,22 @@ def get_parameter_info(name: str) -> ParameterInfo:
     """Return the registry's entry of a dotted parameter name, whatever the task."""
     family, dot, _ = name.partition(".")
     return FAMILIES[family] if dot else PARAMETERS[name]
+
+
+def convert_to_notation(domain: Domain) -> object:
+    """Return a domain in the shortest form that the file allows."""
+    when = {"when": {name: list(values) for name, values in domain.when.items()}}
+    if isinstance(domain, Fixed):
+        return {"value": domain.value, **when} if domain.when else domain.value
+    if isinstance(domain, Choices):
+        choices = list(domain.choices)
+        return {"choices": choices, **when} if domain.when else choices
+    data: dict[str, object] = {"log" if domain.log else "range": [domain.low, domain.high]}
+    if domain.step is not None:
+        data["step"] = domain.step
+    return {**data, **when} if domain.when else data
+
+
+def format_domain(domain: Domain) -> str:
+    """Return a domain in the file's notation, without its conditions."""
+    return show(convert_to_notation(domain.model_copy(update={"when": {}})))

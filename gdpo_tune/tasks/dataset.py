@@ -134,7 +134,7 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
         spoken = (info.columns[0], "answer", "solution") if MESSAGES in present else ()
         if not info.fits([*present, *columns, *spoken]):
             continue
-        data, usable = DataSettings(source, name, columns), 0
+        data, usable = DataSettings(source=source, layout=name, columns=columns), 0
         for row in rows:
             with suppress(RowError):
                 convert_row(info, name_columns(data, row, info))

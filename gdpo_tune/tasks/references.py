@@ -6,7 +6,6 @@ right earn nothing. Rows without a solution are not counted, nor are those that 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import random
@@ -107,7 +106,7 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
     sampled = (one for row, one in enumerate(read_references(data)) if row in drawn)
     references = [one for one in sampled if one.problem and not one.reason]
     reward = task.judged_rewards[0]
-    key = _hash_inputs(references, dataclasses.asdict(sandbox), reward.score.__name__)
+    key = _hash_inputs(references, sandbox.model_dump(), reward.score.__name__)
     cache = read_cache("references.json")
     if key not in cache:
         began = time.monotonic()

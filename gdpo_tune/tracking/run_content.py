@@ -23,7 +23,7 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.text import get_mode
 from gdpo_tune.core.trial_files import is_kept
 from gdpo_tune.core.trials import Measurement, State, TrialRecord, format_parts
-from gdpo_tune.spec.model import list_decisive_values, select_decisive
+from gdpo_tune.spec.model import list_decisive_values
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -128,7 +128,7 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
     ):
         content = {
             "task": spec.task,
-            **select_decisive(data),
+            **data.list_decisive(later=False),
             "context": context,
             "prompts": prompts,
         }

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune.core.errors import TrackingError
 from gdpo_tune.core.http import run_with_timeout
 from gdpo_tune.spec import hide_passwords
-from gdpo_tune.spec.storage_section import TRACKING_VARIABLES
+from gdpo_tune.spec.model import TRACKING_VARIABLES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrialFinished, TrialStarted
 from gdpo_tune.core.http import post_message
-from gdpo_tune.spec.problems import hide_in_text
+from gdpo_tune.spec.text import hide_in_text
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.spec.notify_section import SweepOccasion
+    from gdpo_tune.spec.model import SweepOccasion
 
 NOTICES = "notices.jsonl"
 """File in the sweep's directory with every message, and why it was not delivered."""

@@ -30,7 +30,7 @@ import torch
 
 from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import EngineMemoryError
-from gdpo_tune.core.vllm_memory import CONTEXT, GIB
+from gdpo_tune.core.gpu_memory import CONTEXT, GIB
 
 T = TypeVar("T")
 OnFinished = Callable[[int, Any], None]

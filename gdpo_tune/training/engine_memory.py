@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.gpu_memory import CONTEXT, GIB, EngineMemory, estimate_engine
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.vllm_memory import CONTEXT, GIB, EngineMemory, estimate_engine
 from gdpo_tune.training import distributed
 from gdpo_tune.training.lora import count_adapter_numbers
 
@@ -74,11 +74,11 @@ def _measure_engine(
     blocks = -(-length // BLOCK) + 2  # vLLM keeps one block empty
     return estimate_engine(
         parameters=model.num_parameters() + trials * adapter,
-        width=shape.hidden_size,
-        inner_width=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
         vocabulary=shape.vocab_size,
         cached=2 * shape.num_hidden_layers * heads * width,
         completions=trials * config.training.completions_per_step // distributed.count_processes(),
         length=blocks * BLOCK,
-        number=number,
+        number_bytes=number,
     )

@@ -11,7 +11,7 @@ import gc
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
     """Return what all trials of a process have in common, by its name in a sweep file."""
     return {
         **list_shared_settings(config),
-        "model": replace(config.model, lora_rank=1, lora_alpha=0.0),
+        "model": config.model.replace(lora_rank=1, lora_alpha=0.0),
         "rollout": config.rollout,
         "resources.gpus": config.gpu_share,
         "resources.cpus": config.threads,

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineError
-from gdpo_tune.core.policy_size import find_position_limit
+from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed

@@ -26,8 +26,7 @@ from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRe
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
-from gdpo_tune.spec.objectives import BASELINES
-from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
+from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import read_values
 from gdpo_tune.tuning.startup import draw_point, list_corners
 

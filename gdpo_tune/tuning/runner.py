@@ -38,7 +38,7 @@ from gdpo_tune.core.text import format_list
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
-from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler, collect_variables
+from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.tuning.attempts import Setup, choose_interval
 from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox
 from gdpo_tune.tuning.nodes import count_slots
@@ -155,7 +155,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
     started, spec = time.time(), ledger.spec
     session: int | None = None
     try:
-        variables = collect_variables(spec.resources.env, os.environ)
+        variables = spec.resources.collect_variables(os.environ)
         processes = ledger.directory / "ray.processes"
         with cluster.open_cluster(processes, variables) as ray_cluster:
             slots = count_slots(spec, ray_cluster.nodes.list_alive())

@@ -41,7 +41,7 @@ from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 def result_of(setting: Setting, test: tuple[float, float, float], plan: Plan) -> Result:
     values = dict(zip(("correctness", "format", "length"), test, strict=True))
     training = build_training(setting.task, plan.steps, plan.prompts)
-    return Result(setting, asdict(training), values, values, dict.fromkeys(MODES, 2.0), 1.0)
+    return Result(setting, training.model_dump(), values, values, dict.fromkeys(MODES, 2.0), 1.0)
 
 
 def finish(plan: Plan, settings: list[Setting], better: float = 3e-4) -> None:

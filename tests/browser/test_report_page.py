@@ -11,7 +11,7 @@ from gdpo_tune.figures import write_report
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
-from gdpo_tune.spec.objectives import Constraint
+from gdpo_tune.spec.model import Constraint
 from tests.support.browser import open_browser
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 

@@ -68,7 +68,7 @@ def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
 
 
 def test_what_another_machine_needs_is_noted_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gdpo_tune.spec.task_section.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("gdpo_tune.spec.checks.importlib.util.find_spec", lambda _: None)
     for name in ("search_spaces", "sweeps"):
         shutil.copytree(ROOT / name, tmp_path / name)
     assert run_schedule(tmp_path, "validate") == 0
@@ -84,7 +84,7 @@ def test_what_another_machine_needs_is_noted_once(tmp_path, capsys, monkeypatch)
 
 
 def test_what_this_machine_needs_is_an_error_of_an_enabled_sweep(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gdpo_tune.spec.task_section.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("gdpo_tune.spec.checks.importlib.util.find_spec", lambda _: None)
     sweep = load_scheduled_sweep(tmp_path, NIGHTLY)
     space = sweep.root / sweep.settings.space
     space.write_text(space.read_text() + "model: {lora_rank: 8}\n")

@@ -61,7 +61,7 @@ def project(tmp_path, monkeypatch) -> Path:
 
 
 def measure(task: str = "mine.py:Mine", policy: str = "./policy", **rollout: str):
-    data = DataSettings("" if ".py" in task else "train.jsonl", "openai_gsm8k")
+    data = DataSettings(source="" if ".py" in task else "train.jsonl", layout="openai_gsm8k")
     return measure_content(task, policy, ModelSettings(), data, RolloutSettings(**rollout))
 
 

@@ -26,20 +26,20 @@ from gdpo_tune.core.engines import (
     select_engine,
 )
 from gdpo_tune.core.errors import EngineError, ResourcesError
-from gdpo_tune.core.policy_size import PolicySize, find_known_size
+from gdpo_tune.core.gpu_memory import GIB
+from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.core.vllm_memory import GIB
 from gdpo_tune.policies.load_policy import load_policy, measure_policy, resolve_policy
 from gdpo_tune.spec import (
     check_gpu_share,
     check_resources,
-    gpu_memory,
+    gpu,
     load_spec,
     machine,
     read_device_memory,
     render_dry_run,
 )
-from gdpo_tune.spec.gpu_share import compute_least_share
+from gdpo_tune.spec.gpu import measure_trial
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
@@ -70,23 +70,33 @@ def load(tmp_path):
     ],
 )
 def test_the_choice(engine, gpu, lean, vllm, expected):
-    assert select_engine(RolloutSettings(engine), gpu=gpu, lean=lean, vllm=vllm) == expected
+    assert select_engine(RolloutSettings(engine=engine), gpu=gpu, lean=lean, vllm=vllm) == expected
 
 
 @pytest.mark.parametrize(
     ("settings", "gpu", "vllm", "fragments"),
     [
         (
-            RolloutSettings("vllm"),
+            RolloutSettings(engine="vllm"),
             True,
             None,
             ["not installed", "pip install 'gdpo-tune[vllm]', or --set rollout.engine=auto"],
         ),
-        (RolloutSettings("vllm"), True, VLLM("0.33.0", False), ["vLLM 0.33.0", "0.24.0 to 0.31.0"]),
-        (RolloutSettings("auto"), True, VLLM("0.23.1", False), ["vLLM 0.23.1", "0.24.0 to 0.31.0"]),
-        (RolloutSettings("vllm"), False, GOOD_VLLM, ["built for GPUs", "resources.gpus=1"]),
         (
-            RolloutSettings("vllm", "server", "http://a:1"),
+            RolloutSettings(engine="vllm"),
+            True,
+            VLLM("0.33.0", False),
+            ["vLLM 0.33.0", "0.24.0 to 0.31.0"],
+        ),
+        (
+            RolloutSettings(engine="auto"),
+            True,
+            VLLM("0.23.1", False),
+            ["vLLM 0.23.1", "0.24.0 to 0.31.0"],
+        ),
+        (RolloutSettings(engine="vllm"), False, GOOD_VLLM, ["built for GPUs", "resources.gpus=1"]),
+        (
+            RolloutSettings(engine="vllm", vllm_mode="server", vllm_server="http://a:1"),
             False,
             CPU_VLLM,
             ["weights from a GPU", "resources.gpus=1"],
@@ -202,7 +212,7 @@ def test_a_rank_gets_the_next_size(rank, size):
 def test_a_rank_above_the_largest_size_is_refused_for_vllm_alone():
     more = {"gpu": True, "lean": False, "lora_rank": 513}
     with pytest.raises(EngineError, match="rank 512 at most"):
-        select_engine(RolloutSettings("vllm"), vllm=GOOD_VLLM, **more)
+        select_engine(RolloutSettings(engine="vllm"), vllm=GOOD_VLLM, **more)
     assert select_engine(RolloutSettings(), vllm=None, **more) == "transformers"
 
 
@@ -270,31 +280,31 @@ def test_dry_run_tells_the_engine(overrides, line, load):
 
 @pytest.fixture
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(gpu_memory, "find_vllm", lambda: GOOD_VLLM)
+    monkeypatch.setattr(gpu, "find_vllm", lambda: GOOD_VLLM)
 
 
 def policy_of(numbers):
     """A policy whose names tell nothing but how many numbers it has."""
-    return PolicySize({"all": (numbers,)})
+    return PolicyShapes({"all": (numbers,)})
 
 
 def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
     small, large = policy_of(10**6), policy_of(10**9)
     # The engine decides: half a GiB of graphs and 2 bytes a number, in .45 of the trial's memory.
-    assert compute_least_share(load(), small, 80 * GIB) == pytest.approx(
+    assert measure_trial(load(), small).least_room / (80 * GIB) == pytest.approx(
         (GIB / 2 + 2 * 10**6) / 0.45 / (80 * GIB)
     )
     # The trainer decides: half a GiB, 4 numbers of 4 bytes, and a copy in bfloat16.
-    assert compute_least_share(load(), large, 80 * GIB) == pytest.approx(
+    assert measure_trial(load(), large).least_room / (80 * GIB) == pytest.approx(
         (GIB / 2 + 18 * 10**9) / 0.55 / (80 * GIB)
     )
-    alone = compute_least_share(load("rollout.engine=transformers"), large, 80 * GIB)
+    alone = measure_trial(load("rollout.engine=transformers"), large).least_room / (80 * GIB)
     assert alone == pytest.approx((GIB / 2 + 18 * 10**9) / (80 * GIB))
-    wide = compute_least_share(load("model.dtype=float32"), large, 80 * GIB)
+    wide = measure_trial(load("model.dtype=float32"), large).least_room / (80 * GIB)
     assert wide == pytest.approx((GIB / 2 + 16 * 10**9) / 0.55 / (80 * GIB))
     spec = load("rollout.engine=transformers")
     adapters = spec.model_copy(update={"model": ModelSettings(lora_rank=8)})  # peft may be missing
-    assert compute_least_share(adapters, large, 80 * GIB) == pytest.approx(
+    assert measure_trial(adapters, large).least_room / (80 * GIB) == pytest.approx(
         (GIB / 2 + 2 * 10**9) / (80 * GIB)
     )
 
@@ -304,14 +314,16 @@ def test_a_reference_policy_counts_where_beta_can_be_above_0(load, beta):
     without, spec = load("rollout.engine=transformers"), load(f"space.beta={beta}")
     spec = spec.model_copy(update={"rollout": without.rollout})
     numbers = 10**9
-    more = compute_least_share(spec, policy_of(numbers), GIB) - compute_least_share(
-        without, policy_of(numbers), GIB
+    more = (
+        measure_trial(spec, policy_of(numbers)).least_room / GIB
+        - measure_trial(without, policy_of(numbers)).least_room / GIB
     )
     assert more == pytest.approx(4 * numbers / GIB)
     adapters = {"model": ModelSettings(lora_rank=8)}
-    assert compute_least_share(
-        spec.model_copy(update=adapters), policy_of(numbers), GIB
-    ) == compute_least_share(without.model_copy(update=adapters), policy_of(numbers), GIB)
+    assert (
+        measure_trial(spec.model_copy(update=adapters), policy_of(numbers)).least_room / GIB
+        == measure_trial(without.model_copy(update=adapters), policy_of(numbers)).least_room / GIB
+    )
     on_gpu = spec.model_copy(update={"resources": load("resources.gpus=1").resources})
     with pytest.raises(ResourcesError, match=r"--set space\.beta=0"):
         check_gpu_share(on_gpu, policy_of(numbers), 20 * GIB, {})
@@ -321,18 +333,18 @@ def test_an_engine_counts_its_workspace_and_one_completion(load, with_vllm):
     size = find_known_size("Qwen/Qwen2.5-1.5B-Instruct")
     overrides = ("training.completions_per_step=512", "training.max_completion_length=1024")
     spec = load("policy=Qwen/Qwen2.5-1.5B-Instruct", *overrides)
-    engine = gpu_memory.measure_engine(spec, size)
+    engine = measure_trial(spec, size).engine
     assert engine.weights == 2 * 1_543_714_304
     assert engine.longest == 2 * (1024 + 1024) * 28 * 2 * 256  # keys and values of every layer
     assert engine.workspace > GIB / 2 + 512 * 151_936 * 16
 
 
 def test_without_vllm_auto_leaves_the_gpu_to_the_trainer(load, monkeypatch):
-    monkeypatch.setattr(gpu_memory, "find_vllm", lambda: None)
+    monkeypatch.setattr(gpu, "find_vllm", lambda: None)
     large = policy_of(10**9)
-    without = compute_least_share(load("rollout.engine=transformers"), large, 80 * GIB)
-    assert compute_least_share(load(), large, 80 * GIB) == without
-    assert compute_least_share(load("rollout.engine=vllm"), large, 80 * GIB) > without
+    without = measure_trial(load("rollout.engine=transformers"), large).least_room / (80 * GIB)
+    assert measure_trial(load(), large).least_room / (80 * GIB) == without
+    assert measure_trial(load("rollout.engine=vllm"), large).least_room / (80 * GIB) > without
 
 
 def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_vllm):
@@ -423,8 +435,8 @@ def test_a_policy_is_measured_without_loading_it(tmp_path):
     assert size == measure_policy(resolve_policy("embedded"))
     assert size.parameters == model.num_parameters()
     shape = model.config
-    assert (size.layers, size.width) == (shape.num_hidden_layers, shape.hidden_size)
-    assert (size.vocabulary, size.inner_width) == (shape.vocab_size, shape.intermediate_size)
+    assert (size.layers, size.hidden_size) == (shape.num_hidden_layers, shape.hidden_size)
+    assert (size.vocabulary, size.intermediate_size) == (shape.vocab_size, shape.intermediate_size)
     heads = shape.num_key_value_heads * shape.head_dim
     assert size.cached == 2 * shape.num_hidden_layers * heads
     assert measure_policy(str(tmp_path)) is None

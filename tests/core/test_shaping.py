@@ -203,7 +203,7 @@ def test_parameters_reach_the_rewards(tmp_path):
 
 
 def test_a_ramp_without_room_to_fall_leaves_the_step(tmp_path):
-    settings = dataclasses.replace(SETTINGS, length_limit=SETTINGS.max_completion_length)
+    settings = SETTINGS.replace(length_limit=SETTINGS.max_completion_length)
     config = build_trial_config("", tmp_path, settings=settings, length_shape="ramp")
     assert build(config).apply(REWARDS, [4, 6, 8]) == REWARDS
 

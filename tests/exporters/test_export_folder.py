@@ -186,7 +186,7 @@ def test_code_that_would_run_without_isolation_is_refused(tmp_path):
 def test_the_password_of_a_service_stays_here(tmp_path):
     request = make_request(("training.train_prompts=16",))  # of a sweep when there were services
     url = "http://ann:hunter7@host:80/run_code"
-    sandbox = replace(request.spec.sandbox, type="external", url=url)
+    sandbox = request.spec.sandbox.replace(type="external", url=url)
     spec = request.spec.model_copy(update={"sandbox": sandbox})
     export_training(replace(request, spec=spec), "trl", "", tmp_path)
     texts = [f.read_text(errors="replace") for f in tmp_path.rglob("*") if f.is_file()]

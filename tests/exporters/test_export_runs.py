@@ -170,6 +170,6 @@ def evaluate_trial(request, seed, directory):
 def evaluate_policy(request, policy, directory):
     """Return the test metrics of a policy that a library saved, prompted as the embedded one."""
     config = request.spec.build_trial_config(request.params, 0, directory)
-    model = replace(config.model, instructions="off")
+    model = config.model.replace(instructions="off")
     config = replace(config, train=False, policy=str(policy), model=model)
     return train(config, resume=None, report=lambda *_: None).test

@@ -24,7 +24,7 @@ from gdpo_tune.figures.report_page import (
 from gdpo_tune.results.merge_request import parse_shares, parse_wish
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
-from gdpo_tune.spec.objectives import Constraint
+from gdpo_tune.spec.model import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec
 
 PARSERS = {module.__name__: module.build_parser for module in (export, merge, report, train)}

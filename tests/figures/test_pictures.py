@@ -52,7 +52,7 @@ from gdpo_tune.figures.trial_curves import (
     read_all_steps,
 )
 from gdpo_tune.results.wording import name_configuration
-from gdpo_tune.spec.objectives import Constraint
+from gdpo_tune.spec.model import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -136,11 +135,11 @@ def test_every_key_of_a_sweep_file_is_classified(tmp_path):
     public = make_public(load_code_spec(tmp_path / CANARY, keys))
     assert CANARY not in public.dump_yaml()
     assert public.data.source == "data.jsonl.gz"
-    assert set(asdict(public.data)) == {
+    assert set(public.data.model_dump()) == {
         *("source", "layout", "columns", "prompt_template", "config", "split", "validation"),
         *("test", "max_prompt_length"),
     }
-    assert set(asdict(public.model)) == {
+    assert set(public.model.model_dump()) == {
         *("dtype", "gradient_checkpointing", "dropout", "lora_rank", "lora_alpha", "lora_targets"),
         *("revision", "instructions", "chat_template_kwargs", "template_date"),
     }

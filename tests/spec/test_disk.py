@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune import sweep
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.policy_size import PolicySize, find_known_size
+from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.spec import check_disk, disk, render_dry_run
 from gdpo_tune.spec.disk import measure_disk
@@ -16,7 +16,7 @@ from tests.support.spec_cases import GOOD
 from tests.support.tuning import ENDS_ONLY
 
 GB = 10**9
-SMALL = PolicySize({"model.layers.0.q_proj.weight": (1000, 1000)})
+SMALL = PolicyShapes({"model.layers.0.q_proj.weight": (1000, 1000)})
 FIFO = "search.scheduler={type: fifo}"
 Usage = namedtuple("Usage", "total used free")
 

@@ -4,7 +4,7 @@ import pytest
 
 from gdpo_tune.core.errors import ResourcesError, SpecError
 from gdpo_tune.core.redaction import is_secret, redact_secrets
-from gdpo_tune.spec import check_resources, collect_variables, load_spec, render_dry_run
+from gdpo_tune.spec import Resources, check_resources, load_spec, render_dry_run
 from tests.support.spec_cases import GOOD
 
 SECRET = "sesame-2718281828"
@@ -32,7 +32,7 @@ def test_names_and_values(load):
     mapped = load(env="{NCCL_DEBUG: INFO, VLLM_PORT: 81, USE_IT: true}").resources.env
     assert mapped == ("NCCL_DEBUG=INFO", "VLLM_PORT=81", "USE_IT=true")
     here = {"HF_TOKEN": SECRET, "HF_HOME": "/models", "OTHER": "x"}
-    assert collect_variables(listed, here) == {
+    assert Resources(env=listed).collect_variables(here) == {
         "HF_TOKEN": SECRET,
         "HF_HOME": "/models",
         "NCCL_DEBUG": "INFO",

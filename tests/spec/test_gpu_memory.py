@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from dataclasses import replace
 
 import pytest
 
 from gdpo_tune.core.engines import VLLM
-from gdpo_tune.core.policy_size import PolicySize, find_known_size
+from gdpo_tune.core.gpu_memory import GIB
+from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.vllm_memory import GIB
-from gdpo_tune.spec import gpu_memory, gpu_reference, load_spec, render_dry_run
-from gdpo_tune.spec.gpu_memory import (
-    Layout,
-    count_trials_that_fit,
-    fits_in,
-    format_bytes,
-    measure_engine,
-    measure_trainer,
-    read_layout,
-)
-from gdpo_tune.spec.gpu_share import compute_least_share, list_remedies
+from gdpo_tune.spec import gpu, gpu_reference, load_spec, render_dry_run
+from gdpo_tune.spec.gpu import list_remedies, measure_trial
+from gdpo_tune.spec.text import format_bytes
 from tests.support.paths import ROOT
 
 WIDTH, VOCABULARY, LAYERS = 64, 1000, 4
 LAYER, EMBEDDING = WIDTH * WIDTH, WIDTH * VOCABULARY
-SIZE = PolicySize(
+SIZE = PolicyShapes(
     {
         "model.embed_tokens.weight": (VOCABULARY, WIDTH),
         **{f"model.layers.{i}.mlp.gate_proj.weight": (WIDTH, WIDTH) for i in range(LAYERS)},
@@ -37,31 +29,41 @@ NUMBERS = EMBEDDING + LAYERS * LAYER
 
 @pytest.fixture(autouse=True)
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(gpu_memory, "find_vllm", lambda: VLLM("0.31.0", on_cpu=False))
+    monkeypatch.setattr(gpu, "find_vllm", lambda: VLLM("0.31.0", on_cpu=False))
 
 
 def add_adapters(spec, rank=8):
     return spec.model_copy(update={"model": ModelSettings(lora_rank=rank)})  # peft may be missing
 
 
+def measure(spec, policy=SIZE, **changes):
+    return replace(measure_trial(spec, policy), **changes)
+
+
+def count_trials_that_fit(spec, policy, room, most):
+    counts = range(most, 0, -1)
+    return next((n for n in counts if measure(spec, policy, trials=n).fits(room)), 0)
+
+
 def test_a_file_says_how_its_memory_is_spread(load):
     spec = load("resources={workers: 4, cpus: 1, gpus: 1}")
-    assert read_layout(spec) == Layout(workers=4, shards=4, averages=8)
-    assert read_layout(load("resources={workers: 4, sharding: none}")).shards == 1
-    training = dataclasses.replace(spec.training, optimizer="adamw_8bit")
+    memory = measure(spec)
+    assert (memory.workers, memory.shards, memory.moment_bytes) == (4, 4, 8)
+    assert measure(load("resources={workers: 4, sharding: none}")).shards == 1
+    training = spec.training.replace(optimizer="adamw_8bit")
     small = spec.model_copy(update={"training": training})  # torchao may be missing
-    assert read_layout(small) == Layout(workers=4, shards=4, averages=2)
+    assert measure(small) == replace(memory, moment_bytes=2)
     assert small.compute_identity() != spec.compute_identity()
 
 
 def test_numbers_outside_of_layers_are_those_of_embedding_and_head():
     assert SIZE.outer == EMBEDDING
-    assert PolicySize({"all": (7, 3)}).outer == 21
+    assert PolicyShapes({"all": (7, 3)}).outer == 21
 
 
 def test_shards_divide_what_lasts_and_a_step_gathers_layers(load):
     spec = load("space.beta=0.1")
-    whole, part = (measure_trainer(spec, SIZE, Layout(4, shards)) for shards in (1, 4))
+    whole, part = (measure(spec, workers=4, shards=shards) for shards in (1, 4))
     assert whole.weights == 12 * NUMBERS
     assert part.weights == 3 * NUMBERS
     assert (whole.gradients, part.gradients) == (2 * 4 * NUMBERS, NUMBERS)
@@ -75,18 +77,18 @@ def test_shards_divide_what_lasts_and_a_step_gathers_layers(load):
 
 def test_transformers_samples_with_all_of_a_divided_policy(load):
     spec = load("rollout.engine=transformers", "training.micro_batch_size=1")
-    two, many = (measure_trainer(spec, SIZE, Layout(count, count)) for count in (2, 64))
+    two, many = (measure(spec, workers=count, shards=count) for count in (2, 64))
     assert two.whole == GIB // 2 + 6 * NUMBERS + 2 * NUMBERS
     assert many.whole == GIB // 2 + 4 * NUMBERS  # the untrained policy, in each process
-    large = measure_trainer(spec, find_known_size("Qwen/Qwen2.5-7B"), Layout(64, 64))
+    large = measure(spec, find_known_size("Qwen/Qwen2.5-7B"), workers=64, shards=64)
     assert large.least == large.whole > large.at_rest + large.gradients + large.rounded
-    assert measure_trainer(spec, SIZE, Layout(2, 1)).whole == 0
+    assert measure(spec, workers=2, shards=1).whole == 0
 
 
 def test_shards_of_adapters_gather_the_frozen_weights_alone(load):
     spec = add_adapters(load())
     adapters = 8 * LAYERS * 2 * WIDTH
-    part = measure_trainer(spec, SIZE, Layout(4, 4))
+    part = measure(spec, workers=4, shards=4)
     assert part.weights == (2 * NUMBERS + 12 * adapters) // 4
     assert part.gradients == adapters
     assert part.rounded == 2 * (EMBEDDING + 2 * LAYER)
@@ -94,69 +96,62 @@ def test_shards_of_adapters_gather_the_frozen_weights_alone(load):
 
 def test_workers_share_the_completions_of_a_step(load):
     spec = load("training.completions_per_step=64")
-    one, four = (measure_trainer(spec, SIZE, Layout(count)) for count in (1, 4))
+    one, four = (measure(spec, workers=count, shards=1) for count in (1, 4))
     assert one.activations == 4 * four.activations
-    engines = [measure_engine(spec, SIZE, Layout(count)) for count in (1, 4)]
-    assert engines[0].workspace - engines[1].workspace == 16 * VOCABULARY * 48
-    assert engines[0].weights == engines[1].weights
+    assert one.engine.workspace - four.engine.workspace == 16 * VOCABULARY * 48
+    assert one.engine.weights == four.engine.weights
 
 
 def test_averages_of_8_bits_take_2_bytes(load):
-    usual, small = (measure_trainer(load(), SIZE, Layout(averages=count)) for count in (8, 2))
+    usual, small = (measure(load(), moment_bytes=count) for count in (8, 2))
     assert usual.weights - small.weights == 6 * NUMBERS
 
 
 def test_trials_of_a_process_share_all_but_their_adapters(load):
     spec = add_adapters(load("training.completions_per_step=64"), rank=12)
     adapters, slots = (rank * LAYERS * 2 * WIDTH for rank in (12, 16))
-    one, three = (Layout(trials=count) for count in (1, 3))
-    alone, packed = (measure_trainer(spec, SIZE, layout) for layout in (one, three))
+    alone, packed = (measure(spec, trials=count) for count in (1, 3))
     assert packed.total - alone.total == 2 * 16 * adapters
-    engines = [measure_engine(spec, SIZE, layout) for layout in (one, three)]
-    assert engines[1].weights - engines[0].weights == 2 * 2 * slots
-    assert engines[1].workspace - engines[0].workspace == 16 * VOCABULARY * 128
-    assert engines[1].longest == engines[0].longest
+    assert packed.engine.weights - alone.engine.weights == 2 * 2 * slots
+    assert packed.engine.workspace - alone.engine.workspace == 16 * VOCABULARY * 128
+    assert packed.engine.longest == alone.engine.longest
 
 
 def test_an_engine_that_sleeps_leaves_a_step_all_but_its_workspace(load):
     awake, asleep = load("resources.gpus=1"), load("resources.gpus=1", "rollout.sleep=true")
-    trainer, engine = measure_trainer(asleep, SIZE), measure_engine(asleep, SIZE)
+    trainer, engine = measure(asleep), measure(asleep).engine
     share = asleep.rollout.vllm_memory_share
     step, sampling = trainer.total + engine.workspace, trainer.at_rest / (1 - share)
     room = int(max(step, sampling, engine.least / share)) + 2
-    assert fits_in(asleep, SIZE, room)
-    assert not fits_in(asleep, SIZE, room - 4)
-    assert not fits_in(awake, SIZE, room)
-    assert compute_least_share(asleep, SIZE, GIB) == pytest.approx(
-        max(trainer.least + engine.workspace, sampling, engine.least / share) / GIB
+    assert trainer.fits(room)
+    assert not trainer.fits(room - 4)
+    assert not measure(awake).fits(room)
+    assert trainer.least_room == pytest.approx(
+        max(trainer.least + engine.workspace, sampling, engine.least / share)
     )
 
 
 def test_a_policy_that_fits_beside_a_sleeping_engine_gets_that_advice(load):
     size = find_known_size("Qwen/Qwen2.5-1.5B")
     spec = load("resources.gpus=1", "space.beta=0", "model.dtype=bfloat16")
-    device = next(
-        count * GIB
-        for count in range(200, 10, -1)
-        if compute_least_share(spec, size, count * GIB) > 1
-    )
-    assert any("rollout.sleep=true" in one for one in list_remedies(spec, size, device))
-    assert not any("rollout.sleep=true" in one for one in list_remedies(spec, size, 8 * GIB))
+    memory = measure(spec, size)
+    device = next(n * GIB for n in range(200, 10, -1) if n * GIB < memory.least_room)
+    assert any("rollout.sleep=true" in one for one in list_remedies(spec, memory, device))
+    assert not any("rollout.sleep=true" in one for one in list_remedies(spec, memory, 8 * GIB))
 
 
 @pytest.mark.parametrize("part", ["trainer", "engine"])
 def test_as_many_trials_fit_as_the_smaller_part_holds(load, part):
     # A wide vocabulary makes the engine grow faster with the trials, deep layers the trainer.
     wide = {"model.embed_tokens.weight": (10**6 if part == "engine" else 10, WIDTH)}
-    size = PolicySize(dict(SIZE.shapes) | wide)
+    size = PolicyShapes(dict(SIZE.shapes) | wide)
     spec = add_adapters(load(), rank=512)
-    layout, share = Layout(trials=5), spec.rollout.vllm_memory_share
-    trainer = measure_trainer(spec, size, layout).total / (1 - share)
-    engine = measure_engine(spec, size, layout).least / share
+    five, share = measure(spec, size, trials=5), spec.rollout.vllm_memory_share
+    trainer, engine = five.total / (1 - share), five.engine.least / share
     room = int(max(trainer, engine)) + 2
     assert (trainer > engine) == (part == "trainer")
-    assert fits_in(spec, size, room, layout)
-    assert not fits_in(spec, size, room, Layout(trials=6))
+    assert five.fits(room)
+    assert not replace(five, trials=6).fits(room)
     assert count_trials_that_fit(spec, size, room, 100) == 5
     assert count_trials_that_fit(spec, size, room, 3) == 3
     assert count_trials_that_fit(spec, size, GIB // 2, 100) == 0
@@ -164,7 +159,7 @@ def test_as_many_trials_fit_as_the_smaller_part_holds(load, part):
 
 def test_without_an_engine_the_trainer_has_all_of_the_room(load):
     spec = add_adapters(load("rollout.engine=transformers"))
-    room = measure_trainer(spec, SIZE, Layout(trials=7)).total
+    room = measure(spec, trials=7).total
     assert count_trials_that_fit(spec, SIZE, room, 100) == 7
     assert count_trials_that_fit(spec, SIZE, room - 1, 100) == 6
 
@@ -181,26 +176,27 @@ def test_policies_that_the_page_promises_fit(policy, rank, device, gpus):
     base = load_spec(ROOT / "search_spaces" / "math_qwen.yaml", to_run=False)
     spec = gpu_reference.adapt_recipe(base, rank)
     size, memory = find_known_size(policy), gpu_reference.DEVICES[device]
-    for layout in (Layout(gpus, gpus), Layout(gpus, gpus, averages=2)):
-        assert gpu_reference.find_share(spec, size, memory, layout)
-    assert not gpu_reference.find_share(spec, size, memory // 8, Layout(gpus, gpus))
+    spread = measure(spec, size, workers=gpus, shards=gpus)
+    for moments in (8, 2):
+        assert gpu_reference.find_share(replace(spread, moment_bytes=moments), memory)
+    assert not gpu_reference.find_share(spread, memory // 8)
 
 
 def test_the_cell_of_a_table_says_what_averages_of_8_bits_save(load, monkeypatch):
-    spec, size = load(), find_known_size("Qwen/Qwen2.5-1.5B")
+    memory = measure(load(), find_known_size("Qwen/Qwen2.5-1.5B"))
     needed = {8: 4, 2: 4}
 
-    def find_share(spec, size, device, layout):
-        return needed[layout.averages] and layout.shards >= needed[layout.averages]
+    def find_share(asked, device):
+        return needed[asked.moment_bytes] and asked.shards >= needed[asked.moment_bytes]
 
     monkeypatch.setattr(gpu_reference, "find_share", find_share)
-    assert gpu_reference.count_gpus(spec, size, GIB) == "4"
+    assert gpu_reference.count_gpus(memory, GIB) == "4"
     needed[2] = 2
-    assert gpu_reference.count_gpus(spec, size, GIB) == "4, or 2 (8 bits)"
+    assert gpu_reference.count_gpus(memory, GIB) == "4, or 2 (8 bits)"
     needed[8] = 0
-    assert gpu_reference.count_gpus(spec, size, GIB) == "2 (8 bits)"
+    assert gpu_reference.count_gpus(memory, GIB) == "2 (8 bits)"
     needed[2] = 0
-    assert gpu_reference.count_gpus(spec, size, GIB) == "none"
+    assert gpu_reference.count_gpus(memory, GIB) == "none"
 
 
 def read_memory_line(spec):
@@ -221,7 +217,7 @@ def test_a_dry_run_says_for_how_many_trials_and_gpus_memory_is_computed(load):
 
 def test_a_dry_run_adds_what_a_sleeping_engine_keeps_to_a_step(load):
     spec = load("resources.gpus=1", "rollout.sleep=true")
-    trainer, engine = measure_trainer(spec, SIZE), measure_engine(spec, SIZE)
+    trainer, engine = measure(spec), measure(spec).engine
     step, kept, at_rest, least = map(
         format_bytes,
         (trainer.total + engine.workspace, engine.workspace, trainer.at_rest, engine.least),

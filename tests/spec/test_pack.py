@@ -3,10 +3,9 @@
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.policy_size import find_known_size
+from gdpo_tune.core.policy_shapes import find_known_size
 from gdpo_tune.spec import choose_pack, disk, list_warnings, load_spec, render_dry_run, settle_pack
-from gdpo_tune.spec.gpu_memory import measure_engine, measure_trainer
-from gdpo_tune.spec.gpu_share import check_gpu_share
+from gdpo_tune.spec.gpu import check_gpu_share, measure_trial
 from tests.support.paths import ROOT
 
 GIB = 2**30
@@ -93,8 +92,8 @@ def test_more_trials_than_fit_are_refused_with_bytes_and_a_number_that_fits(spec
     crowded = spec("resources.pack=64", LORA)
     alone = spec(LORA)
     assert SIZE is not None
-    assert measure_trainer(crowded, SIZE).weights > 5 * measure_trainer(alone, SIZE).weights
-    assert measure_engine(crowded, SIZE).least > measure_engine(alone, SIZE).least
+    assert measure_trial(crowded, SIZE).weights > 5 * measure_trial(alone, SIZE).weights
+    assert measure_trial(crowded, SIZE).engine.least > measure_trial(alone, SIZE).engine.least
     with pytest.raises(ResourcesError) as caught:
         check_gpu_share(crowded, SIZE, 24 * GIB, {})
     message = str(caught.value)

@@ -8,8 +8,8 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.points import read_point
-from gdpo_tune.spec.source import read_scalar
+from gdpo_tune.spec.document import read_scalar
+from gdpo_tune.spec.load import read_point
 from tests.support.tuning import load_code_spec
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core.policy_size import find_known_size
-from gdpo_tune.core.vllm_memory import GIB
+from gdpo_tune.core.gpu_memory import GIB
+from gdpo_tune.core.policy_shapes import find_known_size
 from gdpo_tune.spec import gpu_reference, load_spec
-from gdpo_tune.spec.gpu_memory import measure_engine, measure_trainer
-from gdpo_tune.spec.gpu_share import compute_least_share
-from gdpo_tune.spec.problems import Problems, SourceMark, YamlNode, show
-from gdpo_tune.spec.source import parse_yaml
+from gdpo_tune.spec.document import Mark, Problems, YamlMap, parse_yaml
+from gdpo_tune.spec.gpu import measure_trial
+from gdpo_tune.spec.text import show
 from tests.support.paths import ROOT
 
 FILES = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
@@ -28,17 +27,17 @@ HELD_OUT = (
 
 def read_written(file: Path) -> dict[str, str]:
     """Dotted key -> value as text, of the keys that a file itself has."""
-    document = parse_yaml(file.read_text(), str(file), Problems(SourceMark(str(file), 1)))
+    document = parse_yaml(file.read_text(), str(file), Problems(Mark(str(file), 1)))
     flat = dict(flatten(document))
     return {key: value for key, value in flat.items() if key.startswith(DECISIVE)}
 
 
-def flatten(node: YamlNode, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, child in (node.entries or {}).items():
-        if child.entries and "log" not in child.entries:
+def flatten(node: YamlMap, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, child in node.items():
+        if isinstance(child, dict) and child and "log" not in child:
             yield from flatten(child, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", show(child.convert_to_plain())
+            yield f"{prefix}{key}", show(child)
 
 
 def read_page() -> dict[str, dict[str, str]]:
@@ -115,16 +114,16 @@ def test_the_recipe_for_the_larger_policy_differs_in_the_policy_alone():
 def test_a_recipe_fits_on_the_gpu_that_its_head_names(name, device, overrides):
     spec, memory = load(name, *overrides), gpu_reference.DEVICES[device]
     size = gpu_reference.get_size(spec)
-    assert gpu_reference.describe_fit(spec, size, memory) == "yes"
-    assert compute_least_share(spec, size, memory) <= 1
+    assert gpu_reference.describe_fit(spec, memory) == "yes"
+    assert measure_trial(spec, size).least_room / memory <= 1
 
 
 def test_the_figures_of_the_page_about_policies():
     """35 GB without activations, 9 GB of them, and 24 GB of 80 for vLLM."""
     spec = load("tools_qwen")
-    trainer = measure_trainer(spec, find_known_size(spec.policy))
+    trainer = measure_trial(spec, find_known_size(spec.policy))
     assert (trainer.least + trainer.head) / 1e9 == pytest.approx(35.7, abs=0.1)
     assert trainer.activations / 1e9 == pytest.approx(9.0, abs=0.1)
-    assert measure_engine(spec, find_known_size(spec.policy)).least < 24 * GIB
-    without = measure_trainer(load("tools_qwen", "space.beta=0"), find_known_size(spec.policy))
+    assert measure_trial(spec, find_known_size(spec.policy)).engine.least < 24 * GIB
+    without = measure_trial(load("tools_qwen", "space.beta=0"), find_known_size(spec.policy))
     assert without.reference == 0

@@ -1,7 +1,5 @@
 """The generated reference page."""
 
-import dataclasses
-
 import pytest
 
 from gdpo_tune.core import registry
@@ -23,8 +21,8 @@ def test_the_page_is_up_to_date():
     "name",
     [
         *SweepSpec.model_fields,
-        *(f"training.{field.name}" for field in dataclasses.fields(TrainingSettings)),
-        *(f"sandbox.{field.name}" for field in dataclasses.fields(SandboxSettings)),
+        *(f"training.{name}" for name in TrainingSettings.model_fields),
+        *(f"sandbox.{name}" for name in SandboxSettings.model_fields),
         *PARAMETERS,
         *registry.NORMALIZATIONS,
         *registry.SAMPLERS,

@@ -11,7 +11,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.ledger import convert_to_distribution
 from gdpo_tune.spec import Choices, Fixed, Space, Uniform
-from gdpo_tune.spec.points import read_point
+from gdpo_tune.spec.load import read_point
 from gdpo_tune.tasks import code
 
 

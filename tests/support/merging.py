@@ -19,7 +19,7 @@ from gdpo_tune.training.merging import check_parts, write_merge
 from tests.support.training import SETTINGS, build_trial_config
 
 PLAIN, LORA = ModelSettings(), ModelSettings(lora_rank=4)
-QUICK = dataclasses.replace(SETTINGS, steps=2, checkpoint_every=1)
+QUICK = SETTINGS.replace(steps=2, checkpoint_every=1)
 
 
 def configure(policy, directory: Path, parts, model: ModelSettings = PLAIN):

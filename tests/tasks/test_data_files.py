@@ -151,7 +151,7 @@ def test_a_directory_gives_the_files_of_the_split(train, test, tmp_path):
     assert collect(tmp_path).rows == 40
     assert collect(tmp_path, split="test").rows == 10
     assert collect(tmp_path, split="train+test").rows == 50
-    own = collect(tmp_path, test=HeldOutData("test"))
+    own = collect(tmp_path, test=HeldOutData(split="test"))
     assert list_questions(own, "test") == {f"No. {i}?" for i in range(40, 50)}
     assert sum(map(len, own.splits.values())) == 50
     assert {choose_split(p.prompt) for p in own.splits["validation"]} == {"validation"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -65,7 +63,7 @@ def test_judging_early_changes_no_result(tmp_path, monkeypatch):
 
     def run(name):
         reports = []
-        settings = replace(SETTINGS, steps=2, completions_per_step=8)  # two batches of a split
+        settings = SETTINGS.replace(steps=2, completions_per_step=8)  # two batches of a split
         outcome = train(
             trial(tmp_path / name, settings, group_size=4, beta=0.02),
             resume=None,
@@ -104,7 +102,7 @@ def test_a_trial_of_the_code_task_is_bitwise_reproducible_in_a_reused_process(tm
 
 
 def test_partial_credit_and_the_bug_free_reward_reach_training(tmp_path):
-    one_step = replace(SETTINGS, steps=1)
+    one_step = SETTINGS.replace(steps=1)
     steps = []
     for partial_credit in (False, True):
         params = {"reward_weights.bug_free": 1.0, "partial_credit": partial_credit}

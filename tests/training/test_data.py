@@ -76,7 +76,7 @@ def trial(directory, layout, **changes) -> TrialConfig:
     params = {**defaults, "group_size": 4, "learning_rate": 1e-4}
     config = TrialConfig("code", "embedded", 0, params, FEW, directory / "trial")
     data = write_enlarged(layout, TEXT[layout], directory)
-    return dataclasses.replace(config, data=dataclasses.replace(data, **changes))
+    return dataclasses.replace(config, data=data.replace(**changes))
 
 
 @pytest.mark.parametrize("layout", ["mbpp", "code_contests"])
@@ -113,7 +113,7 @@ def test_long_prompts_are_left_out_and_counted_and_too_many_are_refused(tmp_path
 
 
 def requirements(*overrides):
-    return cli.probe_environment(
+    return cli.preflight(
         load_spec(ROOT / "search_spaces" / "code.yaml", ["tracking.required=false", *overrides])
     )
 

@@ -33,7 +33,7 @@ def policy(tmp_path_factory):
 
 def build_evaluator(policy, task, seed=0, prompts=6) -> Evaluator:
     """Build an evaluator of the first held-out prompts of the toy task."""
-    settings = dataclasses.replace(SETTINGS, validation_prompts=prompts, test_prompts=prompts)
+    settings = SETTINGS.replace(validation_prompts=prompts, test_prompts=prompts)
     config = build_trial_config("", Path(), seed=seed, settings=settings)
     _, tokenizer = policy
     cache = WorkerCache(config, task, tokenizer, PromptFormat(tokenizer), None)

@@ -5,7 +5,6 @@ So does a trial whose disk was full, or whose newest checkpoint is damaged.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import shutil
@@ -32,7 +31,7 @@ from tests.support.training import (
 )
 
 STEPS = 4
-RESUMABLE = dataclasses.replace(SETTINGS, steps=STEPS, checkpoint_every=1, evaluate_every=4)
+RESUMABLE = SETTINGS.replace(steps=STEPS, checkpoint_every=1, evaluate_every=4)
 
 
 class Killed(BaseException):

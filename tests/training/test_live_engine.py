@@ -179,7 +179,7 @@ def test_trials_that_differ_in_what_an_engine_depends_on_do_not(config, changes)
     own = {name: changes[name] for name in ("bf16", "digest") if name in changes}
     fields = {name: value for name, value in changes.items() if name not in own}
     if not set(fields) <= set(config.__dataclass_fields__):
-        fields = {"training": replace(config.training, **fields)}
+        fields = {"training": config.training.replace(**fields)}
     assert open_for(replace(config, **fields), **own) is not engine
 
 

@@ -280,7 +280,7 @@ def test_the_packed_pass_reads_each_prompt_once(policy, tmp_path, monkeypatch):
 
 
 def settings(**changes):
-    return dataclasses.replace(SETTINGS, **changes)
+    return SETTINGS.replace(**changes)
 
 
 def run(config, resume=None):
@@ -383,7 +383,7 @@ def test_a_trial_resumes_with_smaller_micro_batches(policy, tmp_path, toy):
     )
     whole, _ = run(dataclasses.replace(config, directory=tmp_path / "whole"))
     newest = stopped_at(config, 2)
-    smaller = dataclasses.replace(config.training, micro_batch_size=2)
+    smaller = config.training.replace(micro_batch_size=2)
     rest, _ = run(dataclasses.replace(config, training=smaller), resume=newest)
     rest = drop_repeated(rest)
     assert [step for step, _ in rest] == [3, 4]

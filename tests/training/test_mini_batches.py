@@ -141,7 +141,7 @@ def test_the_clip_acts_from_the_second_mini_batch_on(policy, tmp_path):
 
 
 def settings(**changes):
-    return dataclasses.replace(SETTINGS, **changes)
+    return SETTINGS.replace(**changes)
 
 
 def run(config, resume=None):

@@ -146,7 +146,7 @@ def test_the_last_setting_is_one_that_can_still_save_memory(config, model, third
     ],
 )
 def test_the_first_setting_is_the_micro_batch_unless_it_is_one(config, size, first):
-    training = dataclasses.replace(config.training, micro_batch_size=size)
+    training = config.training.replace(micro_batch_size=size)
     message = list_remedies(dataclasses.replace(config, training=training))
     assert message.startswith(first)
     assert message.count("completions_per_step") == 1

@@ -25,7 +25,7 @@ from gdpo_tune.training.packs import Pack, read_global_state, restore_global_sta
 from tests.support.packs import measure_difference, run_side_by_side, run_trial
 from tests.support.training import SETTINGS, ToyTask, build_trial_config, register_toy_task
 
-EVERY_STEP = replace(SETTINGS, steps=3, checkpoint_every=1, micro_batch_size=8)
+EVERY_STEP = SETTINGS.replace(steps=3, checkpoint_every=1, micro_batch_size=8)
 TRIALS = (
     {"learning_rate": 1e-2, "normalization": "gdpo", "reward_weights.hits": 2.0},
     {"learning_rate": 3e-3, "normalization": "grpo", "group_size": 8},

@@ -25,7 +25,7 @@ from gdpo_tune.training import rollout, train, worker_cache
 from gdpo_tune.training.lora import build_adapter_config
 from tests.support.training import SETTINGS, build_trial_config, register_toy_task, write_gpt2
 
-ONE_STEP = dataclasses.replace(SETTINGS, steps=1)
+ONE_STEP = SETTINGS.replace(steps=1)
 DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
 OWN_DECODING = {
     "temperature": 0.1,
@@ -151,7 +151,7 @@ def test_a_trained_policy_is_saved_with_neutral_decoding_and_every_end_token(tmp
 def test_an_unmoved_policy_has_no_kl_and_clips_nothing_despite_its_dropout(tmp_path):
     # Source: trl#3500, trl#3234. Before any update the policy is the reference.
     policy = write_gpt2(tmp_path / "policy", **DROPOUT)
-    settings = dataclasses.replace(ONE_STEP, mini_batch_size=8)
+    settings = ONE_STEP.replace(mini_batch_size=8)
     params = {"beta": 0.04, "learning_rate": 1e-12, "num_iterations": 2}
     (step,), _ = run(policy, tmp_path / "trial", settings, **params)
     assert step["train/kl"] < 1e-6
@@ -202,11 +202,11 @@ def test_padding_moves_no_learned_position(tmp_path, lora_rank):
     policy, model = write_gpt2(tmp_path / "policy"), ModelSettings(lora_rank=lora_rank)
     norms = []
     for size in (0, 4):
-        settings = dataclasses.replace(ONE_STEP, micro_batch_size=size)
+        settings = ONE_STEP.replace(micro_batch_size=size)
         (step,), _ = run(policy, tmp_path / f"{size}", settings, model)
         norms.append(step["train/grad_norm"])
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    settings = dataclasses.replace(ONE_STEP, mini_batch_size=8, micro_batch_size=4)
+    settings = ONE_STEP.replace(mini_batch_size=8, micro_batch_size=4)
     params = {"beta": 0.04, "learning_rate": 1e-12}
     (step,), _ = run(policy, tmp_path / "still", settings, model, **params)
     assert step["train/kl"] < 1e-6
@@ -221,7 +221,7 @@ def test_adapters_of_other_modules_than_linear_train_and_merge(tmp_path, target)
     # Source: peft#2992; PEFT adapts Conv1D and embeddings too, and c_attn is its default for GPT-2.
     peft = pytest.importorskip("peft")
     policy = write_gpt2(tmp_path / "policy")
-    settings = dataclasses.replace(ONE_STEP, steps=2)
+    settings = ONE_STEP.replace(steps=2)
     model = ModelSettings(lora_rank=2, lora_targets=(target,))
     _, outcome = run(policy, tmp_path / "trial", settings, model)
     merged = load_policy(str(outcome.checkpoint))[0]
@@ -257,7 +257,7 @@ def test_the_temperature_of_evaluations_is_a_setting(tmp_path, monkeypatch):
     monkeypatch.setattr(rollout, "choose_held_out_sampler", lambda _: sample)
     policy = write_gpt2(tmp_path / "policy")
     for temperature in (1.0, 0.5, 0.0):
-        settings = dataclasses.replace(ONE_STEP, evaluation_temperature=temperature)
+        settings = ONE_STEP.replace(evaluation_temperature=temperature)
         run(policy, tmp_path / f"{temperature}", settings, temperature=0.7)
     assert list(dict.fromkeys(used)) == [1.0, 0.5, None]  # None: the most likely token
 
@@ -266,8 +266,8 @@ def test_the_temperature_of_evaluations_is_a_setting(tmp_path, monkeypatch):
 def test_a_checkpoint_records_by_which_decoding_it_was_judged(tmp_path, model):
     # Source: generation_config.json, which `from_pretrained`, pipelines and vLLM read.
     policy = write_gpt2(tmp_path / "policy", OWN_DECODING | {"eos_token_id": [5]})
-    settings = dataclasses.replace(ONE_STEP, steps=2, checkpoint_every=1)
-    settings = dataclasses.replace(settings, evaluate_every=1, evaluation_temperature=0.5)
+    settings = ONE_STEP.replace(steps=2, checkpoint_every=1)
+    settings = settings.replace(evaluate_every=1, evaluation_temperature=0.5)
     run(policy, tmp_path / "trial", settings, model, temperature=0.7)
     places = sorted((tmp_path / "trial").glob("checkpoint-*"))
     assert places

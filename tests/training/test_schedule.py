@@ -22,9 +22,7 @@ from tests.support.training import (
 )
 
 STEPS = 5
-SHAPED = dataclasses.replace(
-    SETTINGS, steps=STEPS, lr_schedule="linear", warmup_share=0.4, evaluate_every=5
-)
+SHAPED = SETTINGS.replace(steps=STEPS, lr_schedule="linear", warmup_share=0.4, evaluate_every=5)
 OTHER = {"learning_rate": 3e-3, "reward_weights.hits": 0.2, "reward_weights.length": 2.0}
 
 

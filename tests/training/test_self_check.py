@@ -23,7 +23,7 @@ from tests.support.training import (
     write_policy,
 )
 
-ONE_STEP = dataclasses.replace(SETTINGS, steps=1)
+ONE_STEP = SETTINGS.replace(steps=1)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from tests.support.tuning import build_trial_config
 
 if __name__ == "__main__":
     config = build_trial_config(Path())
-    config = replace(config, training=replace(config.training, length_limit=int(sys.argv[1])))
+    config = replace(config, training=config.training.replace(length_limit=int(sys.argv[1])))
     def report(measurement, checkpoint):
         print(*(int(pid) for pid in measurement.metrics.values()), flush=True)
     train_in_processes(config, 2, resume=None, report=report, train=sys.argv[2])
@@ -55,7 +55,7 @@ class Reports:
 
 def build_config(directory: Path, fault: int = 100) -> TrialConfig:
     config = build_trial_config(directory)
-    return replace(config, training=replace(config.training, length_limit=fault))
+    return replace(config, training=config.training.replace(length_limit=fault))
 
 
 def test_the_first_process_reports_to_the_parent_and_has_the_outcome(tmp_path: Path):

@@ -211,11 +211,7 @@ def test_another_seed_is_another_trial(policy, tmp_path):
 
 def test_other_settings_get_their_own_cache(policy, tmp_path):
     run(build_trial_config(policy, tmp_path / "a"))
-    run(
-        build_trial_config(
-            policy, tmp_path / "b", settings=dataclasses.replace(SETTINGS, length_limit=2)
-        )
-    )
+    run(build_trial_config(policy, tmp_path / "b", settings=SETTINGS.replace(length_limit=2)))
     assert (ToyTask.opened, ToyTask.closed) == (2, 1)
 
 
@@ -279,7 +275,7 @@ def stop_at(config, step: int, reason: type[BaseException] = Stop) -> Path:
 )
 def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     # 6 steps of 4 prompts pass twice over 12 prompts, so a resume also crosses that boundary.
-    settings = dataclasses.replace(SETTINGS, steps=6, lr_schedule="cosine", warmup_share=0.3)
+    settings = SETTINGS.replace(steps=6, lr_schedule="cosine", warmup_share=0.3)
     parameters = {"num_iterations": passes, "beta": 0.01, "settings": settings}
     whole, expected = run(build_trial_config(policy, tmp_path / "whole", **parameters))
     config = build_trial_config(policy, tmp_path / "cut", **parameters)
@@ -351,7 +347,7 @@ def test_only_checkpoints_from_which_a_training_continues_hold_the_optimizer(pol
 
 
 def test_checkpoints_that_may_become_candidates_stay(policy, tmp_path):
-    settings = dataclasses.replace(SETTINGS, steps=7)
+    settings = SETTINGS.replace(steps=7)
     plain, expected = run(build_trial_config(policy, tmp_path / "plain", settings=settings))
     config = build_trial_config(policy, tmp_path / "kept", settings=settings)
     reports, outcome = run(dataclasses.replace(config, keep_at=(1, 2)))
@@ -438,7 +434,7 @@ def on(reward: str, other: str, threshold: float = 0.125) -> dict:
 
 
 def test_long_prompts_are_counted_in_every_trial(policy, tmp_path):
-    settings = dataclasses.replace(QUICK, steps=1, test_prompts=12)
+    settings = QUICK.replace(steps=1, test_prompts=12)
     data = DataSettings(max_prompt_length=5)
     for name in ("first", "again, in the same process"):
         config = build_trial_config(policy, tmp_path / name, settings=settings)
@@ -478,9 +474,7 @@ PARAMETER_CHANGES = {
     },
     "conditioning_threshold.vowels": (on("vowels", "hits", 0.125), on("vowels", "hits", 0.25)),
 }
-QUICK = dataclasses.replace(
-    SETTINGS, steps=2, validation_prompts=2, test_prompts=2, samples_per_prompt=1
-)
+QUICK = SETTINGS.replace(steps=2, validation_prompts=2, test_prompts=2, samples_per_prompt=1)
 
 
 def test_the_list_of_parameters_is_complete():
@@ -578,7 +572,7 @@ CHANGES = {
 
 
 def test_the_list_of_settings_is_complete():
-    names = {field.name for field in dataclasses.fields(TrainingSettings)}
+    names = {*TrainingSettings.model_fields}
     assert set(CHANGES) == names - {"dead_steps"}  # see "A dead start"
 
 
@@ -586,7 +580,7 @@ def test_the_list_of_settings_is_complete():
 def test_each_setting_has_its_effect(once, name):
     value, measure, expected, expected_changed = CHANGES[name]
     before = measure(*once())
-    after = measure(*once(dataclasses.replace(SETTINGS, **{name: value})))
+    after = measure(*once(SETTINGS.replace(**{name: value})))
     assert before != after
     if expected is not None:
         assert before == pytest.approx(expected)
@@ -634,7 +628,7 @@ def test_training_order_repeats_no_prompt_within_a_pass():
 def test_gpu_metrics_are_stored_with_each_step(policy, tmp_path, monkeypatch):
     seen = {"train/gpu_utilisation": 0.5, "train/gpu_memory_gib": 3.0}
     monkeypatch.setattr(step_reporter, "read_gpu_metrics", lambda: dict(seen))
-    config = build_trial_config(policy, tmp_path, settings=dataclasses.replace(SETTINGS, steps=1))
+    config = build_trial_config(policy, tmp_path, settings=SETTINGS.replace(steps=1))
     reports, _ = run(config)
     (measurement, _), *_ = reports
     (step,) = read_steps(tmp_path)
@@ -656,7 +650,7 @@ class DeadTask(ToyTask):
         return dataclasses.replace(scores, rewards={**scores.rewards, **constant})
 
 
-DEAD = dataclasses.replace(SETTINGS, steps=4, dead_steps=2, checkpoint_every=1)
+DEAD = SETTINGS.replace(steps=4, dead_steps=2, checkpoint_every=1)
 
 
 def test_a_training_without_a_signal_ends_early_with_examples(policy, tmp_path, monkeypatch):

@@ -78,7 +78,9 @@ def gpu(monkeypatch, tmp_path):
 
 def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
     model, _ = load_policy(policy)
-    config = replace(config, gpu_share=0.5, rollout=RolloutSettings("vllm", vllm_memory_share=0.4))
+    config = replace(
+        config, gpu_share=0.5, rollout=RolloutSettings(engine="vllm", vllm_memory_share=0.4)
+    )
     arguments = build_trainer_arguments(
         config, ("hits", "vowels", "length"), vllm_engine.build_engine_arguments(config, model)
     )
@@ -95,15 +97,20 @@ def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (RolloutSettings("vllm"), (True, "sequence_mask", 3.0)),
+        (RolloutSettings(engine="vllm"), (True, "sequence_mask", 3.0)),
         (
             RolloutSettings(
-                "vllm", importance_sampling="token_truncate", importance_sampling_cap=2.0
+                engine="vllm", importance_sampling="token_truncate", importance_sampling_cap=2.0
             ),
             (True, "token_truncate", 2.0),
         ),
         (
-            RolloutSettings("vllm", "server", "http://a:1", importance_sampling="token_mask"),
+            RolloutSettings(
+                engine="vllm",
+                vllm_mode="server",
+                vllm_server="http://a:1",
+                importance_sampling="token_mask",
+            ),
             (True, "token_mask", 3.0),
         ),
     ],
@@ -117,7 +124,7 @@ def test_the_correction_is_a_setting(config, policy, settings, expected):
         arguments.vllm_importance_sampling_mode,
         arguments.vllm_importance_sampling_clip_max,
     )
-    off = replace(config, rollout=RolloutSettings("vllm", importance_sampling="off"))
+    off = replace(config, rollout=RolloutSettings(engine="vllm", importance_sampling="off"))
     assert vllm_engine.build_engine_arguments(off, model)[
         "vllm_importance_sampling_correction"
     ] is (False)
@@ -125,7 +132,10 @@ def test_the_correction_is_a_setting(config, policy, settings, expected):
 
 def test_a_server_gets_its_address(config, policy):
     model, _ = load_policy(policy)
-    config = replace(config, rollout=RolloutSettings("vllm", "server", "http://a:8000"))
+    config = replace(
+        config,
+        rollout=RolloutSettings(engine="vllm", vllm_mode="server", vllm_server="http://a:8000"),
+    )
     arguments = build_trainer_arguments(
         config, ("hits", "vowels", "length"), vllm_engine.build_engine_arguments(config, model)
     )
@@ -219,7 +229,7 @@ def start(config, policy, **changes):
 def test_the_engine_computes_as_the_training_does(config, policy, engine, gpu):
     plain = trl_vllm.LLM
     start(config, policy)
-    start(replace(config, model=replace(config.model, revision="v2")), policy, bf16=True)
+    start(replace(config, model=config.model.replace(revision="v2")), policy, bf16=True)
     assert [one["dtype"] for one in engine] == ["float32", "bfloat16"]
     assert [one["revision"] for one in engine] == [None, "v2"]
     assert not any("enable_lora" in one for one in engine)
@@ -288,7 +298,7 @@ def test_an_engine_gets_room_for_adapters_of_the_trials_rank(config, policy, eng
 
 def test_the_cache_is_computed_and_nothing_is_measured(config, policy, engine, gpu):
     """vLLM does not measure the whole device if it is told the size of its cache."""
-    share = RolloutSettings("vllm", vllm_memory_share=0.4)
+    share = RolloutSettings(engine="vllm", vllm_memory_share=0.4)
     start(replace(config, rollout=share, gpu_share=0.5), policy)
     cache = engine[0]["kv_cache_memory_bytes"]
     assert 15 * GIB < cache < 0.5 * 0.4 * 80 * GIB - GIB // 2
@@ -297,7 +307,7 @@ def test_the_cache_is_computed_and_nothing_is_measured(config, policy, engine, g
 
 
 def test_a_policy_too_large_for_the_engines_part_is_refused(config, policy, engine, gpu):
-    part = replace(config, gpu_share=1e-7, rollout=RolloutSettings("vllm"))
+    part = replace(config, gpu_share=1e-7, rollout=RolloutSettings(engine="vllm"))
     with pytest.raises(ResourcesError, match=r"rollout.vllm_memory_share = 0.45: vLLM's part of"):
         start(part, policy)
     assert engine == []
@@ -475,7 +485,7 @@ def test_the_next_trial_wakes_the_engine():
 
 
 def test_vllm_is_told_that_it_will_sleep(config, policy, engine, gpu, monkeypatch):
-    sleeping = replace(config, rollout=RolloutSettings("vllm", sleep=True))
+    sleeping = replace(config, rollout=RolloutSettings(engine="vllm", sleep=True))
     start(config, policy)
     start(sleeping, policy)
     assert [one.get("enable_sleep_mode") for one in engine] == [None, True]
@@ -552,7 +562,7 @@ def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
     monkeypatch.setattr(rollout, "find_vllm", lambda: None)
     with pytest.raises(EngineError, match="pip install"):
         train(
-            replace(config, rollout=RolloutSettings("vllm")),
+            replace(config, rollout=RolloutSettings(engine="vllm")),
             resume=None,
             report=lambda *_: None,
         )
@@ -567,7 +577,9 @@ def test_only_the_chosen_engine_samples(config, engine, lean, monkeypatch):
         return sample(prompts, trainer)
 
     monkeypatch.setattr(rollout, "sample_for_trainer", counted)
-    train(replace(config, rollout=RolloutSettings(engine)), resume=None, report=lambda *_: None)
+    train(
+        replace(config, rollout=RolloutSettings(engine=engine)), resume=None, report=lambda *_: None
+    )
     assert bool(calls) is lean
 
 

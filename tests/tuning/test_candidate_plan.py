@@ -13,7 +13,7 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Part, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, Uniform, list_warnings
-from gdpo_tune.spec.search_section import MERGES_PER_TRAINING
+from gdpo_tune.spec.model import MERGES_PER_TRAINING
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.plan import (
     PlannedTrial,

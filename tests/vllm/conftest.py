@@ -100,7 +100,7 @@ def build_config(monkeypatch, tmp_path) -> Callable[..., TrialConfig]:
             "embedded",
             0,
             params,
-            replace(TRAINING, **chosen),
+            TRAINING.replace(**chosen),
             Path(tmp_path),
             data=DataSettings(max_prompt_length=64),
             rollout=RolloutSettings(engine="vllm"),

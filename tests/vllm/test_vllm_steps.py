@@ -47,7 +47,7 @@ def test_a_step_in_parts_trains_as_a_whole_one_with_a_kl(
 
 @pytest.mark.parametrize("mode", ["sequence_truncate", "token_mask", "token_truncate", "off"])
 def test_each_correction_trains(build_config, train_and_report, mode):
-    rollout = RolloutSettings("vllm", importance_sampling=mode)
+    rollout = RolloutSettings(engine="vllm", importance_sampling=mode)
     _, reports = train_and_report(build_config(rollout=rollout, steps=1))
     assert math.isfinite(reports[0].metrics["train/loss"])
     assert ("train/sampling/importance_sampling_ratio/mean" in reports[0].metrics) is (

@@ -44,7 +44,7 @@ def build(directory: Path, rank: int, name: str) -> TrialConfig:
             "embedded",
             0,
             params,
-            replace(TRAINING, steps=4, checkpoint_every=3),
+            TRAINING.replace(steps=4, checkpoint_every=3),
             directory / name,
             data=DataSettings(max_prompt_length=64),
             model=ModelSettings(lora_rank=rank),

@@ -22,7 +22,7 @@ from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.http import build_retry
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.storage_section import TRACKING_VARIABLES
+from gdpo_tune.spec.model import TRACKING_VARIABLES
 
 CALLER = "--submit"
 METADATA_KEY = "gdpo_tune_sweep"

@@ -1,4 +1,4 @@
-"""Size of a policy: its tensors, from its files or where they are known, and its positions."""
+"""Shapes of a policy: its tensors, from its files or where they are known, and its positions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def find_position_limit(config: Mapping[str, Any]) -> int | None:
 
 
 @dataclass(frozen=True)
-class PolicySize:
-    """Shapes of a policy's tensors, named as in its files."""
+class PolicyShapes:
+    """Shapes of a policy's tensors, named as in its files; what names do not tell is 0."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -40,66 +40,60 @@ class PolicySize:
 
     @property
     def layers(self) -> int:
-        """Layers; 0 if the names do not tell."""
+        """Number of layers."""
         return len({match[1] for match in map(_LAYER.search, self.shapes) if match})
 
     @property
     def outer(self) -> int:
-        """Numbers outside of layers: embedding, head and last norm; all if the names do not tell.
-
-        FSDP2 gathers them together, and each layer by itself.
-        """
+        """Numbers outside of layers, which FSDP2 gathers together: embedding, head, last norm."""
         inside = (math.prod(shape) for name, shape in self.shapes.items() if _LAYER.search(name))
         return self.parameters - sum(inside)
 
     @property
     def vocabulary(self) -> int:
-        """Tokens of the vocabulary; 0 if the names do not tell."""
+        """Tokens of the vocabulary."""
         return self._get_first(_EMBEDDING)[0]
 
     @property
-    def width(self) -> int:
-        """Numbers of a hidden state; 0 if the names do not tell."""
+    def hidden_size(self) -> int:
+        """Numbers of a hidden state."""
         return self._get_first(_EMBEDDING)[1]
 
     @property
-    def inner_width(self) -> int:
-        """Numbers between the two halves of a layer's feed-forward part; 0 if unknown."""
+    def intermediate_size(self) -> int:
+        """Numbers between the two halves of a layer's feed-forward part."""
         return self._get_first("gate_proj.weight")[0]
 
     @property
     def cached(self) -> int:
-        """Numbers in the cache of one token: keys and values of every layer; 0 if unknown."""
+        """Numbers in the cache of one token: keys and values of every layer."""
         ends = ("k_proj.weight", "v_proj.weight")
         return sum(shape[0] for name, shape in self.shapes.items() if name.endswith(ends))
 
     def count_adapter_numbers(self, rank: int, targets: Sequence[str] = (EVERY_LINEAR,)) -> int:
         """Return the trained numbers of LoRA: two factors for each module that has an adapter."""
-        return sum(
-            rank * sum(shape)
-            for name, shape in self.shapes.items()
-            if len(shape) == 2 and _has_adapter(name, targets)
-        )
+
+        def is_target(name: str) -> bool:
+            if name.endswith((_HEAD, _EMBEDDING)) or not name.endswith(".weight"):
+                return False
+            module = f".{name.removesuffix('.weight')}"
+            return EVERY_LINEAR in targets or any(module.endswith(f".{each}") for each in targets)
+
+        matrices = [shape for name, shape in self.shapes.items() if is_target(name)]
+        return sum(rank * sum(shape) for shape in matrices if len(shape) == 2)
 
     def _get_first(self, end: str) -> tuple[int, ...]:
         found = (shape for name, shape in self.shapes.items() if name.endswith(end))
         return next(found, (0, 0))
 
 
-def _has_adapter(name: str, targets: Sequence[str]) -> bool:
-    if name.endswith((_HEAD, _EMBEDDING)) or not name.endswith(".weight"):
-        return False
-    module = f".{name.removesuffix('.weight')}"
-    return any(target == EVERY_LINEAR or module.endswith(f".{target}") for target in targets)
-
-
-def find_known_size(name: str) -> PolicySize | None:
+def find_known_size(name: str) -> PolicyShapes | None:
     """Return the size of a policy on the Hub that recipes or docs here name; None of another."""
     match = re.fullmatch(r"Qwen/Qwen2\.5-(?:Coder-|Math-)?([\d.]+B)(?:-Instruct)?", name)
     shape = _QWEN_2_5.get(match[1]) if match else None
     if re.fullmatch(r"Qwen/Qwen3-0\.6B(?:-Base)?", name):
         shape = _QWEN_3_SMALLEST
-    return PolicySize(_list_qwen_shapes(shape)) if shape else None
+    return PolicyShapes(_list_qwen_shapes(shape)) if shape else None
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,7 @@ KNOWN_POLICIES = (
 
 def _list_qwen_shapes(shape: _QwenShape) -> dict[str, tuple[int, ...]]:
     width, queries, keys = shape.width, shape.queries, shape.keys
-    shapes: dict[str, tuple[int, ...]] = {f"model.{_EMBEDDING}": (shape.vocabulary, width)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, width)}
     for layer in range(shape.layers):
         attention, inner = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         for part, rows in (("q", queries), ("k", keys), ("v", keys)):
@@ -158,4 +152,4 @@ def _list_qwen_shapes(shape: _QwenShape) -> dict[str, tuple[int, ...]]:
         for part in ("input", "post_attention"):
             shapes[f"model.layers.{layer}.{part}_layernorm.weight"] = (width,)
     shapes["model.norm.weight"] = (width,)
-    return shapes if shape.is_tied else shapes | {_HEAD: (shape.vocabulary, width)}
+    return shapes if shape.is_tied else shapes | {"lm_head.weight": (shape.vocabulary, width)}

@@ -1,0 +1,230 @@
+"""Memory of a trial on a GPU, computed from the shapes of its policy; docs/gpus.md states it.
+
+Source: docs/policies.md for what a layer keeps for the backward pass. tests/training/test_memory.py
+compares the estimate with the peak of a step in torch's FakeTensorMode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdpo_tune.core.engines import ADAPTER_RANKS
+from gdpo_tune.core.policy_shapes import PolicyShapes
+from gdpo_tune.core.settings import EVERY_LINEAR
+
+GIB = 2**30
+CONTEXT = GIB // 2
+"""Bytes of a GPU that CUDA takes for a process beside what torch allocates and can limit."""
+GRAPHS = GIB // 2
+"""Bytes of an engine's compiled graphs."""
+BATCHED_TOKENS = 4096
+"""Tokens that an engine of TRL computes at once."""
+PROBABILITIES = 16
+"""Bytes of an engine for each entry of the vocabulary and each completion that it samples at once:
+four arrays of 32-bit numbers while a token is drawn."""
+NUMBER_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
+"""`model.dtype` on a GPU -> bytes of a parameter that is not trained."""
+TRAINED = 4
+"""Bytes of a trained weight, of its gradient, and of a weight of the reference: 32 bits."""
+MOMENTS = {"adamw": 8, "adamw_8bit": 2}
+"""`training.optimizer` -> bytes of its two moments; the scales of 8 bits add 2 %."""
+LOGITS = 300 * 10**6
+"""Bytes of the logits that TRL computes at a time."""
+GATHERED = 2
+"""Layers that FSDP2 gathers at a time: the one that computes, and the next."""
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes of vLLM beside the trainer."""
+
+    weights: int
+    """The policy's weights, and the slots of adapters."""
+    workspace: int
+    """Graphs, activations, and the probabilities of the next tokens: an estimate."""
+    longest: int
+    """Cache of one completion of full length with its prompt."""
+
+    @property
+    def least(self) -> int:
+        """Bytes without which no engine samples as it should."""
+        return self.weights + self.workspace + self.longest
+
+
+def estimate_engine(
+    *,
+    parameters: int,
+    hidden_size: int,
+    intermediate_size: int,
+    vocabulary: int,
+    cached: int,
+    completions: int,
+    length: int,
+    number_bytes: int,
+) -> EngineMemory:
+    """Compute the memory of an engine that samples so many `completions` at once.
+
+    `parameters` are those of the policy and of the slots of adapters, `cached` the numbers in the
+    cache of a token, and `length` the tokens that the cache of one completion holds.
+    """
+    activations = BATCHED_TOKENS * (4 * hidden_size + 3 * intermediate_size) * number_bytes
+    return EngineMemory(
+        weights=parameters * number_bytes,
+        workspace=GRAPHS + activations + PROBABILITIES * vocabulary * completions,
+        longest=length * cached * number_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class TrialMemory:
+    """Bytes on the GPU of one process of a trial, by what it trains and how it is spread.
+
+    Several trials in a process compute one after another, so activations count once.
+    """
+
+    policy: PolicyShapes
+    completions: int
+    """Completions of a step, over all workers."""
+    tokens: int
+    """Most tokens of a prompt and its completion together."""
+    micro_batch: int = 0
+    """Completions of a forward and backward pass; 0: all of a worker's part of a mini-batch."""
+    mini_batch: int = 0
+    """Completions of an optimizer step, over all workers; 0: all."""
+    rank: int = 0
+    targets: tuple[str, ...] = (EVERY_LINEAR,)
+    number_bytes: int = 2
+    moment_bytes: int = 8
+    has_reference: bool = False
+    """True if the untrained policy is kept for the KL; with adapters it is the policy without."""
+    recomputes: bool = True
+    workers: int = 1
+    """Processes that share the completions of a step."""
+    shards: int = 1
+    """Processes over which weights, gradients and moments are divided (FSDP2); 1 for none."""
+    trials: int = 1
+    """Trials of LoRA in the process: one base and one engine, and adapters for each trial."""
+    engine_share: float = 0.0
+    """Part of the room that vLLM takes; 0 without an engine."""
+    sleeps: bool = False
+    """True if the engine keeps only its workspace while a step is computed."""
+
+    @property
+    def trained(self) -> int:
+        """Numbers that are trained."""
+        if not self.rank:
+            return self.policy.parameters
+        return self.trials * self.policy.count_adapter_numbers(self.rank, self.targets)
+
+    @property
+    def weights(self) -> int:
+        """Weights, and moments of those that are trained."""
+        frozen = self.number_bytes * self.policy.parameters if self.rank else 0
+        return ((TRAINED + self.moment_bytes) * self.trained + frozen) // self.shards
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of trained weights; several processes without FSDP2 keep them twice."""
+        copies = 2 if self.workers > self.shards else 1
+        return copies * TRAINED * self.trained // self.shards
+
+    @property
+    def rounded(self) -> int:
+        """What a step computes with beside: trained weights in bfloat16, or what FSDP2 gathers."""
+        policy, number = self.policy, self.number_bytes
+        if self.shards == 1:
+            return number * policy.parameters if not self.rank and number < TRAINED else 0
+        layer = (policy.parameters - policy.outer) // max(policy.layers, 1)
+        gathered = policy.outer + GATHERED * layer
+        # Gradients too, until they are divided, and once more in 32 bits while they are summed.
+        return (number if self.rank else 2 * number + TRAINED) * gathered
+
+    @property
+    def reference(self) -> int:
+        """The untrained policy: TRL loads a second copy in 32 bits."""
+        return TRAINED * self.policy.parameters * self.has_reference // self.shards
+
+    @property
+    def head(self) -> int:
+        """Gradient of the output head, and the logits of a tile."""
+        policy = self.policy
+        return (0 if self.rank else TRAINED * policy.vocabulary * policy.hidden_size) + LOGITS
+
+    @property
+    def activations(self) -> int:
+        """Hidden states that the backward pass of a micro-batch needs, at full length.
+
+        Autograd keeps one hidden state a layer, and everything of a layer that is recomputed.
+        """
+        policy, number = self.policy, self.number_bytes
+        layer = 2 * number * (4 * policy.intermediate_size + 8 * policy.hidden_size)
+        states = (number if self.rank else TRAINED) * policy.layers * policy.hidden_size
+        token = states + layer * (1 if self.recomputes else policy.layers)
+        at_once = self.micro_batch or (self.mini_batch or self.completions) // self.workers
+        return at_once * self.tokens * token
+
+    @property
+    def whole(self) -> int:
+        """Whole policy, where Transformers samples with it or it is not trained; 0 elsewhere."""
+        if self.shards == 1 or self.engine_share:
+            return 0
+        numbers = self.policy.parameters
+        sampling = self.weights + self.reference + self.number_bytes * numbers
+        return CONTEXT + max(sampling, (self.number_bytes if self.rank else TRAINED) * numbers)
+
+    @property
+    def at_rest(self) -> int:
+        """Bytes of the trainer while completions are sampled."""
+        return CONTEXT + self.weights + self.reference
+
+    @property
+    def least(self) -> int:
+        """Bytes without which no step can be computed, however short the completions are."""
+        return max(self.at_rest + self.gradients + self.rounded, self.whole)
+
+    @property
+    def total(self) -> int:
+        """Bytes of the trainer with full-length completions."""
+        step = self.at_rest + self.gradients + self.rounded + self.head + self.activations
+        return max(step, self.whole)
+
+    @property
+    def engine(self) -> EngineMemory:
+        """Memory without which vLLM does not start; each worker has one for its completions."""
+        policy, rank = self.policy, self.rank
+        slot = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
+        adapters = policy.count_adapter_numbers(slot, self.targets) if rank else 0
+        return estimate_engine(
+            parameters=policy.parameters + self.trials * adapters,
+            hidden_size=policy.hidden_size,
+            intermediate_size=policy.intermediate_size,
+            vocabulary=policy.vocabulary,
+            cached=policy.cached,
+            completions=self.trials * self.completions // self.workers,
+            length=self.tokens,
+            number_bytes=self.number_bytes,
+        )
+
+    @property
+    def least_room(self) -> float:
+        """Bytes of a GPU below which no trial can run, as the engine's share divides them."""
+        share = self.engine_share
+        if not share:
+            return self.least
+        parts = [self.engine.least / share]
+        if self.sleeps:
+            parts += [self.at_rest / (1 - share), self.least + self.engine.workspace]
+        else:
+            parts.append(self.least / (1 - share))
+        return max(parts)
+
+    def fits(self, room: int) -> bool:
+        """Return whether the process fits into so many bytes, with full-length completions."""
+        share, engine = self.engine_share, self.engine
+        if not share:
+            return self.total <= room
+        if engine.least > share * room:
+            return False
+        if self.sleeps:
+            return self.at_rest <= (1 - share) * room and self.total + engine.workspace <= room
+        return self.total <= (1 - share) * room

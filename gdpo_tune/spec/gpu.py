@@ -1,0 +1,203 @@
+"""GPUs of a sweep: whether a share of one holds a trial, and what `resources.pack` stands for."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from gdpo_tune.core.engines import find_vllm
+from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, TrialMemory
+from gdpo_tune.core.policy_shapes import PolicyShapes
+from gdpo_tune.spec.checks import check_batches, check_resources
+from gdpo_tune.spec.model import SweepSpec
+from gdpo_tune.spec.sampler_choice import count_affordable_trials
+from gdpo_tune.spec.text import format_bytes
+
+RANK = 16
+"""Rank of the adapters that messages propose."""
+WORKERS = (2, 4, 8)
+"""Numbers of workers that messages propose."""
+MOST_PACKED = 8
+"""Trials that `pack: auto` puts into a process: they compute their updates one after another, so
+more of them wait longer for each other."""
+
+
+class PackChoice(NamedTuple):
+    """How many trials share a process, and the reason for it."""
+
+    trials: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.trials} ({self.why})"
+
+
+def measure_trial(spec: SweepSpec, policy: PolicyShapes) -> TrialMemory:
+    """Return the memory of a process of a trial, as the file asks for it."""
+    model, training, resources, rollout = spec.model, spec.training, spec.resources, spec.rollout
+    betas = spec.space.list_reachable("beta")
+    may_use_engine = rollout.engine == "vllm" or (rollout.engine == "auto" and find_vllm())
+    has_engine = may_use_engine and rollout.vllm_mode == "colocate"
+    return TrialMemory(
+        policy=policy,
+        completions=training.completions_per_step,
+        tokens=spec.data.max_prompt_length + training.max_completion_length,
+        micro_batch=training.micro_batch_size,
+        mini_batch=training.mini_batch_size,
+        rank=model.lora_rank,
+        targets=model.lora_targets,
+        number_bytes=NUMBER_BYTES[model.dtype],
+        moment_bytes=MOMENTS[training.optimizer],
+        has_reference=not model.lora_rank
+        and (betas is None or any(float(beta) > 0 for beta in betas)),
+        recomputes=model.gradient_checkpointing != "off",
+        workers=resources.workers,
+        shards=resources.workers if resources.shards_policy else 1,
+        trials=resources.trials_per_process,
+        engine_share=rollout.vllm_memory_share if has_engine else 0.0,
+        sleeps=rollout.sleep,
+    )
+
+
+def check_gpu_share(
+    spec: SweepSpec,
+    policy: PolicyShapes | None,
+    device: int | None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Raise `ResourcesError` for a share of a GPU in which the policy could not be trained.
+
+    An unknown `policy`, an unknown `device` (bytes of the smallest GPU) and trials on a cluster
+    (`RAY_ADDRESS`) pass. The bound is without activations: completions may be short.
+    """
+    gpus = spec.resources.gpus
+    if not gpus or policy is None or device is None or environment.get("RAY_ADDRESS"):
+        return
+    memory = measure_trial(spec, policy)
+    least = memory.least_room / device
+    if gpus >= least:
+        return
+    several = f" in {memory.trials} trials at a time" if memory.trials > 1 else ""
+    raise ResourcesError(
+        f"resources.gpus = {gpus:g}: to train {policy.parameters / 1e6:,.1f} million parameters"
+        f"{several} takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, "
+        f"without activations ({_describe_least(memory)})\n"
+        f"    fix: {', or '.join(list_remedies(spec, memory, device))}"
+    )
+
+
+def list_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list[str]:
+    """Return changes of which each suffices: a larger share or GPU, then what asks for less."""
+    resources, room = spec.resources, spec.resources.gpus * device
+    enough = _round_up(memory.least_room / device)
+    remedies = [f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"]
+    counts = range(memory.trials - 1, 0, -1)
+    if fewer := next((n for n in counts if replace(memory, trials=n).least_room <= room), 0):
+        remedies.append(f"fewer trials a process: --set resources.pack={fewer}")
+    share = _round_up(memory.engine.least / (memory.least + memory.engine.least))
+    with_adapters = replace(memory, rank=RANK, has_reference=False)
+    alternatives = [
+        (
+            bool(memory.engine_share),
+            replace(memory, engine_share=share),
+            f"divide it otherwise: --set rollout.vllm_memory_share={share:g}",
+        ),
+        (
+            bool(memory.engine_share) and resources.gpus >= 1 and memory.trials == 1,
+            replace(memory, sleeps=True),
+            "let vLLM sleep during a step: --set rollout.sleep=true",
+        ),
+        (
+            memory.has_reference,
+            replace(memory, has_reference=False),
+            "do without the reference policy: --set space.beta=0",
+        ),
+        (not memory.rank, with_adapters, f"train adapters: --set model.lora_rank={RANK}"),
+    ]
+    remedies += [text for helps, other, text in alternatives if helps and other.least_room <= room]
+    if workers := _count_sufficient_workers(spec, memory, device):
+        remedies.append(f"divide the policy: --set resources.workers={workers}, each with a GPU")
+    return remedies
+
+
+def _count_sufficient_workers(spec: SweepSpec, memory: TrialMemory, device: int) -> int:
+    """Return the fewest workers, each with a whole GPU, that could share the policy; 0 if none."""
+    resources = spec.resources
+    if resources.gpus < 1 or resources.sharding == "none" or resources.pack != 1:
+        return 0
+    for count in (count for count in WORKERS if count > resources.workers):
+        asked = spec.replace(resources=resources.replace(workers=count))
+        fits = replace(memory, workers=count, shards=count).least_room <= device
+        if fits and not [*check_resources(asked), *check_batches(asked)]:
+            return count
+    return 0
+
+
+def _round_up(share: float) -> float:
+    return math.ceil(share * 100) / 100
+
+
+def _describe_least(memory: TrialMemory) -> str:
+    parts = [("weights, gradients and averages", memory.weights + memory.gradients)]
+    parts += [("their bfloat16 copies", memory.rounded), ("the reference", memory.reference)]
+    text = ", ".join(f"{format_bytes(count)} for {name}" for name, count in parts if count)
+    least = format_bytes(memory.engine.least)
+    return f"{text}, and {least} for vLLM" if memory.engine_share else text
+
+
+def choose_pack(
+    spec: SweepSpec, policy: PolicyShapes | None, read_device: Callable[[], int | None]
+) -> PackChoice:
+    """Return the requested number of trials a process; for `auto` as many as fit.
+
+    `read_device` is only called if the answer depends on it. It returns the bytes of the smallest
+    GPU that trials may get. They and `policy` are None while they are unknown: one trial then.
+    """
+    resources = spec.resources
+    if resources.pack != "auto":
+        return PackChoice(resources.pack, "as requested")
+    why = ""
+    if not spec.model.lora_rank:
+        why = "every weight is trained, so trials have no base policy to share"
+    elif resources.workers > 1:
+        why = f"a trial has {resources.workers} processes of its own"
+    elif spec.rollout.sleep or not spec.rollout.reuse_engine:
+        key = "sleep: true" if spec.rollout.sleep else "reuse_engine: false"
+        why = f"rollout.{key} asks for an engine of its own"
+    elif not resources.gpus:
+        why = "on a CPU one trial keeps its cores busy"
+    elif policy is None:
+        why = "the size of the policy is unknown until it is on this machine"
+    if why or policy is None:
+        return PackChoice(1, why)
+    device = read_device()
+    if device is None:
+        return PackChoice(1, "the memory of the GPUs is unknown: write a number")
+    most, room = min(MOST_PACKED, count_affordable_trials(spec)), int(resources.gpus * device)
+    memory = measure_trial(spec, policy)
+    fit = next((n for n in range(most, 0, -1) if replace(memory, trials=n).fits(room)), 0)
+    if fit == most:
+        reason = f"at most {MOST_PACKED}" if most == MOST_PACKED else "all trials of the sweep"
+        return PackChoice(most, f"{reason}; they fit in {format_bytes(room)}")
+    return PackChoice(max(1, fit), f"{fit} fit in {format_bytes(room)}, computed")
+
+
+def settle_pack(spec: SweepSpec, trials: int) -> SweepSpec:
+    """Return a spec with so many trials a process, such as those that `auto` stands for."""
+    return spec.replace(resources=spec.resources.replace(pack=trials))
+
+
+def read_device_memory() -> int | None:
+    """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    amounts = [int(line) << 20 for line in answer.stdout.splitlines() if line.strip().isdigit()]
+    return min(amounts, default=None)
