@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 
 if TYPE_CHECKING:
-    from gdpo_tune.spec.first_file import FirstFile
+    from gdpo_tune.spec.starter import FirstFile
 
 FILE = "{}.yaml"
 """Name of the file unless another one is given, filled with the task's name."""
@@ -102,7 +102,7 @@ def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
-    from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
+    from gdpo_tune.spec.starter import BUILT_IN, FirstFile
     from gdpo_tune.spec.text import join_names, suggest
     from gdpo_tune.tasks.dataset import collect_data, propose_layout
 

@@ -120,7 +120,7 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
     from gdpo_tune.ledger.journal import Lease
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.results.merge_file import MERGE_FILE, read_progress
-    from gdpo_tune.spec.disk import check_merge_room
+    from gdpo_tune.spec.machine import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
     progress = read_progress(directory, settings)

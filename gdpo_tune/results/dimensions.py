@@ -8,7 +8,7 @@ from gdpo_tune.analysis.effects import Effects, estimate_effects
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.response import Dimension
 from gdpo_tune.core.registry import SAMPLERS
-from gdpo_tune.spec.sampler_choice import choose_sampler
+from gdpo_tune.spec.gpu import choose_sampler
 from gdpo_tune.spec.space import Choices, Space, is_one_of
 
 if TYPE_CHECKING:

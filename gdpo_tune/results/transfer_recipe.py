@@ -12,8 +12,8 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import Mark, Problems, dump_flow, read_document
-from gdpo_tune.spec.shipped_spaces import find_space, list_spaces
 from gdpo_tune.spec.space import format_domain, get_parameter_info
+from gdpo_tune.spec.starter import find_space, list_spaces
 from gdpo_tune.spec.text import join_names
 
 OPTION = "--recipe"
