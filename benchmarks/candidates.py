@@ -27,16 +27,21 @@ from harness import run
 from numpy.typing import NDArray
 from verdicts import GOALS, compute_worth
 
-from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
+from gdpo_tune.analysis.comparison import (
+    ALPHA,
+    Arm,
+    build_arm,
+    compare_arms,
+    compute_p_values,
+    correct_p_values,
+)
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
-from gdpo_tune.analysis.probability import (
+from gdpo_tune.analysis.uncertainty import (
     estimate_front_probability,
     estimate_hypervolume_interval,
 )
-from gdpo_tune.analysis.resampling import correct_p_values
-from gdpo_tune.analysis.sides import Side, build_side
-from gdpo_tune.analysis.verdict import build_verdict
 from gdpo_tune.core.trials import Estimate, Part, TrialRecord
+from gdpo_tune.results.comparison_report import build_verdict
 
 Floats = NDArray[np.float64]
 TRAINING = 0.04
@@ -209,14 +214,14 @@ def measure_verdicts(cases: tuple[Case, Case], pairs: int) -> dict[str, float]:
     """Measure how often the verdict on two searches reports a difference."""
     called = volume = 0
     for seed in range(pairs):
-        sides: list[Side] = [
-            build_side(name, build_records(case, 2 * seed + index), GOALS)
+        sides: list[Arm] = [
+            build_arm(name, build_records(case, 2 * seed + index), GOALS)
             for index, (name, case) in enumerate(zip("AB", cases, strict=True))
         ]
         corrected = correct_p_values(compute_p_values(*sides))
         volume += corrected[0] <= ALPHA
         if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `build_verdict` is slow
-            called += build_verdict(compare(*sides)).has_difference
+            called += build_verdict(compare_arms(*sides)).has_difference
     return {"called": called / pairs, "hypervolume": volume / pairs}
 
 

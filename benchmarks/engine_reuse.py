@@ -35,17 +35,18 @@ TRAINING = TrainingSettings(
 def measure_starts(policy: str, rank: int, trials: int) -> dict[str, Any]:
     """Train trials in this process; return its seconds of imports and of each trial's start."""
     started = time.monotonic()
-    from gdpo_tune.training import live_engine, train
+    from gdpo_tune.training import train
+    from gdpo_tune.training.engine import Engine
 
     found: dict[str, Any] = {"imports": time.monotonic() - started, "starts": []}
-    plain = live_engine.LiveEngine.generate
+    plain = Engine.generate
 
     def generate(engine: Any, *arguments: Any) -> Any:
         if len(found["starts"]) < number:
             found["starts"].append(time.monotonic() - begun)
         return plain(engine, *arguments)
 
-    live_engine.LiveEngine.generate = generate
+    Engine.generate = generate
     with tempfile.TemporaryDirectory() as directory:
         for number in range(1, trials + 1):
             config = build_trial(

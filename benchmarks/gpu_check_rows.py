@@ -1,4 +1,7 @@
-"""Rows of `gpu_check.py`: one a check, with its figure, its limit and what came of it."""
+"""Rows of `gpu_check.py`: one a check, with its figure, its limit and what came of it.
+
+Figures go in, rows come out. Nothing is measured here.
+"""
 
 from __future__ import annotations
 

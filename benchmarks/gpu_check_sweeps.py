@@ -1,4 +1,8 @@
-"""What `gpu_check.py` trains: sizes of its trials, as configurations and as a sweep's file."""
+"""What `gpu_check.py` trains, and where: trials, sweeps by the ordinary command, and processes.
+
+A step that dies, hangs or takes all memory ends alone, because its functions have processes of
+their own, with a deadline and a file that keeps what they print. Importing this imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness import Peak, measure_gpu_memory, measure_process_memory
+from harness import Peak, build_trial, measure_gpu_memory, measure_process_memory
 
 from gdpo_tune import cli
-from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.events import IS_TRIED_AGAIN
-from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import (
     DataSettings,
     ModelSettings,
@@ -100,15 +102,11 @@ class CheckPlan:
         **changes: Any,
     ) -> TrialConfig:
         """Build a trial in the directory `name`; `changes` are fields of the configuration."""
-        infos = list_parameters(task_files.load_task_info(task))
-        defaults = {key: info.default for key, info in infos.items()}
-        config = TrialConfig(
-            task=task,
-            policy=self.policy,
+        config = build_trial(
+            *(task, self.policy, self.directory / name),
+            {"group_size": GROUP, "learning_rate": 1e-5, **(params or {})},
             seed=7,
-            params={**defaults, "group_size": GROUP, "learning_rate": 1e-5, **(params or {})},
             training=self.build_training(**(training or {})),
-            directory=self.directory / name,
             threads=self.threads,
             data=DataSettings(max_prompt_length=2048),
             model=ModelSettings(),

@@ -1,6 +1,19 @@
-"""Functions that `gpu_check.py` runs in a process of its own: single trials, and a neighbour.
+"""Functions that `gpu_check.py` runs in a process of its own: trials, adapters, blocks of steps.
 
-They return plain figures. The functions of `gpu_check_steps.py` judge them.
+They return plain figures, which `gpu_check_rows.py` judges.
+
+Adapters: does the engine sample from the policy that is trained? The engine's log-probabilities e
+of its own completions are compared with those of the trainer, t. In bfloat16 both differ by
+rounding from token to token, by more than a small update changes them. So the update is weighed
+over all tokens: with x and z, computed in float32 with and without the adapter, engine and trainer
+see sum((e - z)(x - z)) and sum((t - z)(x - z)) of it. Rounding averages out. Their ratio is 1 where
+the engine has what the trainer has, and 0 where it has the base alone. It is not a share of x
+itself: what is added to an activation in bfloat16 is rounded in both.
+
+Blocks: ours is `gdpo_tune.training.train` itself, ended after the last counted step. TRL's is a
+plain `GRPOTrainer` with the same policy, prompts, arguments and engine.
+
+Shapes: N tokens of all completions.
 """
 
 from __future__ import annotations
@@ -29,7 +42,7 @@ from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
 import gdpo_tune
-from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, vllm_engine

@@ -5,12 +5,16 @@
 A case is one objective of a simulated sweep of `--trials` trials, which the product's sampler
 proposed, see `importance_problems.py`. The truth is the total Sobol index: the share of the
 variance of a trial, over the whole space, that involves a parameter. A ranking agrees with the
-truth if no parameter stands above another whose true importance is at least `GAP` larger.
+truth if no parameter stands above another that is truly more important by `RANK_TOLERANCE`.
 
 The benchmark prints for each measure the share of cases whose ranking agrees, by kind of problem,
 and the mean of Kendall's tau. Of the package's own measure it also prints how many cases are shown
 (the others are found unreliable from the data alone), the agreement of those, the coverage of the
 intervals, and how often a parameter with and without effect counts as clear. The last line is JSON.
+
+An objective is a sum of terms, each the product of one standardised shape for each of its
+parameters. Shares of the variance are random, and at least one parameter has no effect. Each
+measure returns parameter -> importance for one objective; only ranks count.
 """
 
 from __future__ import annotations
@@ -38,23 +42,25 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.inspection import permutation_importance
 
-from gdpo_tune.analysis.effects import (
-    GAP,
-    LEAST_CROWDED,
+from gdpo_tune.analysis.comparison import compute_interval
+from gdpo_tune.analysis.importance import (
+    MIN_CROWDED,
     NOISE_ALONE,
+    RANK_TOLERANCE,
     RELIABLE,
     RELIABLE_CROWDED,
+    Dimension,
+    Encoder,
     compute_reliability,
     compute_total_indices,
     ranks_agree,
+    sample_surfaces,
 )
-from gdpo_tune.analysis.resampling import compute_interval
-from gdpo_tune.analysis.response import Dimension, Encoder, draw_surfaces
 from gdpo_tune.core.registry import SAMPLERS
 from gdpo_tune.core.trials import Estimate, Params, TrialRecord
-from gdpo_tune.results.dimensions import list_dimensions
+from gdpo_tune.results.open_sweep import list_dimensions
 from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.proposals import SamplerView
 
 OWN = "gdpo_tune"
 
@@ -89,7 +95,7 @@ def measure_case(case: Case, objective: str, least: float) -> Result:
     names = [dimension.name for dimension in encoder.dimensions]
     places = np.stack([encoder.convert(record.params) for record in case.records])
     values = np.array([record.test[objective].mean for record in case.records])
-    surfaces = draw_surfaces(encoder, places, values, np.ones(len(values)))
+    surfaces = sample_surfaces(encoder, places, values, np.ones(len(values)))
     shares = compute_total_indices(encoder, surfaces.weights, surfaces.noise)
     intervals = [compute_interval(row) for row in shares]
     found = {name: measure(case, objective) for name, measure in MEASURES.items()}
@@ -300,7 +306,7 @@ def _run_sweep(
     rng: np.random.Generator,
 ) -> tuple[TrialRecord, ...]:
     """Run a sweep with the product's sampler; nothing is trained."""
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     records: list[TrialRecord] = []
     for number in range(spec.search.trials):
         suggestion = projection.propose()
@@ -449,7 +455,7 @@ def measure(seeds: int = 10, first: int = 0, trials: int = 40, sampler: str = "a
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     least = RELIABLE
     if SAMPLERS[sampler].crowds:
-        least = RELIABLE_CROWDED if trials >= LEAST_CROWDED else 1.01
+        least = RELIABLE_CROWDED if trials >= MIN_CROWDED else 1.01
     results = [
         measure_case(case, goal, least)
         for seed in range(first, first + seeds)
@@ -463,7 +469,7 @@ def measure(seeds: int = 10, first: int = 0, trials: int = 40, sampler: str = "a
     )
     own = summarise_own(results)
     print(f"\n{OWN}:", ", ".join(f"{name} {value}" for name, value in own.items()))
-    return {"gap": GAP, "sampler": sampler, "trials": trials, **own, "rows": rows}
+    return {"gap": RANK_TOLERANCE, "sampler": sampler, "trials": trials, **own, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,11 @@
 The benchmark changes one reward by an affine map. The held-out metrics stay those of the task, so
 both forms of a task have the same measure. The rewards of every training batch are kept, to count
 the distinct advantages.
+
+Figures of trainings are pure functions of numbers. `values[S, W, M]` are shares of the range from
+each objective's worst value of interest to its best: 1 is perfect, 0 or less is worthless.
+
+Shapes: S seeds, W weight settings, M objectives, Q goals.
 """
 
 from __future__ import annotations

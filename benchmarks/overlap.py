@@ -26,7 +26,7 @@ from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.settings import RolloutSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Sandbox
 from gdpo_tune.tasks.code import CodeTask
-from gdpo_tune.training import live_engine, rollout, train, worker_cache
+from gdpo_tune.training import engine, rollout, train, worker_cache
 
 Interval = tuple[float, float]
 
@@ -111,7 +111,7 @@ def timed(log: Log, seconds: float, *, early: bool) -> Iterator[None]:
         return task.sandbox
 
     change(CodeTask, "_start_sandbox", start_timed)
-    change(live_engine.LiveEngine, "generate", note(live_engine.LiveEngine.generate))
+    change(engine.Engine, "generate", note(engine.Engine.generate))
     change(rollout, "sample", note(rollout.sample))
     if not early:
         change(CodeTask, "begin_judging", lambda *_: None)

@@ -1,6 +1,10 @@
-"""Shared parts of the step benchmarks: two trainers in turns, timed step by step.
+"""Two trainers in turns, timed step by step: ours, and plain `trl.GRPOTrainer`.
 
-The module imports no torch, so the process that starts the blocks stays light.
+On a GPU, ours is a trial as a sweep runs it, without held-out evaluation and checkpoints. Both
+sides train every weight of the same policy on the same prompts, in the same precision, with the
+same engine and rewards that cost nothing. Each block has its own process, as trials on a GPU have,
+because the memory of engines adds up in one process. This module imports no torch, so the process
+that starts the blocks stays light.
 """
 
 from __future__ import annotations
@@ -11,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core import task_files
-from gdpo_tune.core.parameters import list_parameters
+from harness import build_trial
+
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 
@@ -206,15 +210,12 @@ class Plan:
 
     def build_config(self, seed: int, directory: Path) -> TrialConfig:
         """Build the timed trial; it has one more step, so that its evaluation is not timed."""
-        parameters = list_parameters(task_files.load_task_info(TASK))
-        params = {name: parameter.default for name, parameter in parameters.items()}
         steps = self.warm_up + self.steps + 1
-        return TrialConfig(
-            task=TASK,
-            policy=self.policy,
-            seed=seed,
+        return build_trial(
+            *(TASK, self.policy, directory),
             # The small rate keeps the policy, and so the lengths, equal on both sides.
-            params={**params, "group_size": self.group_size, "learning_rate": 1e-7},
+            {"group_size": self.group_size, "learning_rate": 1e-7},
+            seed=seed,
             training=TrainingSettings(
                 steps=steps,
                 completions_per_step=self.prompts * self.group_size,
@@ -224,7 +225,6 @@ class Plan:
                 evaluate_every=steps,
                 checkpoint_every=steps,
             ),
-            directory=directory,
             threads=self.threads,
             model=self.model,
             rollout=RolloutSettings(engine=self.engine, vllm_memory_share=self.vllm_memory_share),

@@ -20,6 +20,7 @@ from harness import load_space, run, time_cpu
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Role, State, TrialRecord
 from gdpo_tune.figures import write_report
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 
 LIMIT_SECONDS, LIMIT_MB = 20.0, 10.0
@@ -107,7 +108,7 @@ def measure(trials: int = 1000):
     """Write a report once."""
     with load_space() as spec:
         records, wall = build_records(spec, trials), time.perf_counter()
-        path, cpu = time_cpu(lambda: write_report(spec, records))
+        path, cpu = time_cpu(lambda: write_report(Sweep(spec, records)))
         wall, megabytes = time.perf_counter() - wall, path.stat().st_size / 1e6
     print(f"{trials} trials: {wall:.1f} s, {cpu:.1f} CPU-s, {megabytes:.1f} MB")
     limits = {"limit_seconds": LIMIT_SECONDS, "limit_megabytes": LIMIT_MB}

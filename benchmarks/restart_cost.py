@@ -4,9 +4,9 @@
 
 A sweep of `search_spaces/code.yaml` with the real ledger and the real scheduler, in which trials
 reach rungs in simulated time on 200 slots. It is killed when `--trials` trials exist. Then the
-benchmark opens the ledger and rebuilds the searcher from it, up to its first answer.
+benchmark opens the ledger and rebuilds the lifecycle from it, up to its first answer.
 
-Printed: seconds of the ledger, of the scheduler, and of both with the rest of the searcher. The
+Printed: seconds of the ledger, of the lifecycle, and of both with the first answer. The
 last line is JSON.
 """
 
@@ -22,12 +22,10 @@ from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.ray.messages import Setup
-from gdpo_tune.tuning.schedulers.asha import Asha
-from gdpo_tune.tuning.schedulers.rung_decisions import RungDecisions
-from gdpo_tune.tuning.schedulers.rungs import Variant
-from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.searcher import LedgerSearcher
+from gdpo_tune.tuning import startup
+from gdpo_tune.tuning.attempts import Setup
+from gdpo_tune.tuning.halving import Asha, Variant
+from gdpo_tune.tuning.lifecycle import Lifecycle
 
 STEPS = 120
 
@@ -62,7 +60,7 @@ class KilledSweep:
     def _start_trial(self) -> TrialRecord:
         number, spec = len(self._worth), self._ledger.spec
         self._worth.append(self._rng.uniform(0.1, 1, len(spec.objectives)).tolist())
-        params = spec.space.complete(quasi_random.draw_point(spec, number))
+        params = spec.space.complete(startup.draw_point(spec, number))
         return self._ledger.start(params, "search", "startup", seed=number)
 
     def _schedule_next_step(self, record: TrialRecord) -> None:
@@ -102,22 +100,18 @@ class KilledSweep:
 
 def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     """Restart the sweep and return the CPU seconds of each part."""
-    with Ledger.open(spec) as ledger:
-        scheduler = Asha(ledger)
-        _, of_scheduler = time_cpu(RungDecisions(ledger, scheduler).restore)
     ledger, of_ledger = time_cpu(lambda: Ledger.open(spec))
     with ledger:
-        scheduler = Asha(ledger)
         setup = Setup("none:none", ledger.directory / SPEC)
-        searcher, of_searcher = time_cpu(
-            lambda: LedgerSearcher(ledger, setup, slots, lambda _: None, scheduler)
+        lifecycle, of_lifecycle = time_cpu(
+            lambda: Lifecycle(ledger, Asha(ledger), setup, slots, lambda _: None)
         )
-        _, of_answer = time_cpu(lambda: searcher.suggest("first"))
-        searcher.close()
+        _, of_answer = time_cpu(lambda: lifecycle.next_attempt("first"))
+        lifecycle.close()
     return {
         "ledger": of_ledger,
-        "scheduler": of_scheduler,
-        "all": of_ledger + of_searcher + of_answer,
+        "lifecycle": of_lifecycle,
+        "all": of_ledger + of_lifecycle + of_answer,
     }
 
 

@@ -90,6 +90,7 @@ def measure_end(trials: int, slots: int) -> dict[str, Any]:
 
     from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
+    from gdpo_tune.results.open_sweep import Sweep
 
     figures: dict[str, Any] = {}
 
@@ -104,8 +105,8 @@ def measure_end(trials: int, slots: int) -> dict[str, Any]:
             KilledSweep(ledger, slots).run(trials)
         with note("reading the ledger", lambda: Ledger.open(spec, read_only=True)) as ledger:
             records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
-        report = note("report", lambda: write_report(spec, records, sessions=sessions))
-        note("front.png", lambda: write_front_png(spec, records))
+        report = note("report", lambda: write_report(Sweep(spec, records, sessions)))
+        note("front.png", lambda: write_front_png(Sweep(spec, records)))
         note("one picture of the live display", lambda: draw_display(spec, records))
         figures["report_megabytes"] = round(report.stat().st_size / 1e6, 1)
         figures["ledger_megabytes"] = round(

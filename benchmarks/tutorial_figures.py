@@ -141,7 +141,7 @@ def read_stored_front() -> Front:
         (sweep / "spec.yaml").write_bytes((STORED / "spec.yaml").read_bytes())
         journal = gzip.decompress((STORED / "ledger.journal.gz").read_bytes())
         (sweep / "ledger.journal").write_bytes(journal)
-        return read_sweep(str(sweep), str(sweep)).build_front()
+        return read_sweep(str(sweep), str(sweep)).front
 
 
 def tabulate_front(front: Front) -> str:

@@ -40,14 +40,19 @@ import optuna
 from harness import run
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
-from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
+from gdpo_tune.analysis.comparison import (
+    ALPHA,
+    Arm,
+    build_arm,
+    compare_arms,
+    compute_p_values,
+    correct_p_values,
+)
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.replicates import estimate_seed_spread, pool_estimates
-from gdpo_tune.analysis.resampling import correct_p_values
-from gdpo_tune.analysis.sides import Side, build_side
-from gdpo_tune.analysis.verdict import build_verdict
 from gdpo_tune.core.metrics import estimate_metrics
 from gdpo_tune.core.trials import Estimate, Objective, Role, TrialRecord
+from gdpo_tune.results.comparison_report import build_verdict
 
 GOALS = tuple(Objective(name, "maximize", 0.0) for name in ("correctness", "format", "length"))
 NOISE = 0.04
@@ -147,7 +152,7 @@ def compute_worth(weights: Sequence[float], rate: float) -> np.ndarray:
     return 0.8 * np.sqrt(shares) * (1 - 0.3 * math.log10(rate / 1.5e-4) ** 2)
 
 
-def build_sides(case: Case, seed: int) -> list[Side]:
+def build_sides(case: Case, seed: int) -> list[Arm]:
     """Simulate one pair of a case and build its two sides."""
     if len(case.trials) == 1:
         records = simulate_sweep(case.sampler, case.trials[0], seed, (case.gain, 1.0))
@@ -160,7 +165,7 @@ def build_sides(case: Case, seed: int) -> list[Side]:
         ]
     shared = len(case.trials) == 1
     return [
-        build_side(name, group, GOALS, shared=shared)
+        build_arm(name, group, GOALS, shared=shared)
         for name, group in zip("AB", groups, strict=True)
     ]
 
@@ -173,10 +178,10 @@ def measure(case: Case, pairs: int) -> dict[str, float]:
         left, right = build_sides(case, seed)
         corrected = correct_p_values(compute_p_values(left, right))
         if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `build_verdict` is slow
-            called += build_verdict(compare(left, right)).has_difference
+            called += build_verdict(compare_arms(left, right)).has_difference
         volume += corrected[0] <= ALPHA
         if seed % EVERY == 0:
-            interval = compare(left, right).ratio.interval
+            interval = compare_arms(left, right).ratio.interval
             held.append(interval.low <= 1 <= interval.high)
     return {
         "pairs": pairs,

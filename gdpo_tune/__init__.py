@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdpo_tune.analysis.front import Front
     from gdpo_tune.results.notebook import LoadedSweep
-    from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.results.open_sweep import Sweep
 
 __all__ = ["__version__", "load_sweep"]
 __version__ = "0.1.0"
@@ -30,7 +29,7 @@ def load_sweep(named: str) -> LoadedSweep:
     return LoadedSweep(find_sweep(str(named)), _gallery)
 
 
-def _gallery(spec: SweepSpec, front: Front) -> Any:
-    from gdpo_tune.figures.gallery import build_gallery  # late: tables alone need no plotly
+def _gallery(sweep: Sweep) -> Any:
+    from gdpo_tune.figures.report_page import build_gallery  # late: tables alone need no plotly
 
-    return build_gallery(spec, front)
+    return build_gallery(sweep)

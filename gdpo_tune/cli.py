@@ -37,6 +37,7 @@ from gdpo_tune.core.http import bypass_proxies_on_loopback
 from gdpo_tune.core.system import INTERRUPTED
 
 if TYPE_CHECKING:
+    from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.spec import SweepSpec
 
 PIPE_CLOSED = 141
@@ -277,6 +278,26 @@ def integer(low: int, high: int = 10**9) -> Callable[[str], int]:
 
 
 @contextmanager
+def hold_directory(directory: Path, lock: str) -> Generator[None]:
+    """Hold the lease of a command's directory, a file there, during the block.
+
+    Raises:
+        UsageError: the directory cannot be written, or another process holds the lease.
+    """
+    from gdpo_tune.ledger.journal import Lease
+
+    try:
+        lease = Lease(directory / lock)
+    except OSError as error:
+        reason = f"{directory} cannot be used: {error}; choose another --out"
+        raise UsageError(reason) from error
+    try:
+        yield
+    finally:
+        lease.release()
+
+
+@contextmanager
 def name_file(file: str) -> Generator[None]:
     """Name the file of a sweep in the errors of its policy, data and machine."""
     try:
@@ -379,6 +400,17 @@ def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in probe_environment(spec, tracked=False).items():
         print(f"{name}: {value}")
+
+
+def write_figures(sweep: Sweep) -> None:
+    """Write the report of a sweep, the figure of its front and its table."""
+    # Only now: plotting libraries take a second to import, and a refusal needs none.
+    from gdpo_tune.figures import write_front_png, write_report
+    from gdpo_tune.results.front_table import write_front_csv
+
+    write_report(sweep)
+    write_front_png(sweep)
+    write_front_csv(sweep.spec.directory, sweep.front)
 
 
 def limit_devices(spec: SweepSpec, processes: int = 1) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import explain_write_errors
 
 
 def build_parser() -> cli.Parser:
@@ -25,24 +27,22 @@ def build_parser() -> cli.Parser:
 def main(arguments: Sequence[str]) -> int:
     """Compare what `arguments` name; print the verdict and where its page is."""
     options = build_parser().parse_args(arguments)
-    return compare(options.sweep, options.other, options.modes)
+    return compare_named(options.sweep, options.other, options.modes)
 
 
-def compare(sweep: str, other: str | None, modes: Sequence[str] | None) -> int:
+def compare_named(sweep: str, other: str | None, modes: Sequence[str] | None) -> int:
     """Compare a sweep with another one, or two modes of it, and return the exit status.
 
     Raises:
         UsageError: neither or both of `other` and `modes` are given, a sweep is not there, or the
             two judge different things.
     """
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.results.open_sweep import find_sweep
 
     if (other is None) == (not modes):
         raise UsageError("name two sweeps, or one sweep with two --modes")
     first, second = find_sweep(sweep), None if other is None else find_sweep(other)
 
-    from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.display import print_comparison
     from gdpo_tune.figures import write_comparison
     from gdpo_tune.results.comparison_report import compare_modes, compare_sweeps

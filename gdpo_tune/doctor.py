@@ -52,11 +52,11 @@ Row = dict[str, str]
 
 def main(arguments: Sequence[str]) -> int:
     """Print the page and return the exit status."""
-    from gdpo_tune.display.consoles import build_console
+    from gdpo_tune.display.tables import build_console
 
     options = build_parser().parse_args(arguments)
-    rows = [*check_versions(), *check_machine()]
-    rows += check_file(options.space, options.overrides) if options.space else ()
+    rows = [*_check_versions(), *_check_machine()]
+    rows += _check_file(options.space, options.overrides) if options.space else ()
     pairs = ((f"{r['name']:<15}  {r['state']:<7}  {r['text']}", FIX + r["fix"]) for r in rows)
     lines = (line for pair in pairs for line in pair if line != FIX)
     for row in rows if options.json else ():
@@ -78,8 +78,7 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-def build_row(name: str, text: str, fix: str = "", *, fine: bool, state: str = "problem") -> Row:
-    """Return the row of one check, without passwords; a problem's own text may end with a fix."""
+def _build_row(name: str, text: str, fix: str = "", *, fine: bool, state: str = "problem") -> Row:
     from gdpo_tune.spec import hide_passwords
 
     text, _, own = hide_passwords(text.strip()).partition("\n    fix: ")
@@ -87,8 +86,7 @@ def build_row(name: str, text: str, fix: str = "", *, fine: bool, state: str = "
     return {"name": name, "state": state, "text": text, "fix": fix}
 
 
-def check_versions() -> Iterator[Row]:
-    """Yield Python and each library beside the tested range that the package's metadata has."""
+def _check_versions() -> Iterator[Row]:
     python = f"python{metadata.metadata('gdpo-tune')['Requires-Python']}"
     for need in map(Requirement, (python, *(metadata.requires("gdpo-tune") or ()))):
         if need.marker and not any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS):
@@ -98,22 +96,21 @@ def check_versions() -> Iterator[Row]:
         fine = need.specifier.contains(version, True) if version else need.marker is not None
         text = f"{version or 'not installed'}; tested {need.specifier}"
         fix, state = f"pip install '{need.name}{need.specifier}'", "problem"
-        yield build_row(need.name, text, fix, fine=fine, state="warning" if need.marker else state)
+        yield _build_row(need.name, text, fix, fine=fine, state="warning" if need.marker else state)
 
 
-def check_machine() -> Iterator[Row]:
-    """Yield CPUs, memory, disks, sandbox, GPUs, and the services that the environment names."""
+def _check_machine() -> Iterator[Row]:
     from gdpo_tune.sandbox import CodeSandbox
     from gdpo_tune.spec.machine import count_visible_gpus, list_other_sweeps
     from gdpo_tune.spec.model import Tracking
     from gdpo_tune.tracking.server import find_problem
-    from gdpo_tune.tuning.ray.joining import ASK_SECONDS, find_silence
+    from gdpo_tune.tuning.ray.cluster import ASK_SECONDS, probe_head
 
     others, memory = [*list_other_sweeps()], (system.read_machine_memory() or 0) / GIB
     cpus = f"{system.count_local_cpus()} of {os.cpu_count()}, by affinity and quotas"
-    yield build_row("CPUs", "; ".join((cpus, *others[:1])), fine=not others, state="warning")
+    yield _build_row("CPUs", "; ".join((cpus, *others[:1])), fine=not others, state="warning")
     fix = "raise the limit of this machine, container or job"
-    yield build_row("memory", f"{memory:.1f} GiB, with all limits", fix, fine=memory >= 2)
+    yield _build_row("memory", f"{memory:.1f} GiB, with all limits", fix, fine=memory >= 2)
     temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
     for name, place, least, fix in (
         ("shared memory", "/dev/shm", 0.25, "docker run --shm-size=2g"),
@@ -121,25 +118,25 @@ def check_machine() -> Iterator[Row]:
         ("disk", os.getcwd(), 1, "make room, or --set storage=DIRECTORY"),
     ):
         free = shutil.disk_usage(place).free / GIB if os.access(place, os.W_OK) else 0
-        yield build_row(name, f"{place}: {free:.1f} GiB to write", fix, fine=free >= least)
+        yield _build_row(name, f"{place}: {free:.1f} GiB to write", fix, fine=free >= least)
     try:
         with CodeSandbox() as sandbox:
-            yield build_row("sandbox", sandbox.info.tier, fine=True)
+            yield _build_row("sandbox", sandbox.info.tier, fine=True)
     except GdpoTuneError as error:
-        yield build_row("sandbox", str(error), "see docs/sandbox.md", fine=False)
+        yield _build_row("sandbox", str(error), "see docs/sandbox.md", fine=False)
     if count_visible_gpus(os.environ):
         yield from check_gpus()
     else:
-        yield build_row("GPUs", "none: trainings use CPUs", fine=True)
+        yield _build_row("GPUs", "none: trainings use CPUs", fine=True)
     proxies = [f"{kind}: {url}" for kind, url in getproxies().items() if kind != "no"]
-    yield build_row("proxies", ", ".join(proxies) or "none", fine=True)
+    yield _build_row("proxies", ", ".join(proxies) or "none", fine=True)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or Tracking().uri
     problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
-    yield build_row("MLflow", f"{uri} {problem}", fix, fine=not problem)
+    yield _build_row("MLflow", f"{uri} {problem}", fix, fine=not problem)
     address, name = os.environ.get(addresses.RAY_ADDRESS, ""), addresses.RAY_ADDRESS
-    silence = "" if address in ("", "auto") else find_silence(address, ASK_SECONDS)
+    silence = "" if address in ("", "auto") else probe_head(address, ASK_SECONDS)
     text = f"{name} = {address} {silence}" if address else "starts on this machine"
-    yield build_row("Ray", text, f"start that cluster, or unset {name}", fine=not silence)
+    yield _build_row("Ray", text, f"start that cluster, or unset {name}", fine=not silence)
 
 
 def check_gpus() -> Iterator[Row]:
@@ -150,13 +147,12 @@ def check_gpus() -> Iterator[Row]:
     error = (done.stderr.splitlines() or ["no answer"])[-1]
     said = error if done.returncode else ", ".join(done.stdout.splitlines())
     fix = "install the GPU's driver, and a PyTorch that was built for it"
-    yield build_row("GPUs", f"{driver}; {said}", fix, fine=not done.returncode)
+    yield _build_row("GPUs", f"{driver}; {said}", fix, fine=not done.returncode)
     problem = engines.find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
-    yield build_row("compiler", problem or "works", engines.COMPILER_FIX, fine=not problem)
+    yield _build_row("compiler", problem or "works", engines.COMPILER_FIX, fine=not problem)
 
 
-def check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
-    """Yield what the sweep of a file lacks on this machine, or what its task found."""
+def _check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
     from gdpo_tune.spec import load_spec, settle_pack
 
     needs: list[SpecProblem] = []
@@ -170,10 +166,10 @@ def check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
         found = {} if problems else cli.probe_environment(settle_pack(spec, 1))
         if not problems:
             text = ", ".join((f"{file} could start", *map(": ".join, found.items())))
-            yield build_row("file", text, fine=True)
+            yield _build_row("file", text, fine=True)
     except GdpoTuneError as error:
         problems = getattr(error, "problems", [error])
-    yield from (build_row("file", str(problem), fine=False) for problem in problems)
+    yield from (_build_row("file", str(problem), fine=False) for problem in problems)
 
 
 if __name__ == "__main__":

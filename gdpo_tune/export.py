@@ -21,11 +21,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import PolicyError, UsageError
+from gdpo_tune.core.files import HUB_ID, is_directory, is_file
 from gdpo_tune.core.registry import EXPORTERS
 
 if TYPE_CHECKING:
@@ -91,7 +94,6 @@ def build_parser() -> cli.Parser:
 
 
 def _check_library(name: str) -> str:
-    """Refuse a library that cannot express GDPO, with the reason."""
     if name in WITHOUT_GDPO:
         raise argparse.ArgumentTypeError(
             f"{name} knows one reward per completion and normalizes only their sum, so it cannot "
@@ -104,10 +106,8 @@ def main(arguments: Sequence[str]) -> int:
     """Write what `arguments` ask for and return the exit status."""
     options = build_parser().parse_args(arguments)
     if options.collect:
-        return collect(options)
+        return _collect(options)
 
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import HUB_ID, is_directory
     from gdpo_tune.exporters.page import PAGE
     from gdpo_tune.exporters.prompts import require_shareable
     from gdpo_tune.exporters.write_export import MERGERS, RUN, export_training
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def collect(options: argparse.Namespace) -> int:
+def _collect(options: argparse.Namespace) -> int:
     """Make a policy of what a library trained, and compare it with the candidate.
 
     Both are judged by the sweep's task on its test prompts, with the seeds of the trial.
@@ -149,13 +149,10 @@ def collect(options: argparse.Namespace) -> int:
     Raises:
         UsageError: there are no weights, their library is not here, or `--out` is in use.
     """
-    from dataclasses import replace
-
-    from gdpo_tune.analysis.selection import subtract_estimates
-    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.analysis.front import subtract_estimates
     from gdpo_tune.core.trial_files import ADAPTER_CONFIG
     from gdpo_tune.display.training import print_result
-    from gdpo_tune.results.picking import load_and_pick
+    from gdpo_tune.results.picks import load_and_pick
     from gdpo_tune.results.retrain import build_trial_config
 
     request = _load_request(options)
@@ -164,13 +161,13 @@ def collect(options: argparse.Namespace) -> int:
     config = build_trial_config(request, seed=None, out=out, threads=None)
     if config.directory.exists():
         raise UsageError(f"{config.directory} exists\n    fix: move it, or choose another --out")
-    saved = find_policy(options.collect)
+    saved = find_saved_policy(options.collect)
     if not (saved / ADAPTER_CONFIG).is_file():
         config = replace(config, model=config.model.replace(lora_rank=0))
     cli.prepare_machine(request.spec)
     from gdpo_tune.training import train
 
-    policy = write_policy(saved, config)
+    policy = _write_policy(saved, config)
     test = train(config, resume=policy, report=lambda _step, _path: None).test
     values: Mapping[str, Estimate] = {}
     if request.name:
@@ -183,7 +180,7 @@ def collect(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_policy(saved: Path, config: TrialConfig) -> Path:
+def _write_policy(saved: Path, config: TrialConfig) -> Path:
     """Write the policy or the adapter in `saved` as a checkpoint of a trial, and return its place.
 
     Raises:
@@ -191,7 +188,6 @@ def write_policy(saved: Path, config: TrialConfig) -> Path:
     """
     from safetensors import SafetensorError
 
-    from gdpo_tune.core.errors import PolicyError, UsageError
     from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG
     from gdpo_tune.core.trials import Cost
     from gdpo_tune.policies.load_policy import load_policy
@@ -227,7 +223,7 @@ def write_policy(saved: Path, config: TrialConfig) -> Path:
         raise UsageError(f"--collect {saved}: {reason}\n    fix: {fix}") from error
 
 
-def find_policy(directory: Path) -> Path:
+def find_saved_policy(directory: Path) -> Path:
     """Return where a library saved its last policy or adapter; shards are converted before.
 
     Weights without steps in their path come after every checkpoint.
@@ -235,7 +231,6 @@ def find_policy(directory: Path) -> Path:
     Raises:
         UsageError: there are none, or the library that converts them is not installed.
     """
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.exporters import library, nemo_rl, verl
 
     shards = {
@@ -269,17 +264,10 @@ def find_policy(directory: Path) -> Path:
             f"{reason}\n    fix: where it is installed, run {line}"
             f"\n         then collect {target}"
         )
-    return find_policy(target)
+    return find_saved_policy(target)
 
 
 def _load_request(options: argparse.Namespace) -> TrainingRequest:
-    """Return the training that is exported.
-
-    Raises:
-        UsageError: it does not exist, or `--pick` is given with a file.
-    """
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import is_file
     from gdpo_tune.exporters.write_export import MERGERS
     from gdpo_tune.results.retrain import build_request_from_file, build_request_from_sweep
 
@@ -295,8 +283,7 @@ def _load_request(options: argparse.Namespace) -> TrainingRequest:
         )
     for option in ("pick", "recipe"):
         if getattr(options, option):
-            reason = f"--{option} requires a sweep's directory"
-            raise UsageError(f"{options.source} is a file: {reason}")
+            raise UsageError(f"{options.source} is a file: --{option} requires a sweep's directory")
     return build_request_from_file(options.source, options.overrides)
 
 

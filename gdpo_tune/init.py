@@ -15,15 +15,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import SpecError, UsageError
+from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
 
 if TYPE_CHECKING:
     from gdpo_tune.spec.starter import FirstFile
-
-FILE = "{}.yaml"
-"""Name of the file unless another one is given, filled with the task's name."""
 
 
 def build_parser() -> cli.Parser:
@@ -52,20 +52,16 @@ def main(arguments: Sequence[str]) -> int:
     """Write the file that `arguments` and answers describe and return the exit status."""
     options = build_parser().parse_args(arguments)
 
-    from tempfile import TemporaryDirectory
-
-    from gdpo_tune.core.errors import SpecError, UsageError
-    from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
     from gdpo_tune.spec import load_spec
     from gdpo_tune.spec.machine import count_visible_gpus
 
     try:
-        answers = collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
+        answers = _collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
     except KeyboardInterrupt:
         print("\nInterrupted. Nothing was written.", file=sys.stderr)
         return cli.INTERRUPTED
     stem = Path(answers.task.partition(":")[0]).stem
-    file: Path = options.file or Path(FILE.format(stem))
+    file: Path = options.file or Path(f"{stem}.yaml")
     if file.suffix not in (".yaml", ".yml"):
         raise UsageError(f"{file}: the name of a search space ends with .yaml")
     if problem := find_path_problem(str(file)):
@@ -92,14 +88,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
+def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     """Return the answers: those of flags, then of questions if `ask`, else the defaults.
 
     Raises:
         UsageError: an answer names no task, or the number of trials is not positive.
         DataError, UsageError: a file of data cannot be read, or has no known layout.
     """
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec.starter import BUILT_IN, FirstFile
@@ -159,8 +154,6 @@ def _read_number(text: str, name: str, least: float) -> float:
     Raises:
         UsageError: it is none, or it is smaller.
     """
-    from gdpo_tune.core.errors import UsageError
-
     try:
         value = float(text)
     except ValueError:

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import TrialFailure, UsageError
+from gdpo_tune.core.system import clear_rendezvous
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.core.trials import Outcome, Part
-    from gdpo_tune.results.merge_file import MergeProgress, MergeResult
-    from gdpo_tune.results.merge_request import MergeRequest
+    from gdpo_tune.results.merge_request import MergeProgress, MergeRequest, MergeResult
 
 LOCK = "merge.lock"
 ADAPTERS, PARENTS = "adapters", "parents"
@@ -85,8 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     if bool(options.weights) == bool(options.toward or options.prefer):
         parser.error("write --toward, --prefer or both; or --weights alone")
 
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.display.merge_tables import print_choice
+    from gdpo_tune.display.training import print_choice
     from gdpo_tune.results.merge_request import build_merge_request
 
     request = build_merge_request(
@@ -104,22 +104,20 @@ def main(arguments: Sequence[str]) -> int:
     name = f"{request.spec.name}-merge-{request.label}{'-adapters' * options.adapters}"
     directory = (options.out or request.spec.output_directory / name).expanduser().absolute()
     count = options.evaluations if request.wish else 1
-    merge_or_show(request, directory, count, adapters=options.adapters)
+    _merge_or_show(request, directory, count, adapters=options.adapters)
     return 0
 
 
-def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapters: bool) -> None:
+def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapters: bool) -> None:
     """Merge in `directory` after `count` evaluations, or show its result if it has one.
 
     Raises:
         UsageError: nothing meets the wish, the policies do not fit, the directory holds another
             merge, or another process merges there.
     """
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.display.merge_tables import print_merge
-    from gdpo_tune.ledger.journal import Lease
+    from gdpo_tune.display.training import print_merge
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.results.merge_file import MERGE_FILE, read_progress
+    from gdpo_tune.results.merge_request import MERGE_FILE, read_progress
     from gdpo_tune.spec.machine import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
@@ -130,24 +128,16 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
         # Room for the best merge so far and the next one.
         policy = measure_policy(request.spec.policy)
         check_merge_room(request.spec, policy, directory, min(count, 2))
-        try:
-            lease = Lease(directory / LOCK)
-        except OSError as error:
-            reason = f"{directory} cannot be used: {error}; choose another --out"
-            raise UsageError(reason) from error
-        try:
-            progress = _search(request, directory, settings, count)
-        except UsageError:
-            # Evaluations that a later call can use stay.
-            for path in (*directory.glob("merge-*"), directory / PARENTS):
-                shutil.rmtree(path, ignore_errors=True)
-            if not (directory / MERGE_FILE).exists():
-                (directory / LOCK).unlink(missing_ok=True)
-                with suppress(OSError):  # it has other files
-                    directory.rmdir()
-            raise
-        finally:
-            lease.release()
+        with cli.hold_directory(directory, LOCK):
+            try:
+                progress = _search(request, directory, settings, count)
+            except UsageError:
+                _delete_drafts(directory)  # evaluations that a later call can use stay
+                if not (directory / MERGE_FILE).exists():
+                    (directory / LOCK).unlink(missing_ok=True)
+                    with suppress(OSError):  # it has other files
+                        directory.rmdir()
+                raise
     elif progress.result.most_evaluations < count:
         raise UsageError(
             f"{directory} has the best of {progress.result.most_evaluations} evaluations already\n"
@@ -163,18 +153,20 @@ def merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapter
             shutil.rmtree(path)
         else:
             path.replace(directory / path.name)
+    _delete_drafts(directory)
+    print_merge(request, progress, directory)
+
+
+def _delete_drafts(directory: Path) -> None:
     for path in (*directory.glob("merge-*"), directory / PARENTS):
         shutil.rmtree(path, ignore_errors=True)
-    print_merge(request, progress, directory)
 
 
 def _search(
     request: MergeRequest, directory: Path, settings: dict[str, Any], count: int
 ) -> MergeProgress:
-    """Evaluate `count` merges on validation prompts, and the best of them on test prompts."""
-    from gdpo_tune.display.merge_tables import print_evaluation
-    from gdpo_tune.results.merge_file import read_progress, write_progress
-    from gdpo_tune.results.merge_request import MergeEvaluation, find_broken
+    from gdpo_tune.display.training import print_evaluation
+    from gdpo_tune.results.merge_request import read_progress, write_progress
 
     progress = read_progress(directory, settings)
     while len(progress.evaluations) < count and progress.result is None:
@@ -183,7 +175,7 @@ def _search(
         if choice is None:
             break
         outcome = _evaluate(request, choice.parts, directory / f"merge-{len(done) + 1}")
-        evaluation = MergeEvaluation(choice, outcome.validation, outcome.cost)
+        evaluation = replace(choice, validation=outcome.validation, cost=outcome.cost)
         progress = replace(progress, evaluations=(*done, evaluation))
         write_progress(directory, settings, progress)
         print_evaluation(request, len(progress.evaluations), evaluation)
@@ -193,8 +185,8 @@ def _search(
     if progress.result is None:
         best = request.find_best(progress.evaluations)
         found = progress.evaluations[best]
-        if find_broken(request.conditions, found.validation):
-            raise request.build_error("was found to", found.choice, found.validation)
+        if request.find_broken(found.validation):
+            raise request.build_error("was found to", found, found.validation)
         result = _test(request, progress, best, directory, adapters=settings["adapters"])
         progress = replace(progress, result=replace(result, most_evaluations=count))
         write_progress(directory, settings, progress)
@@ -204,13 +196,12 @@ def _search(
 def _test(
     request: MergeRequest, progress: MergeProgress, best: int, directory: Path, *, adapters: bool
 ) -> MergeResult:
-    """Evaluate a merge on test prompts, and write its adapters if they are asked for."""
     from gdpo_tune.core.trials import sum_costs
-    from gdpo_tune.results.merge_file import MergeResult
+    from gdpo_tune.results.merge_request import MergeResult
     from gdpo_tune.training.checkpoints import create_draft
     from gdpo_tune.training.merging import write_mixture
 
-    parts, place = progress.evaluations[best].choice.parts, directory / f"merge-{best + 1}"
+    parts, place = progress.evaluations[best].parts, directory / f"merge-{best + 1}"
     outcome = _evaluate(request, parts, place, with_test=True)
     assert outcome.checkpoint is not None, "a merge is kept"
     if adapters:
@@ -232,13 +223,6 @@ def _test(
 def _evaluate(
     request: MergeRequest, parts: Sequence[Part], place: Path, *, with_test: bool = False
 ) -> Outcome:
-    """Merge in `place` and evaluate; what an earlier call evaluated there is not done again.
-
-    Raises:
-        UsageError: the policies do not fit.
-    """
-    from gdpo_tune.core.errors import TrialFailure, UsageError
-    from gdpo_tune.core.system import clear_rendezvous
     from gdpo_tune.training import train
     from gdpo_tune.training.checkpoints import find_newest_checkpoint
     from gdpo_tune.training.merging import check_parts
@@ -258,7 +242,6 @@ def _evaluate(
 def _find_part(
     request: MergeRequest, part: Part, directory: Path, *, fetch: bool = True
 ) -> TrainedPart:
-    """Return a part with its checkpoint, which `fetch` copies from an object store."""
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.ledger.sweep_store import SweepStore
 

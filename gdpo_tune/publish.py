@@ -13,17 +13,20 @@ collection lists them. The same command updates what it published, or continues.
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
+from gdpo_tune.core.addresses import refuse_published
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import explain_write_errors
+from gdpo_tune.core.text import format_count
 
 if TYPE_CHECKING:
     from gdpo_tune.publishing.publication import Publication, PublishedPolicy
     from gdpo_tune.publishing.repositories import RepositoryContent
-
-MEGABYTE = 1e6
 
 
 def build_parser() -> cli.Parser:
@@ -57,24 +60,22 @@ def main(arguments: Sequence[str]) -> int:
     """Publish what `arguments` ask for and return the exit status."""
     options = build_parser().parse_args(arguments)
 
-    from gdpo_tune.core.errors import UsageError
-
     if options.out is not None and not options.dry_run:
         raise UsageError("--out has an effect only with --dry-run: leave it out")
-    publication, policies, missing = choose_policies(options)
+    publication, policies, missing = _choose_policies(options)
     for reason in missing:
         print(f"not published: {reason}")
     if options.dry_run:
-        contents = build_contents(publication, policies, missing)
+        contents = _build_contents(publication, policies, missing)
         default = publication.sweep.spec.output_directory / f"{publication.spec.name}-published"
-        write_directories(contents, (options.out or default).expanduser(), options.private)
+        _write_directories(contents, (options.out or default).expanduser(), options.private)
     else:
-        upload_all(publication, policies, missing, private=options.private)
+        _upload_all(publication, policies, missing, private=options.private)
     print(f'read it with load_sweep("{publication.record.address}")')
     return 0
 
 
-def choose_policies(
+def _choose_policies(
     options: argparse.Namespace,
 ) -> tuple[Publication, list[PublishedPolicy], list[str]]:
     """Return the policies that are published, and why members of the front are missing.
@@ -82,12 +83,9 @@ def choose_policies(
     Raises:
         UsageError: nothing can be published; the message says why, and nothing was written or sent.
     """
-    from gdpo_tune.core.addresses import refuse_published
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.publishing.publication import choose_candidate, list_members, open_publication
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
-    from gdpo_tune.results.pick_language import parse_pick
-    from gdpo_tune.results.picking import pick_trial
+    from gdpo_tune.results.picks import parse_pick, pick_trial
 
     directory, pick = split_source(options.source, options.pick)
     if options.front and pick is not None:
@@ -107,16 +105,15 @@ def choose_policies(
     if parsed is None:
         members, missing = list_members(publication)
         return publication, members, missing
-    chosen = pick_trial(sweep.records, sweep.spec, parsed)
+    chosen = pick_trial(sweep, parsed)
     for line in chosen.lines:
         print(line)
     return publication, [choose_candidate(publication, chosen, parsed.text)], []
 
 
-def build_contents(
+def _build_contents(
     publication: Publication, policies: Sequence[PublishedPolicy], missing: Sequence[str]
 ) -> list[RepositoryContent]:
-    """Build the repositories of policies, and with `--front` that of the record before them."""
     from gdpo_tune.publishing.repositories import build_front_repositories, build_model_repository
 
     if publication.is_front:
@@ -124,7 +121,7 @@ def build_contents(
     return [build_model_repository(publication, policy) for policy in policies]
 
 
-def write_directories(
+def _write_directories(
     contents: Sequence[RepositoryContent], directory: Path, private: bool
 ) -> None:
     """Write one directory a repository, and print what would go where.
@@ -132,9 +129,6 @@ def write_directories(
     Raises:
         UsageError: a directory exists and holds something else.
     """
-    import shlex
-
-    from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.publishing.repositories import check_directories, write_directory
 
     check_directories(contents, directory)
@@ -145,12 +139,13 @@ def write_directories(
         repository = content.repository
         words = ["hf", "upload", repository.id, str(path), ".", "--repo-type", repository.kind]
         visibility = "private" if private else "public"
-        print(f"{repository.path} ({repository.kind}, {visibility}): {describe_size(content)}")
+        size = f"{format_count(len(content.files), 'file')}, {content.size / 1e6:.1f} MB"
+        print(f"{repository.path} ({repository.kind}, {visibility}): {size}")
         print(f"  written: {path}")
         print(f"  upload it later: {shlex.join([*words, *(['--private'] if private else [])])}")
 
 
-def upload_all(
+def _upload_all(
     publication: Publication,
     policies: Sequence[PublishedPolicy],
     missing: Sequence[str],
@@ -173,20 +168,13 @@ def upload_all(
     )
 
     api = log_in(publication.target)
-    contents = build_contents(publication, policies, missing)
+    contents = _build_contents(publication, policies, missing)
     found = check_names(api, contents, private=private)
     check_cards(api, contents)
     for content in contents:
         print(upload(api, content, found, private=private), flush=True)
     if publication.is_front:
         print(f"collection: {list_in_collection(api, publication, contents, private=private)}")
-
-
-def describe_size(content: RepositoryContent) -> str:
-    """Return the number of files and their size for a person."""
-    from gdpo_tune.core.text import format_count
-
-    return f"{format_count(len(content.files), 'file')}, {content.size / MEGABYTE:.1f} MB"
 
 
 if __name__ == "__main__":

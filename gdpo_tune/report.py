@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import explain_write_errors
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -41,28 +44,21 @@ def main(arguments: Sequence[str]) -> int:
 
     spec, pick = _load_named(options)  # first: a refusal needs none of the imports below
 
-    from gdpo_tune.core.files import explain_write_errors
     from gdpo_tune.display import print_summary
-    from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
-    from gdpo_tune.results.front_csv import write_front_csv
-    from gdpo_tune.results.open_sweep import download_artifacts
-    from gdpo_tune.results.pick_language import parse_pick
-    from gdpo_tune.results.picking import pick_trial
+    from gdpo_tune.results.open_sweep import Sweep, download_artifacts
+    from gdpo_tune.results.picks import parse_pick, pick_trial
     from gdpo_tune.results.published_sweep import explain_foreign_ledger
 
     download_artifacts(spec)
     with explain_foreign_ledger(spec.location):
         with Ledger.open(spec, read_only=True) as ledger:
-            records = ledger.get_records()
-            sessions, spec = ledger.get_sessions(), ledger.spec
-        chosen = None if pick is None else pick_trial(records, spec, parse_pick(pick))
-        ending = sessions[-1].get("ending", "") if sessions else ""
+            sweep = Sweep(ledger.spec, ledger.get_records(), ledger.get_sessions())
+        if pick is not None:
+            sweep = replace(sweep, chosen=pick_trial(sweep, parse_pick(pick)))
         with explain_write_errors("the report"):
-            write_report(spec, records, ending=ending, chosen=chosen, sessions=sessions)
-            write_front_png(spec, records, chosen=chosen and chosen.name)
-            write_front_csv(spec, records)
-        print_summary(spec, records, chosen=chosen, sessions=sessions)
+            cli.write_figures(sweep)
+        print_summary(sweep)
     if options.sync:
         from gdpo_tune.tracking.mlflow_sink import sync
 
@@ -71,18 +67,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from gdpo_tune.compare import compare
-    from gdpo_tune.core.errors import UsageError
+    from gdpo_tune.compare import compare_named
 
     if options.pick or options.overrides or options.name or options.sync:
         raise UsageError(
             "--pick, --set, --name and --sync have no effect on a comparison: leave them out"
         )
-    return compare(options.space, options.against, options.modes)
+    return compare_named(options.space, options.against, options.modes)
 
 
 def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
-    """Return the sweep, named by file or directory, and the choice: `--pick` or after a colon."""
     from gdpo_tune.results.open_sweep import (
         is_space,
         resolve_location,

@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
+from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.core.files import explain_write_errors, write_atomically
+from gdpo_tune.core.system import stop_on_signals
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep
     from gdpo_tune.clusters.scheduler import Scheduler
-    from gdpo_tune.core.errors import GdpoTuneError
 
 
 def build_parser() -> cli.Parser:
@@ -50,7 +52,7 @@ def build_parser() -> cli.Parser:
             add("--here", action="store_true", help="on this machine, from another scheduler")
         if word in ("serve", "run"):
             default, text = 30.0 if word == "serve" else 10.0, "seconds between polls"
-            add("--every", type=parse_seconds, default=default, help=text)
+            add("--every", type=_parse_seconds, default=default, help=text)
         if word == "validate":
             add("--files-only", action="store_true", help="check the files, not this machine")
         elif word == "next":
@@ -59,7 +61,7 @@ def build_parser() -> cli.Parser:
         elif word == "run":
             which = command.add_mutually_exclusive_group()
             text = "the run of that time, with zone (default: the schedule's last one)"
-            which.add_argument("--at", type=parse_time, metavar="TIME", help=text)
+            which.add_argument("--at", type=_parse_time, metavar="TIME", help=text)
             which.add_argument("--now", action="store_true", help="a new run, of this second")
             add("--wait", action="store_true", help="stay until it has ended")
             add("--once", action="store_true", help="do not resume a failed or stopped run")
@@ -69,7 +71,7 @@ def build_parser() -> cli.Parser:
             add("--out", type=Path, metavar="DIRECTORY", help=text)
             newest = ".".join(map(str, NEWEST_KUBERAY))
             text = f"the operator's version, for kuberay and rayjob (default: {newest})"
-            add("--kuberay", type=parse_version, metavar="VERSION", help=text)
+            add("--kuberay", type=_parse_version, metavar="VERSION", help=text)
             text = "with kuberay: a RayCronJob (alpha) instead of a CronJob"
             add("--ray-cron-job", action="store_true", help=text)
     return parser
@@ -86,11 +88,10 @@ def read_clock() -> datetime:
     return datetime.now(UTC)
 
 
-def validate(options: argparse.Namespace) -> int:
-    """Print every problem of the files and, without --files-only, of this machine."""
+def _validate(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter, find_errors, find_notes, find_warnings
 
-    loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
+    loaded, errors = _load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
         for warning in find_warnings(sweep):
             print(f"warning: {warning}", file=sys.stderr)
@@ -108,26 +109,22 @@ def validate(options: argparse.Namespace) -> int:
     return status
 
 
-def show_next(options: argparse.Namespace) -> int:
-    """Print the next times of every schedule."""
+def _show_next(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter, print_next
 
-    loaded = load(options)
+    loaded = _load(options)
     print_next(loaded.sweeps, read_clock(), options.count)
     return ConsolePrinter().print_errors(loaded)
 
 
-def tick(options: argparse.Namespace) -> int:
-    """Do everything that is due; an invalid file does not stop other sweeps."""
+def _tick(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ScheduleTicker
 
     return ScheduleTicker(options.sweeps, read_clock).tick_all()
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Tick until a signal comes. Files are read again each time."""
+def _serve(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ScheduleTicker
-    from gdpo_tune.core.system import stop_on_signals
 
     ended, ticker = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
     with stop_on_signals(lambda _: ended.set()):
@@ -137,10 +134,8 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run one sweep for a time, or for the last time of its schedule."""
+def _run(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter
-    from gdpo_tune.core.system import stop_on_signals
 
     context, ended = open_named(options), threading.Event()
     due, report = context.choose_due_time(options.at, now=options.now), ConsolePrinter().print_news
@@ -151,13 +146,11 @@ def run(options: argparse.Namespace) -> int:
         return context.run(due, report=report, preempted=ended, **flags)
 
 
-def show_status(options: argparse.Namespace) -> int:
-    """Print the state of runs as the last tick has left it."""
+def _show_status(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter, print_status
     from gdpo_tune.clusters.scheduler import Scheduler
-    from gdpo_tune.core.errors import GdpoTuneError
 
-    loaded, errors = load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
+    loaded, errors = _load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
         try:
             print_status(Scheduler.open(sweep, read_clock, read_only=True))
@@ -166,8 +159,7 @@ def show_status(options: argparse.Namespace) -> int:
     return ConsolePrinter().print_errors(loaded, errors)
 
 
-def stop(options: argparse.Namespace) -> int:
-    """Ask the active run to end. The tick that sees its end records it."""
+def _stop(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import print_events
 
     context = open_named(options)
@@ -181,13 +173,11 @@ def stop(options: argparse.Namespace) -> int:
     return 0
 
 
-def render(options: argparse.Namespace) -> int:
-    """Write the schedules for another scheduler, and print what that cannot express."""
+def _render(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import find_notes
     from gdpo_tune.clusters.render.base import find_left_out, render_all
-    from gdpo_tune.core.files import explain_write_errors, write_atomically
 
-    loaded = load(options)
+    loaded = _load(options)
     if loaded.error is not None:
         raise loaded.error
     rendered, others = render_all(
@@ -219,8 +209,7 @@ def render(options: argparse.Namespace) -> int:
     return 0
 
 
-def parse_time(text: str) -> datetime:
-    """Return a time since 1970 in UTC."""
+def _parse_time(text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:
@@ -235,23 +224,20 @@ def parse_time(text: str) -> datetime:
     return time
 
 
-def parse_seconds(text: str) -> float:
-    """Return a positive number of seconds."""
+def _parse_seconds(text: str) -> float:
     if not 0.1 <= float(text) <= 86_400:
         raise argparse.ArgumentTypeError(f"{text}: write 0.1 to 86400 seconds")
     return float(text)
 
 
-def parse_version(text: str) -> tuple[int, int]:
-    """Return major and minor number of a version."""
+def _parse_version(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"v?(\d+)\.(\d+)(\.\d+)?", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a version: write it like 1.7")
     return int(match.group(1)), int(match.group(2))
 
 
-def load(options: argparse.Namespace) -> LoadedSweeps:
-    """Load the sweeps of the directory."""
+def _load(options: argparse.Namespace) -> LoadedSweeps:
     from gdpo_tune.clusters.load_schedules import load_sweeps
 
     return load_sweeps(options.sweeps)
@@ -262,20 +248,20 @@ def open_named(options: argparse.Namespace) -> Scheduler:
     from gdpo_tune.clusters.backends import local
     from gdpo_tune.clusters.scheduler import Scheduler
 
-    context = Scheduler.open(load(options).find(options.name), read_clock)
+    context = Scheduler.open(_load(options).find(options.name), read_clock)
     context.build_backend = local.build_backend_here if options.here else context.build_backend
     return context
 
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int]]] = {
-    "validate": ("check every file, and this machine", validate),
-    "next": ("print when runs are due", show_next),
-    "tick": ("do what is due, once", tick),
-    "serve": ("tick again and again", serve),
-    "run": ("run one sweep, now or for a time", run),
-    "status": ("print the state of runs", show_status),
-    "stop": ("end the run of a sweep", stop),
-    "render": ("write it for another scheduler", render),
+    "validate": ("check every file, and this machine", _validate),
+    "next": ("print when runs are due", _show_next),
+    "tick": ("do what is due, once", _tick),
+    "serve": ("tick again and again", _serve),
+    "run": ("run one sweep, now or for a time", _run),
+    "status": ("print the state of runs", _show_status),
+    "stop": ("end the run of a sweep", _stop),
+    "render": ("write it for another scheduler", _render),
 }
 """Word -> its help, and what it does."""
 

@@ -36,8 +36,8 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomically
-from gdpo_tune.core.prompt_order import PROBLEM_SEED
 from gdpo_tune.core.registry import describe_layout
+from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
@@ -120,7 +120,7 @@ def build_parser() -> cli.Parser:
 def main(arguments: Sequence[str]) -> int:
     """Score what `arguments` name, show and write the values, and return the exit status."""
     options = build_parser().parse_args(arguments)
-    spec = load_task_spec(options)
+    spec = _load_task_spec(options)
     output: Path | None = options.json
     if output and (is_directory(output) or not is_directory(output.absolute().parent)):
         raise UsageError(
@@ -144,12 +144,12 @@ def main(arguments: Sequence[str]) -> int:
         )
     with closing(task):  # a trial does not enter its task either
         if options.completions:
-            texts = read_completions(spec, options.completions)[: options.n]
+            texts = _read_completions(spec, options.completions)[: options.n]
         elif options.reference:
-            texts = list_references(spec, task, options.n)
+            texts = _list_references(spec, task, options.n)
         if not options.policy:
-            count_tokens(spec, texts)
-        score_texts(spec, task, texts)
+            _count_tokens(spec, texts)
+        _score_texts(spec, task, texts)
     print_scores(texts)
     longest = spec.training.max_completion_length
     if count := sum(len(text.tokens) > longest for text in texts):
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def load_task_spec(options: argparse.Namespace) -> SweepSpec:
+def _load_task_spec(options: argparse.Namespace) -> SweepSpec:
     """Load the search space, without what only a training or a search needs.
 
     Raises:
@@ -185,7 +185,7 @@ def load_task_spec(options: argparse.Namespace) -> SweepSpec:
     return spec
 
 
-def read_completions(spec: SweepSpec, file: Path) -> list[ScoredText]:
+def _read_completions(spec: SweepSpec, file: Path) -> list[ScoredText]:
     """Read the lines of `--completions`; blank ones are skipped.
 
     Raises:
@@ -213,7 +213,7 @@ def read_completions(spec: SweepSpec, file: Path) -> list[ScoredText]:
             completion = line.pop("completion", None)
             if not isinstance(completion, str) or SURROGATE.search(completion):
                 raise RowError("completion", "missing, or not a text that a tokenizer reads")
-            problem = build_stated_problem(spec, line)
+            problem = _build_stated_problem(spec, line)
             form = ("messages" if problem.turns else "a text", *sorted(problem.data))
             first = first or form
             if task_files.is_task_file(spec.task) and form != first:
@@ -230,7 +230,7 @@ def read_completions(spec: SweepSpec, file: Path) -> list[ScoredText]:
     return texts
 
 
-def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
+def _build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
     """Return the problem that a line of `--completions` states with its `row` or `prompt`.
 
     Raises:
@@ -271,7 +271,6 @@ def build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
 
 
 def _read_facts(task: str, prompt: str, stated: Mapping[str, Any]) -> Problem:
-    """Return a problem with what the rewards of a task that ships read."""
     from gdpo_tune.tasks.execution import build_code_problem, check_assert, check_streams
     from gdpo_tune.tasks.layouts import parse_call
 
@@ -300,7 +299,7 @@ def _read_facts(task: str, prompt: str, stated: Mapping[str, Any]) -> Problem:
     )
 
 
-def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[ScoredText]:
+def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[ScoredText]:
     """Return the reference solutions of the first `count` rows, None for all, as completions.
 
     Of a task that writes its own prompts, those of its validation prompts.
@@ -330,7 +329,7 @@ def list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Scor
     return texts
 
 
-def count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
+def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
     """Give texts their tokens, as if the policy of the search space had written them.
 
     Raises:
@@ -349,7 +348,7 @@ def count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
         text.tokens = [*ids, tokenizer.eos_token_id]
 
 
-def score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:
+def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:
     """Give texts their rewards, metrics and details, in batches as large as those of a trial.
 
     Raises:
@@ -396,8 +395,7 @@ def print_scores(texts: Sequence[ScoredText]) -> None:
     """
     from rich.text import Text
 
-    from gdpo_tune.display.consoles import build_console
-    from gdpo_tune.display.tables import make_table
+    from gdpo_tune.display.tables import build_console, make_table
 
     columns = {name: [text.rewards[name] for text in texts] for name in texts[0].rewards}
     first, least = next(iter(columns.items()))
@@ -427,7 +425,6 @@ def print_scores(texts: Sequence[ScoredText]) -> None:
 
 
 def _shorten(text: str) -> str:
-    """Return a text in one line; of a long one its beginning and its end."""
     text = " ".join(make_printable(text).split())
     if len(text) <= LONGEST_CELL:
         return text

@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import RecordedRequest, Request
@@ -29,6 +30,7 @@ WAIT_SECONDS = 10.0
 """Seconds to wait for the driver's answer."""
 MOST_DIGITS = 18
 """Most digits of a whole number."""
+TRIAL = "the number of a trial"
 REFUSED = 1
 """Exit status if the driver refused the request, because the sweep went on meanwhile."""
 
@@ -56,7 +58,6 @@ def main(arguments: Sequence[str]) -> int:
     """Send the request that `arguments` state and return the exit status."""
     options = build_parser().parse_intermixed_args(arguments)
 
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.results.steering import Steering
 
     steering = Steering(options.sweep)
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         given = [*options.words, *(flag for flag, value in flags.items() if value)]
         if given:
             raise UsageError(f"list takes no argument: leave out {' '.join(given)}")
-        print_requests(steering)
+        _print_requests(steering)
         return 0
     content = READERS[options.action](options.words)
     if options.force:
@@ -93,64 +94,35 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if recorded.outcome == "applied" else REFUSED
 
 
-def print_requests(steering: Steering) -> None:
-    """Print every request to the sweep, and what came of it."""
+def _print_requests(steering: Steering) -> None:
     recorded, pending = steering.list_requests(), steering.list_pending()
     for request in recorded:
-        print(f"{format_clock(request)} {request}")
+        print(f"{_format_clock(request)} {request}")
     for request in pending:
-        print(f"{format_clock(request)} {request.text}, asked by {request.author}: not applied yet")
+        print(
+            f"{_format_clock(request)} {request.text}, asked by {request.author}: not applied yet"
+        )
     if not recorded and not pending:
         print("no requests")
 
 
-def format_clock(request: Request | RecordedRequest) -> str:
-    """Return when a request was asked for, in local time."""
+def _format_clock(request: Request | RecordedRequest) -> str:
     return datetime.fromtimestamp(request.asked).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def read_trial(words: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `stop 7`."""
-    return {"trial": read_number(words[:1], "the number of a trial"), **refuse_rest(words[1:])}
-
-
-def read_point(words: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `add NAME=VALUE ...`."""
-    return {"params": read_values(words)}
-
-
-def read_clone(words: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `clone 7 NAME=VALUE ...`."""
-    number = read_number(words[:1], "the number of a trial")
-    return {"trial": number, "changes": read_values(words[1:])}
-
-
-def read_count(words: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `trials 24`."""
-    return {"number": read_number(words[:1], "a number of trials"), **refuse_rest(words[1:])}
-
-
-def refuse_rest(words: Sequence[str]) -> dict[str, Any]:
-    """Return no arguments, and refuse words that nothing takes."""
-    from gdpo_tune.core.errors import UsageError
-
+def _refuse_rest(words: Sequence[str]) -> dict[str, Any]:
     if words:
         raise UsageError(f"{' '.join(words)}: nothing takes this; leave it out")
     return {}
 
 
-def read_number(words: Sequence[str], what: str) -> int:
-    """Return the whole number that the only word is."""
-    from gdpo_tune.core.errors import UsageError
-
+def _read_number(words: Sequence[str], what: str) -> int:
     if not words or not words[0].isdecimal() or len(words[0]) > MOST_DIGITS:
         raise UsageError(f"write {what}{f', not {words[0][:MOST_DIGITS]}' if words else ''}")
     return int(words[0])
 
 
-def read_values(words: Sequence[str]) -> dict[str, Any]:
-    """Return `NAME=VALUE` words, whose values are YAML."""
-    from gdpo_tune.core.errors import UsageError
+def _read_values(words: Sequence[str]) -> dict[str, Any]:
     from gdpo_tune.spec.document import read_scalar
 
     values: dict[str, Any] = {}
@@ -165,13 +137,19 @@ def read_values(words: Sequence[str]) -> dict[str, Any]:
 
 
 READERS: dict[str, Callable[[Sequence[str]], dict[str, Any]]] = {
-    "stop": read_trial,
-    "add": read_point,
-    "clone": read_clone,
-    "trials": read_count,
-    "budget": read_values,
-    "pause": refuse_rest,
-    "resume": refuse_rest,
+    "stop": lambda words: {"trial": _read_number(words, TRIAL), **_refuse_rest(words[1:])},
+    "add": lambda words: {"params": _read_values(words)},
+    "clone": lambda words: {
+        "trial": _read_number(words, TRIAL),
+        "changes": _read_values(words[1:]),
+    },
+    "trials": lambda words: {
+        "number": _read_number(words, "a number of trials"),
+        **_refuse_rest(words[1:]),
+    },
+    "budget": _read_values,
+    "pause": _refuse_rest,
+    "resume": _refuse_rest,
 }
 """Action -> function that reads its arguments from the command line."""
 

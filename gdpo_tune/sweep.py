@@ -45,9 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):
-            return print_dry_run(spec, str(options.space), needs or ())
+            return _print_dry_run(spec, str(options.space), needs or ())
     if options.submit is not None:
-        return submit_sweep(spec, options)
+        return _submit_sweep(spec, options)
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
         if spec.resources.pack == "auto":
@@ -57,9 +57,12 @@ def main(arguments: Sequence[str]) -> int:
         print_environment(spec, str(options.space))
     once = ("--fresh", "--accept-changes", "--one-front")
     words = [word for word in arguments if word not in once]
-    command = shlex.join(["python", "-m", "gdpo_tune.sweep", *words])
+    return _run_here(spec, options, shlex.join(["python", "-m", "gdpo_tune.sweep", *words]))
 
+
+def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int:
     from gdpo_tune.display import LiveDisplay, print_summary
+    from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.tracking import MlflowTracker, SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
@@ -69,33 +72,27 @@ def main(arguments: Sequence[str]) -> int:
             MlflowTracker(spec) as tracker,
             LiveDisplay(spec, tracking=tracker.get_state) as display,
         ):
-            listeners = [tracker, display, notifier]
             result = run_sweep(
                 spec,
                 fresh=options.fresh,
                 accept_changes=options.accept_changes,
                 one_front=options.one_front,
                 continue_from=options.continue_from,
-                listeners=listeners,
+                listeners=[tracker, display, notifier],
             )
             display.close()
             spec = result.spec
-            write_figures(spec, result)
+            view = Sweep(spec, result.records, result.sessions, ending=result.reason)
+            cli.write_figures(view)
             tracker.log_figures()
     except ClusterLostError as error:
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
-    print_summary(
-        spec,
-        result.records,
-        note=display.note,
-        view=tracker.get_front_link(),
-        sessions=result.sessions,
-    )
+    print_summary(view, note=display.note, view=tracker.get_front_link())
     if result.interrupted:
         print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
         return result.interrupted
-    return find_status(result)
+    return _find_status(result)
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -157,7 +154,7 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-def print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()) -> int:
+def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()) -> int:
     """Print the resolved spec, and what it needs that this machine lacks; return the status.
 
     `needs` are those that reading the file has found. A policy or local data that no machine could
@@ -202,7 +199,7 @@ def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
     """
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.spec import choose_pack, read_device_memory
-    from gdpo_tune.tuning.ray.gpus import read_cluster_memory
+    from gdpo_tune.tuning.ray.preflight import read_cluster_memory
 
     is_joined = bool(os.environ.get(addresses.RAY_ADDRESS))
     size, resources = measure_policy(spec.policy), spec.resources
@@ -226,21 +223,9 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
         print(f"{name}: {value}")
 
 
-def write_figures(spec: SweepSpec, result: SweepResult) -> None:
-    """Write the report, the figure of the front and its table."""
-    # Only now: plotting libraries take a second to import, and a refusal needs none.
-    from gdpo_tune.figures import write_front_png, write_report
-    from gdpo_tune.results.front_csv import write_front_csv
-
-    write_report(spec, result.records, ending=result.reason, sessions=result.sessions)
-    write_front_png(spec, result.records)
-    write_front_csv(spec, result.records)
-
-
-def find_status(result: SweepResult) -> int:
-    """Return the exit status of a finished sweep: 1 if every trial failed, 7 without a signal."""
-    from gdpo_tune.results.warnings import explain_dead_start
-    from gdpo_tune.tuning.search.plan import find_dead_start
+def _find_status(result: SweepResult) -> int:
+    from gdpo_tune.results.wording import explain_dead_start
+    from gdpo_tune.tuning.plan import find_dead_start
 
     dead = find_dead_start(result.spec, result.records)
     if dead is not None and dead.directory is not None:
@@ -254,8 +239,7 @@ def find_status(result: SweepResult) -> int:
     return 1
 
 
-def submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
-    """Run the sweep as a job of a cluster and return the exit status."""
+def _submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.backends.submit import (
         Submission,
         build_jobs_api,

@@ -16,13 +16,20 @@ resume.
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
+from gdpo_tune.core.errors import NoSignalError, UsageError
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.system import clear_rendezvous, stop_on_signals
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrialConfig
@@ -69,16 +76,12 @@ def main(arguments: Sequence[str]) -> int:
         UsageError: the directory holds another training, what decides its result has changed, or
             another process trains there.
     """
-    import json
-
     options = build_parser().parse_args(arguments)
     for option in ("pick", "recipe"):
         if getattr(options, option) and options.source is None:
             build_parser().error(f"--{option} requires --from")
 
-    from gdpo_tune.core.errors import UsageError
     from gdpo_tune.display.training import print_result
-    from gdpo_tune.ledger.journal import Lease
     from gdpo_tune.ledger.trial_encoding import decode_estimates
     from gdpo_tune.results.retrain import (
         build_request_from_file,
@@ -100,21 +103,14 @@ def main(arguments: Sequence[str]) -> int:
     config = build_trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)
     words = [word for word in arguments if word != "--accept-changes"]
     command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
-    try:
-        lease = Lease(config.directory / LOCK)
-    except OSError as error:
-        reason = f"{config.directory} cannot be used: {error}; choose another --out"
-        raise UsageError(reason) from error
-    try:
-        config = write_request(config)
-        compare_content(config, accept=options.accept_changes)
+    with cli.hold_directory(config.directory, LOCK):
+        config = record_request(config)
+        _compare_content(config, accept=options.accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
-        elif status := train_to_end(asked, config):
+        elif status := _train_to_end(asked, config):
             print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
             return status
-    finally:
-        lease.release()
     encoded = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
     columns = {name: decode_estimates(encoded[name]) for name in ("validation", "test")}
     print_result(asked.spec.list_objectives(), columns)
@@ -123,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def write_request(config: TrialConfig) -> TrialConfig:
+def record_request(config: TrialConfig) -> TrialConfig:
     """Write the request into the directory, or compare it with the one that the directory has.
 
     Return the config with the date for chat templates that the request records.
@@ -131,12 +127,6 @@ def write_request(config: TrialConfig) -> TrialConfig:
     Raises:
         UsageError: the directory holds another training.
     """
-    import json
-    from dataclasses import replace
-    from datetime import date
-
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import write_atomically
     from gdpo_tune.results.retrain import list_decisive_settings
     from gdpo_tune.spec.model import list_differences
 
@@ -156,7 +146,7 @@ def write_request(config: TrialConfig) -> TrialConfig:
     return config
 
 
-def compare_content(config: TrialConfig, *, accept: bool) -> None:
+def _compare_content(config: TrialConfig, *, accept: bool) -> None:
     """Refuse to resume with other content than before, or write it into the directory's record.
 
     What becomes known later, such as a commit on the Hub, is compared from then on.
@@ -164,12 +154,7 @@ def compare_content(config: TrialConfig, *, accept: bool) -> None:
     Raises:
         UsageError: a file or version that decides the result has changed, and `accept` is false.
     """
-    import json
-    import time
-
     from gdpo_tune.core import content
-    from gdpo_tune.core.errors import UsageError
-    from gdpo_tune.core.files import write_atomically
 
     file = config.directory / CONTENT
     starts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
@@ -190,16 +175,10 @@ def compare_content(config: TrialConfig, *, accept: bool) -> None:
     write_atomically(file, json.dumps(starts, indent=1))
 
 
-def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
-    """Train and write the result; return 0, or the exit status if a signal stopped it before."""
-    import json
-
-    from gdpo_tune.core.errors import NoSignalError
-    from gdpo_tune.core.files import write_atomically
-    from gdpo_tune.core.system import stop_on_signals
+def _train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
     from gdpo_tune.display.training import TrainingDisplay
     from gdpo_tune.ledger.trial_encoding import encode_outcome
-    from gdpo_tune.results.warnings import explain_dead_start
+    from gdpo_tune.results.wording import explain_dead_start
     from gdpo_tune.training.checkpoints import find_checkpoint
 
     workers = asked.spec.resources.workers
@@ -212,45 +191,33 @@ def train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
     elif resume is not None:
         print(f"resumes from {resume.name}", flush=True)
 
-    from gdpo_tune.core.system import clear_rendezvous
     from gdpo_tune.training import train
     from gdpo_tune.training.processes import train_in_processes
 
     clear_rendezvous()  # that of a launcher, which knows nothing of our processes
+    requested: list[int] = []  # exit status of the signal that asked to stop
     with TrainingDisplay(config.training.steps) as display:
-        stop = _Stop(display)
+
+        def report(measurement: Measurement, checkpoint: Path | None) -> None:
+            display(measurement, checkpoint)
+            if requested:
+                raise SystemExit
+
         try:
-            with stop_on_signals(stop.request):
+            with stop_on_signals(requested.append):
                 if workers == 1:
-                    outcome = train(config, resume=resume, report=stop)
+                    outcome = train(config, resume=resume, report=report)
                 else:
-                    outcome = train_in_processes(config, workers, resume=resume, report=stop)
+                    outcome = train_in_processes(config, workers, resume=resume, report=report)
         except SystemExit:
-            if not stop.requested:
+            if not requested:
                 raise
-            return stop.requested
+            return requested[0]
         except NoSignalError as error:
             raise NoSignalError(explain_dead_start(str(error), config.directory)) from error
     encoded = encode_outcome(outcome, config.directory)
     write_atomically(config.directory / RESULT, json.dumps(encoded, indent=1))
     return 0
-
-
-class _Stop:
-    """Report function that ends the training after a signal."""
-
-    def __init__(self, report: Callable[[Measurement, Path | None], None]) -> None:
-        self.requested = 0
-        """Exit status of the signal; 0 before one comes."""
-        self._report = report
-
-    def request(self, exit_status: int) -> None:
-        self.requested = exit_status
-
-    def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
-        self._report(measurement, checkpoint)
-        if self.requested:
-            raise SystemExit
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from gdpo_tune import cli
+from gdpo_tune.core.addresses import refuse_published
+from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
 
 if TYPE_CHECKING:
@@ -58,13 +60,13 @@ def build_parser() -> cli.Parser:
     parser.add_argument(
         "--allow-host",
         metavar="NAME",
-        type=parse_host_name,
+        type=_parse_host_name,
         action="append",
         help="name under which a proxy serves the page, with its port if the browser shows it",
     )
     parser.add_argument(
         "--root-path",
-        type=parse_root_path,
+        type=_parse_root_path,
         default="",
         help="path below which a proxy serves it, such as /sweeps",
     )
@@ -86,8 +88,8 @@ def serve_page(options: argparse.Namespace) -> None:
     load, target = find_spec(options.sweep)
 
     from gdpo_tune.web.live_sweep import LiveSweep
+    from gdpo_tune.web.page_content import View
     from gdpo_tune.web.page_server import build_app, build_server, open_socket
-    from gdpo_tune.web.view import View
 
     spec = load()
     listener, note = open_socket(options.host, options.port)
@@ -111,16 +113,14 @@ def serve_page(options: argparse.Namespace) -> None:
         build_server(app).run(sockets=[listener])
 
 
-def parse_root_path(text: str) -> str:
-    """Return a path as servers see it: decoded, with a slash before it and none behind."""
+def _parse_root_path(text: str) -> str:
     if set(text) & set(":?#"):
         fix = "write what stands between the name of the proxy and the page: /sweeps"
         raise argparse.ArgumentTypeError(f"{text!r} is not a path; {fix}")
     return f"/{unquote(text).strip('/')}".rstrip("/")
 
 
-def parse_host_name(text: str) -> str:
-    """Return the name of a proxy, and its port, as browsers send them."""
+def _parse_host_name(text: str) -> str:
     with suppress(ValueError):  # of the encoding, of the port, or of an address
         name = text.encode("idna").decode().lower()
         if HOST_NAME.fullmatch(name) and urlsplit(f"//{name}").port != 0:
@@ -136,8 +136,6 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
         UsageError: there is no such sweep.
         SpecError: its file cannot be read.
     """
-    from gdpo_tune.core.addresses import refuse_published
-    from gdpo_tune.core.files import is_file
     from gdpo_tune.results.open_sweep import SPEC, is_space, resolve_location, resolve_spec_file
 
     if not is_space(named):
@@ -166,8 +164,7 @@ def make_plan(
     spec: SweepSpec, records: Sequence[TrialRecord], waiting: Sequence[tuple[str, Params]]
 ) -> Plan:
     """Return how many trials a sweep will have; `waiting` are those that requests have added."""
-    from gdpo_tune.tuning.search.candidate_plan import count_candidates
-    from gdpo_tune.tuning.search.plan import count_planned
+    from gdpo_tune.tuning.plan import count_candidates, count_planned
     from gdpo_tune.web.live_sweep import Plan
 
     return Plan(count_planned(spec, records, waiting), count_candidates(spec))
@@ -175,8 +172,6 @@ def make_plan(
 
 def read_token(directory: Path) -> str:
     """Return the token of a sweep's page, a new one unless its directory keeps one."""
-    from gdpo_tune.core.files import write_atomically
-
     path = directory / TOKEN
     with suppress(OSError, ValueError):
         if path.stat().st_mode & 0o077 == 0 and path.stat().st_uid == os.getuid():

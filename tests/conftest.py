@@ -104,7 +104,7 @@ def no_ray_in_unit_tests(
         return
     if "ray" in sys.modules:
         monkeypatch.setattr("ray._private.auto_init_hook.enable_auto_connect", False)
-    if "gdpo_tune.tuning.search.proposals" in sys.modules:
+    if "gdpo_tune.tuning.proposals" in sys.modules:
         # On a busy machine, a quick sampler may exceed the waits of the loop.
-        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.BUSY_WAIT_SECONDS", 60.0)
-        monkeypatch.setattr("gdpo_tune.tuning.search.proposals.IDLE_WAIT_SECONDS", 60.0)
+        monkeypatch.setattr("gdpo_tune.tuning.proposals.BUSY_WAIT_SECONDS", 60.0)
+        monkeypatch.setattr("gdpo_tune.tuning.proposals.IDLE_WAIT_SECONDS", 60.0)

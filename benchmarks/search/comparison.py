@@ -1,4 +1,7 @@
-"""Comparison of contestants on problems over many seeds, at equal budget and concurrency."""
+"""Comparison of contestants on problems over many seeds, at equal budget and concurrency.
+
+Jobs can resume after a kill: each result is on disk before the next one is awaited.
+"""
 
 from __future__ import annotations
 

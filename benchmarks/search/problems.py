@@ -1,7 +1,26 @@
 """Problems of the search benchmarks: configurations with a learning curve each.
 
-Shapes: M objectives. A problem returns a `Curve` for each trial, so that the random parts of a
-training (its seed, the prompts of its measurements) belong to one trial.
+A problem returns a `Curve` for each trial, so that the random parts of a training (its seed, the
+prompts of its measurements) belong to one trial.
+
+    branin_currin  two objectives that trade off, with a fidelity. Source: Irshad, Karsch and Doepp
+                   2021, Expected hypervolume improvement for simultaneous multi-objective and
+                   multi-fidelity optimization (arXiv 2112.13901), as in BoTorch's
+                   `MOMFBraninCurrin`: objectives (21 - branin) / 22 and (14 - currin) / 15
+    pymoo          without fidelity: one measurement at the end of a trial
+    replayed       a table of real learning curves, `curves_math.parquet`. A row is one measurement
+                   of one configuration after a number of completions, on validation prompts or, at
+                   the end, on test prompts. `<metric>` is a mean, `<metric>.se` its standard error
+
+A surrogate, a Gaussian process for each metric and level, interpolates between the configurations
+of the table. A replayed trial adds two random parts to its mean: one deviation of the training for
+each metric, equal at all rungs in units of the level's own spread, and at every rung an error of
+measurement as large as the table's standard errors there. Values stay within the metric's range.
+The true values are the means of the process through the test values. A trial takes as long as the
+nearest configuration of the table.
+
+Shapes: M objectives, C configurations, D features: one in [0, 1] for each number, on its own scale,
+and one in {0, 1} for each choice.
 """
 
 from __future__ import annotations

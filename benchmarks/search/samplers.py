@@ -23,8 +23,8 @@ from problems import REFERENCES
 
 from gdpo_tune.core.trials import Estimate, TrialRecord
 from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
-from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning import startup
+from gdpo_tune.tuning.proposals import SamplerView
 
 OURS = ("auto", "gp", "tpe", "nsga2", "nsga3", "random")
 PEERS = ("optuna random", "optuna tpe", "optuna nsga2", "optuna gp", "botorch qnehvi")
@@ -74,7 +74,7 @@ def time_proposals(sampler: str, objectives: int, trials: int) -> AskTime:
         space=Space(domains=SPACE),
         search=Search(trials=trials + 100, sampler=sampler),
     )
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     values = np.random.default_rng(0).random((trials, objectives))
     records = [
         _build_record(spec, number, dict(zip(goals, row, strict=True)))
@@ -98,7 +98,7 @@ def _build_record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> 
         number=number,
         role="search",
         state="complete" if values else "running",
-        params=quasi_random.draw_point(spec, number),
+        params=startup.draw_point(spec, number),
         seed=number,
         proposer="startup",
         validation={name: Estimate(float(value), 0.02) for name, value in values.items()},

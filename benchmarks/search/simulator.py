@@ -4,6 +4,14 @@ Each of W workers trains one trial. A trial is measured at every level of the pr
 tuner decides whether it continues, stops, or waits for a promotion, and a free worker gets the next
 trial at once. The budget counts completions when they are measured. No new trial starts once it is
 spent, and trials that were not measured by then are lost.
+
+Figures are pure functions of a history. Candidates count at their true values and not at the noisy
+measurements that tuners see. They are the trials that used their full budget. If checkpoints are
+candidates too, a checkpoint counts while no other candidate dominates it by its measurements: as
+in a sweep, validation prompts choose it. Hypervolume is a share of the box between the references
+and the best values of the objectives.
+
+Shapes: S seeds, B budgets, M objectives.
 """
 
 from __future__ import annotations

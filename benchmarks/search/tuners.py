@@ -1,4 +1,8 @@
-"""Our projection, samplers and schedulers in simulated time, driven as by a sweep."""
+"""Tuners in simulated time: our samplers and schedulers, driven as by a sweep, and other libraries.
+
+A peer runs through its public interface, with its own defaults; it is imported on use. One that
+judges trials early gets our rungs and our reduction factor.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,8 @@ from gdpo_tune.ledger import (
     silence_optuna,
 )
 from gdpo_tune.spec import Choices, Search, SweepSpec, Uniform
-from gdpo_tune.tuning.schedulers.rungs import Rungs
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.halving import Rungs
+from gdpo_tune.tuning.proposals import SamplerView
 
 Core = Callable[[Problem, SweepSpec], Rungs]
 
@@ -74,7 +78,7 @@ class Product:
         """
         self._full = problem.levels[-1]
         self._spec = build_spec(problem, Search(trials=trials, sampler=sampler, seed=seed))
-        self._projection = Projection(self._spec)
+        self._projection = SamplerView(self._spec)
         self._rungs = core(problem, self._spec)
         self._records: dict[int, TrialRecord] = {}
 

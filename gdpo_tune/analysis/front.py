@@ -1,21 +1,26 @@
-"""The front of a sweep, with the facts that the console, figures and tracking share."""
+"""The front of a sweep: its members, knee, extremes and origins, and how a member was trained.
+
+Shapes: T points, M objectives; `values[T, M]` are finite and in the units of the objectives.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gdpo_tune.analysis.pareto import (
+    Floats,
     compute_hypervolume,
     compute_loss_hypervolume,
     compute_losses,
     select_front,
 )
-from gdpo_tune.analysis.probability import Interval, estimate_hypervolume_interval
 from gdpo_tune.analysis.replicates import (
     Configuration,
     Key,
@@ -25,12 +30,15 @@ from gdpo_tune.analysis.replicates import (
     pool_estimates,
     pool_trials,
 )
-from gdpo_tune.analysis.selection import find_extremes, find_knee, is_above
+from gdpo_tune.analysis.uncertainty import Interval, compute_quantile, estimate_hypervolume_interval
 from gdpo_tune.core.text import format_first, format_list
-from gdpo_tune.core.trials import Objective, TrialRecord
+from gdpo_tune.core.trial_config import Segment
+from gdpo_tune.core.trials import Cost, Estimate, Objective, Params, TrialRecord, sum_costs
 
-MOST_TIES = 3
+MAX_TIES = 3
 """Candidates that are named beside the one they are tied with."""
+Kind = Literal["ends", "checkpoints", "merges"]
+KINDS: tuple[Kind, ...] = ("ends", "checkpoints", "merges")
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Front:
         for goal in self.objectives:
             if self.extremes.get(goal.name) is configuration:
                 tied = [c.name for c in self.list_ties(goal.name)] if ties else []
-                more = f" (tied with {format_first(tied, MOST_TIES)})" if tied else ""
+                more = f" (tied with {format_first(tied, MAX_TIES)})" if tied else ""
                 names.append(name_extreme(goal) + more)
         return names
 
@@ -117,7 +125,7 @@ class Front:
         others = [c for c in self._rankable if c is not best]
         goals = [goal for goal in self.objectives if goal.name == objective]
         pairs = len(self.objectives) * math.comb(len(others) + 1, 2)
-        tied = [c for c in others if not list_worse(c, best, goals, comparisons=pairs)]
+        tied = [c for c in others if not list_regressions(c, best, goals, comparisons=pairs)]
         return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
 
     def list_shortfalls(self, configuration: Configuration) -> list[str]:
@@ -147,15 +155,15 @@ class Front:
         Of sweeps whose policies are all equal, at most 5 % have any such objective.
         """
         compared = len(self.objectives) * len(self.baselines) * len(self.configurations)
-        return list_worse(one, other, self.objectives, comparisons=compared)
+        return list_regressions(one, other, self.objectives, comparisons=compared)
 
     @cached_property
     def knee_shortfall(self) -> list[str]:
-        """Objectives in which the knee, for want of a better one, is worse than no training."""
+        """Objectives in which the knee is worse than the untrained policy."""
         untrained = find_untrained(self.baselines)
         if self.knee is None or untrained is None:
             return []
-        return list_worse(self.knee, untrained, self.objectives)
+        return list_regressions(self.knee, untrained, self.objectives)
 
     @property
     def has_replicates(self) -> bool:
@@ -181,14 +189,14 @@ def choose_knee(
         None if there are no members.
     """
     baselines = tuple(baselines)
-    grades = [grade_keeping(member, baselines, objectives) for member in members]
+    grades = [grade_against_untrained(member, baselines, objectives) for member in members]
     best = max([1, *grades])
     keeping = [grade >= best for grade in grades]
     index = find_knee([m.get_values(objectives) for m in members], objectives, keeping)
     return None if index is None else members[index]
 
 
-def grade_keeping(
+def grade_against_untrained(
     member: Configuration, baselines: Iterable[Configuration], objectives: Sequence[Objective]
 ) -> int:
     """Grade how far a member keeps what the untrained policy has.
@@ -200,7 +208,9 @@ def grade_keeping(
     untrained = find_untrained(baselines)
     if untrained is None:
         return 0
-    is_worse = [bool(list_worse(member, untrained, objectives, comparisons=n)) for n in (1, None)]
+    is_worse = [
+        bool(list_regressions(member, untrained, objectives, comparisons=n)) for n in (1, None)
+    ]
     return is_worse.count(False)
 
 
@@ -209,7 +219,7 @@ def find_untrained(configurations: Iterable[Configuration]) -> Configuration | N
     return next((c for c in configurations if c.role == "untrained"), None)
 
 
-def list_worse(
+def list_regressions(
     one: Configuration,
     other: Configuration,
     objectives: Sequence[Objective],
@@ -300,3 +310,176 @@ def _trace_hypervolume(
                     value = compute_loss_hypervolume(front, objectives)
         trace.append(HypervolumePoint(record.number, value))
     return tuple(trace)
+
+
+def find_knee(
+    values: ArrayLike, objectives: Sequence[Objective], preferred: Sequence[bool] = ()
+) -> int | None:
+    """Return the index of the best compromise of a front; None for an empty front.
+
+    The knee has the smallest sum of scaled losses among the points that are no extremes, or among
+    all points if all are. An extreme gives up the other objectives for a single one. For two
+    objectives that is the point farthest below the line between the two extremes; for more,
+    farthest along the equal-weights normal. Ties go to the smaller worst loss, then to the first
+    point. An objective in which all points agree does not count. Points that are `preferred`
+    (`bool[T]`; empty: none are) come before all others.
+
+    Source: Das 1999, On characterizing the "knee" of the Pareto curve based on normal-boundary
+    intersection; Branke et al. 2004, Finding knees in multi-objective optimization.
+    """
+    scaled = _scale_losses(values, objectives)
+    if len(scaled) == 0:
+        return None
+    ends = set(find_extremes(values, objectives).values())
+    inner = np.array([index not in ends for index in range(len(scaled))]) | (
+        len(ends) == len(scaled)
+    )
+    # Rounded, so that sums that differ in the last bit alone are the ties that they should be.
+    others = ~np.array(preferred or [False] * len(scaled))
+    order = np.lexsort((scaled.max(axis=1), scaled.sum(axis=1).round(9), ~inner, others))
+    return int(order[0])
+
+
+def find_extremes(values: ArrayLike, objectives: Sequence[Objective]) -> dict[str, int]:
+    """Return objective name -> index of the best point in it; empty for an empty front.
+
+    Ties go to the point that is better in the other objectives, then to the first.
+    """
+    scaled = _scale_losses(values, objectives)
+    if len(scaled) == 0:
+        return {}
+    return {
+        objective.name: find_smallest(column, values, objectives)
+        for objective, column in zip(objectives, scaled.T, strict=True)
+    }
+
+
+def find_smallest(
+    column: Sequence[float] | Floats, values: ArrayLike, objectives: Sequence[Objective]
+) -> int:
+    """Return the index of the smallest value in a column `[T]` that need not be an objective.
+
+    Ties go to the point that is better in the objectives, then to the first.
+    """
+    return int(np.lexsort((_scale_losses(values, objectives).sum(axis=1), np.asarray(column)))[0])
+
+
+def subtract_estimates(one: Estimate, other: Estimate) -> Estimate:
+    """Return the difference of two values, with an interval by square-and-add.
+
+    Source: Newcombe 1998, Interval estimation for the difference between independent proportions;
+    Zou and Donner 2008 (intervals of any kind).
+    """
+    gap = one.mean - other.mean
+    low = gap - math.hypot(one.mean - one.low, other.high - other.mean)
+    high = gap + math.hypot(one.high - one.mean, other.mean - other.low)
+    return Estimate(gap, math.hypot(one.se, other.se), low, high, df=max(one.df, other.df))
+
+
+def is_above(one: Estimate, other: Estimate, comparisons: int = 1) -> bool:
+    """Return whether a value is higher than another by more than the noise of `comparisons`."""
+    gap = subtract_estimates(one, other)
+    wider = compute_quantile(gap.df, comparisons) / compute_quantile(gap.df)
+    return gap.mean > wider * (gap.mean - gap.low)
+
+
+def _scale_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
+    points = compute_losses(values, objectives)
+    if len(points) == 0:
+        return points
+    best = points.min(axis=0)
+    span = points.max(axis=0) - best
+    return (points - best) / np.where(span > 0, span, 1.0)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One kind of candidates: its part of the front, and its cost."""
+
+    kind: Kind
+    trials: int
+    """Trials of this kind, replicates included, in any state."""
+    members: int
+    """Configurations of this kind on the front."""
+    hypervolume: float
+    """Hypervolume of the candidates of this kind and of the kinds before it."""
+    share: float
+    """Part of the front's hypervolume that this kind adds to those before it; 0 without any."""
+    cost: Cost
+    """Cost of its trials together."""
+
+
+def summarize_origins(front: Front) -> tuple[Origin, ...]:
+    """Summarize the kinds of candidates that a sweep has, in the order of `KINDS`.
+
+    The shares are nested and sum to 1: ends alone, then what checkpoints add, then what merges add
+    to both. Empty for a sweep without checkpoints and merges, where ends are all there is.
+    """
+    kinds = {r.number: KINDS[min(len(r.parts), 2)] for r in front.records if r.role != "untrained"}
+    if set(kinds.values()) <= {"ends"}:
+        return ()
+    origins: list[Origin] = []
+    points: list[tuple[float, ...]] = []
+    before = 0.0
+    for kind in KINDS:
+        numbers = {number for number, own in kinds.items() if own == kind}
+        ranked = [c for c in front.configurations if c.rank >= 0 and c.first in numbers]
+        points += [c.get_values(front.objectives) for c in ranked]
+        volume = compute_hypervolume(points, front.objectives)
+        share = (volume - before) / front.hypervolume if front.hypervolume else 0.0
+        cost = sum_costs([r.cost for r in front.records if r.number in numbers])
+        members = sum(c.is_on_front for c in ranked)
+        origins.append(Origin(kind, len(numbers), members, volume, share, cost))
+        before = volume
+    return tuple(origin for origin in origins if origin.trials)
+
+
+def find_parents(front: Front, candidate: Configuration) -> list[Configuration]:
+    """Find the measured candidates that a merge or a checkpoint consists of, in its order.
+
+    A part is missing if it was never evaluated on test prompts.
+    """
+    owners: dict[tuple[int, int | None], Configuration] = {}
+    last_steps = {record.number: record.last_step for record in front.records}
+    for configuration in front.configurations:
+        if len(configuration.parts) == 1:
+            part = configuration.parts[0]
+            owners[part.trial, part.step] = configuration
+        elif configuration.is_training:
+            owners |= {(n, last_steps[n]): configuration for n in configuration.numbers}
+    found = [owners.get((part.trial, part.step)) for part in candidate.parts]
+    return [parent for parent in found if parent is not None and parent is not candidate]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training from start to end."""
+
+    began_as: int
+    """Number of the trial that began it."""
+    params: Params
+    """All parameters at the start."""
+    seed: int
+    schedule: tuple[Segment, ...] = ()
+
+
+def trace_training(records: Sequence[TrialRecord], number: int, step: float = math.inf) -> Training:
+    """Return the training that gives a trial's policy, or its checkpoint at a step.
+
+    A replicate is the training of the trial that it repeats, with its own seed. Takeovers from the
+    step on are left out. `records` holds every trial at the index of its number.
+    """
+    record = records[number]
+    if record.replicate_of is not None:
+        return replace(trace_training(records, record.replicate_of, step), seed=record.seed)
+    exploits = [exploit for exploit in record.lineage if exploit.step < step]
+    if not exploits:
+        return Training(number, record.params, record.seed)
+    last = exploits[-1]
+    before = trace_training(records, last.donor, last.step)
+    return replace(before, schedule=(*before.schedule, Segment(last.step, last.params)))
+
+
+def stretch_schedule(schedule: Sequence[Segment], factor: float) -> tuple[Segment, ...]:
+    """Return the schedule for a training of `factor` times as many steps."""
+    return tuple(replace(segment, step=round(segment.step * factor)) for segment in schedule)

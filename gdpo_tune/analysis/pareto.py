@@ -1,13 +1,14 @@
-"""Dominance, ranks and hypervolume of objective values.
+"""Dominance, ranks, hypervolume and attainment of objective values.
 
 Shapes: T points, M objectives; `values[T, M]` in the units and directions of the objectives.
 Inside this room everything is a loss (smaller is better): `compute_losses` flips the directions
 once. A row with NaN or infinity was not measured: it is never on a front and adds no hypervolume.
+A goal `[M]` is attained if some point is at least as good in every objective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import moocore
 import numpy as np
@@ -18,6 +19,8 @@ from gdpo_tune.core.trials import Objective
 Floats = NDArray[np.float64]
 NOT_RANKED = -1
 """Rank of a point that was not measured."""
+CHUNK = 2_000_000
+"""Comparisons at a time, so that memory stays small."""
 
 
 def compute_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
@@ -109,3 +112,39 @@ def convert_references(objectives: Sequence[Objective]) -> Floats:
 
 def _get_signs(objectives: Sequence[Objective]) -> Floats:
     return np.array([-1.0 if o.direction == "maximize" else 1.0 for o in objectives])
+
+
+def find_attained(points: Floats, goals: Floats) -> NDArray[np.bool_]:
+    """Mark the goals that some point attains, `bool[G]`."""
+    result = np.zeros(len(goals), dtype=np.bool_)
+    if not len(points):
+        return result
+    size = max(1, CHUNK // points.size)
+    for start in range(0, len(goals), size):
+        chunk = goals[start : start + size]
+        result[start : start + size] = (
+            (points[:, None, :] <= chunk[None, :, :]).all(axis=2).any(axis=0)
+        )
+    return result
+
+
+def compute_attainment(sets: Iterable[Floats], goals: Floats) -> Floats:
+    """Return the share of sets that attain each goal, `float[G]`: empirical attainment.
+
+    Source: Grunert da Fonseca, Fonseca and Hall 2001, Inferential performance assessment of
+    stochastic optimisers and the attainment function.
+    """
+    counts, total = np.zeros(len(goals)), 0
+    for points in sets:
+        counts += find_attained(points, goals)
+        total += 1
+    return counts / max(total, 1)
+
+
+def compute_coverage(left: Floats, right: Floats) -> float:
+    """Return the share of the front `right` that the front `left` matches or beats; NaN for none.
+
+    Not symmetric: compute it in both directions.
+    Source: Zitzler and Thiele 1999 (the C-metric).
+    """
+    return float(find_attained(left, right).mean()) if len(right) else float("nan")

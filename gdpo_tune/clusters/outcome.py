@@ -25,7 +25,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
     """
     # Imported only here: numpy and Optuna take a second, and most ticks find no run that ended.
     from gdpo_tune.core.metrics import count_gpu_hours
-    from gdpo_tune.results.front_figures import build_figures
+    from gdpo_tune.results.front_table import summarize_front
     from gdpo_tune.results.open_sweep import read_sweep
 
     # A run whose attempts were all refused has no directory. Pods may have another disk.
@@ -37,7 +37,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
     except (GdpoTuneError, OSError) as error:
         return {"unknown": str(error)}
     gpus = found.spec.resources.total_gpus
-    figures = build_figures(found.build_front())
+    figures = summarize_front(found.front)
     figures["gpu_hours"] = sum(count_gpu_hours(record.cost, gpus) for record in found.records)
     if earlier is not None:
         figures["comparison"] = _compare(sweep, run, earlier)
@@ -51,9 +51,9 @@ def describe_figures(figures: dict[str, Any]) -> str:
     if not figures.keys() >= {"trials", "front", "gpu_hours"}:
         return ""
     # Only here, because it imports numpy.
-    from gdpo_tune.results.front_figures import describe_figures as describe_front
+    from gdpo_tune.results.front_table import describe_summary
 
-    text = describe_front(figures)
+    text = describe_summary(figures)
     text += f", {figures['gpu_hours']:.2f} GPU-hours." if figures["gpu_hours"] else "."
     return text + _describe_comparison(figures["comparison"]) if "comparison" in figures else text
 

@@ -8,8 +8,9 @@ Shapes: P prompts, S completions of one prompt, M metrics.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gdpo_tune.core.trials import CLEAR, Cost, Direction, Estimate
@@ -19,6 +20,42 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HOUR = 3600.0
+COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A limit of a metric, as a person writes it: `length >= 0.6`."""
+
+    metric: str
+    op: str
+    """Key of `COMPARISONS`."""
+    limit: float
+    position: int = field(default=1, compare=False)
+    """Of the metric in the text, from 1, for messages."""
+
+    @property
+    def is_floor(self) -> bool:
+        """True for a lower limit."""
+        return self.op[0] == ">"
+
+    def holds(self, value: float) -> bool:
+        """Return whether `value` satisfies the condition; NaN does not."""
+        return COMPARISONS[self.op](value, self.limit)
+
+    def compute_shortfall(self, value: float) -> float:
+        """Return the distance of `value` to the limit; 0 beyond the limit, infinite for NaN."""
+        gap = self.limit - value if self.is_floor else value - self.limit
+        return math.inf if math.isnan(gap) else max(gap, 0.0)
+
+    def __str__(self) -> str:
+        limit = f"{self.limit:g}" if float(f"{self.limit:g}") == self.limit else repr(self.limit)
+        return f"{self.metric} {self.op} {limit}"
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ NORMALIZATIONS: dict[str, ModeInfo] = {
     "gd2po": ModeInfo(f"{_MODES}:gd2po", ignores=("gamma", "baseline"), divides_by_group_std=True),
 }
 
-_SAMPLERS = "gdpo_tune.tuning.search.samplers"
+_SAMPLERS = "gdpo_tune.tuning.samplers"
 SAMPLERS: dict[str, SamplerInfo] = {
     "auto": SamplerInfo(
         "gdpo_tune.spec.gpu:choose_sampler",
@@ -101,13 +101,13 @@ SAMPLERS: dict[str, SamplerInfo] = {
 }
 
 SCHEDULERS: dict[str, SchedulerInfo] = {
-    "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers.base:Scheduler", "every trial to its end"),
+    "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers:Scheduler", "every trial to its end"),
     "asha": SchedulerInfo(
-        "gdpo_tune.tuning.schedulers.asha:Asha",
+        "gdpo_tune.tuning.halving:Asha",
         "successive halving by dominance: trials that others dominate end at the next rung",
     ),
     "pbt": SchedulerInfo(
-        "gdpo_tune.tuning.schedulers.pbt:Pbt",
+        "gdpo_tune.tuning.population:Pbt",
         "a population whose weights and learning rate move: the last take over from the first",
     ),
 }

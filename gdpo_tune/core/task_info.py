@@ -1,4 +1,7 @@
-"""What a task and a layout of a data set say about themselves. An export carries this module."""
+"""Description of a task and of a layout of a data set, and the choice of a sweep's prompts.
+
+An export carries this module.
+"""
 
 from __future__ import annotations
 
@@ -87,3 +90,21 @@ class LayoutInfo:
         return {*self.columns} <= {*present} and not (
             self.one_of and {*self.one_of}.isdisjoint(present)
         )
+
+
+PROBLEM_SEED = 0
+"""Prompts belong to the sweep and not to the trial: every trial of every run has the same."""
+
+
+def order_prompts(problems: int, count: int, seed: int) -> list[int]:
+    """Return the indices of a trial's `count` prompts; each pass over all has its own order.
+
+    The order is fixed in advance, because a data loader that shuffles by itself would start another
+    order when a trial resumes after its first pass.
+    """
+    import numpy as np  # late: names of tasks are read without it
+
+    generator = np.random.default_rng(seed)
+    passes = -(-count // problems)
+    order = np.concatenate([generator.permutation(problems) for _ in range(passes)])
+    return order[:count].tolist()

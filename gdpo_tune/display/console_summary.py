@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gdpo_tune.analysis.agreement import measure_agreements
-from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.analysis.verdict import Verdict
+from gdpo_tune.analysis.convergence import measure_agreements
 from gdpo_tune.core.events import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.text import (
     abbreviate_parameter,
@@ -24,19 +21,18 @@ from gdpo_tune.core.text import (
     format_parameter,
 )
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
-from gdpo_tune.display.consoles import build_console
-from gdpo_tune.display.tables import build_front_table, explain_marks, select_rows
-from gdpo_tune.results.summary import (
+from gdpo_tune.display.tables import MAX_ROWS, build_console, build_front_table, explain_marks
+from gdpo_tune.results.comparison_report import Verdict
+from gdpo_tune.results.front_table import TABLE_FILE, list_rows
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.wording import (
     FRONT_FILE,
     REPORT_FILE,
-    TABLE_FILE,
-    ChosenTrial,
     describe_origins,
     describe_states,
     describe_work,
     list_incidents,
 )
-from gdpo_tune.results.warnings import list_result_warnings
 from gdpo_tune.spec import hide_passwords
 
 if TYPE_CHECKING:
@@ -49,35 +45,34 @@ WIDTH = 160
 
 
 def print_summary(
-    spec: SweepSpec,
-    records: Sequence[TrialRecord],
-    console: Console | None = None,
-    *,
-    note: str = "",
-    chosen: ChosenTrial | None = None,
-    view: str = "",
-    sessions: Sequence[Mapping[str, Any]] = (),
+    sweep: Sweep, console: Console | None = None, *, note: str = "", view: str = ""
 ) -> None:
     """Print the front with its standard errors, the failures, paths and next commands.
 
     `note` says how the sweep ended, as `LiveDisplay.note` has it; `view` is the address of the
-    front in MLflow, without the server part for a database; `sessions` are as `Ledger.get_sessions`
-    returns them.
+    front in MLflow, without the server part for a database.
     """
     out = console or build_console()
     if not out.is_terminal and console is None:
         out = build_console(WIDTH)
-    front = build_front(records, spec.list_objectives(), chosen and chosen.name)
-    out.print(_build_head(spec, front, note))
+    spec, records, front, chosen = sweep.spec, sweep.records, sweep.front, sweep.chosen
+    complete, others = describe_states(records)
+    counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
+    work = describe_work(records, spec.resources.trials_per_process, "training")
+    volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
+    head = (
+        f": {f'{note}; ' if note else ''}{counts}, {work}; "
+        f"{len(front.members)} on the front, hypervolume {volume}"
+    )
+    out.print(Text.assemble("\n", (spec.name, "bold"), head))
     _print_unmet(out, spec, records)
-    for warning in list_result_warnings(spec, front):
+    for warning in sweep.warnings:
         _print_prose(out, f"warning: {warning}", "yellow")
-    if front.members or front.baselines:
-        shown = select_rows(front)
-        out.print(build_front_table(front, spec.space.dimensions, out))
-        if front.members:
-            _print_prose(out, explain_marks(front, shown), "dim")
-        _print_labelled(out, spec, front)
+    if rows := list_rows(front, MAX_ROWS):
+        out.print(build_front_table(front, rows, spec.space.dimensions, out))
+    if front.members:
+        _print_prose(out, explain_marks(front, rows), "dim")
+        _print_labelled(out, sweep)
     for line in describe_origins(front):
         _print_prose(out, line, "dim")
     for agreement in measure_agreements(records, front.objectives):
@@ -88,9 +83,9 @@ def print_summary(
     for record in failed:
         line = Text(f"{title_candidate(record.name)}: {record.reason or 'no reason recorded'}")
         out.print(Padding(line, (0, 0, 0, 2)))
-    _print_incidents(out, sessions)
-    _print_outputs(out, spec, front)
-    _print_next_steps(out, spec, chosen, view)
+    _print_incidents(out, sweep)
+    _print_outputs(out, sweep)
+    _print_next_steps(out, sweep, view)
     for line in chosen.lines if chosen else ():
         _print_line(out, line, "bold")
 
@@ -121,40 +116,22 @@ def _print_prose(out: Console, text: str, style: str) -> None:
         _print_line(out, text, style)
 
 
-def _build_head(spec: SweepSpec, front: Front, note: str) -> Text:
-    complete, others = describe_states(front.records)
-    counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
-    work = describe_work(front.records, spec.resources.trials_per_process, "training")
-    volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
-    head = (
-        f": {f'{note}; ' if note else ''}{counts}, {work}; "
-        f"{len(front.members)} on the front, hypervolume {volume}"
-    )
-    return Text.assemble("\n", (spec.name, "bold"), head)
-
-
-def _print_labelled(out: Console, spec: SweepSpec, front: Front) -> None:
+def _print_labelled(out: Console, sweep: Sweep) -> None:
     """Print what the members that have a label consist of, or their parameters."""
     rows: list[tuple[str, str]] = []
+    front = sweep.front
     for member in sorted(front.members, key=lambda member: member is not front.knee):
-        labels = ", ".join(front.list_labels(member, ties=True))
-        if labels:
-            rows.append(
-                (title_candidate(member.name), f"{_describe_content(spec, member)}: {labels}")
+        content = format_parts(member.parts)
+        if len(member.parts) < 2:
+            content = ", ".join(
+                f"{abbreviate_parameter(name)} {format_parameter(member.params[name])}"
+                for name in sweep.spec.space.dimensions
+                if name in member.params
             )
+        if labels := front.list_labels(member, ties=True):
+            rows.append((title_candidate(member.name), f"{content}: {', '.join(labels)}"))
     if rows:
         _print_rows(out, "\nBest compromise and extremes", rows)
-
-
-def _describe_content(spec: SweepSpec, member: Configuration) -> str:
-    """Return the parts of a merge, else the searched parameters."""
-    if len(member.parts) > 1:
-        return format_parts(member.parts)
-    return ", ".join(
-        f"{abbreviate_parameter(name)} {format_parameter(member.params[name])}"
-        for name in spec.space.dimensions
-        if name in member.params
-    )
 
 
 def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) -> None:
@@ -172,9 +149,8 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
         _print_line(out, f"  {name} {bound}: {text}")
 
 
-def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> None:
-    """Print how many nodes and attempts were lost; the report lists them."""
-    incidents = list_incidents(sessions)
+def _print_incidents(out: Console, sweep: Sweep) -> None:
+    incidents = list_incidents(sweep.sessions)
     lost = [incident for incident in incidents if incident.description.endswith(WAS_LOST)]
     trials = {number for incident in lost for number in incident.trials}
     if lost:
@@ -185,7 +161,8 @@ def _print_incidents(out: Console, sessions: Sequence[Mapping[str, Any]]) -> Non
         _print_line(out, f"{format_count(retried, 'attempt')} failed and retried")
 
 
-def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
+def _print_outputs(out: Console, sweep: Sweep) -> None:
+    spec, front = sweep.spec, sweep.front
     names = {"report": REPORT_FILE, "front": FRONT_FILE, "front as a table": TABLE_FILE}
     files = {label: spec.directory / name for label, name in names.items()}
     rows = [(label, str(path)) for label, path in files.items() if path.exists()]
@@ -198,16 +175,17 @@ def _print_outputs(out: Console, spec: SweepSpec, front: Front) -> None:
     _print_rows(out, "\nOutputs", rows)
 
 
-def _print_next_steps(out: Console, spec: SweepSpec, chosen: ChosenTrial | None, view: str) -> None:
-    uri = hide_passwords(spec.tracking.uri)
+def _print_next_steps(out: Console, sweep: Sweep, view: str) -> None:
+    location, chosen = sweep.spec.location, sweep.chosen
+    uri = hide_passwords(sweep.spec.tracking.uri)
     if uri.startswith(("http://", "https://")):
         rows = [("Open in MLflow", view or uri)]
     else:
         rows = [("Start MLflow", f"mlflow ui --backend-store-uri {quote(uri)}")]
         rows += [("Open in MLflow", f"{MLFLOW_UI}{view}")] if view else []
-    rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(spec.location)}"))
+    rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(location)}"))
     if chosen:
-        source = quote(f"{spec.location}:{chosen.name}")
+        source = quote(f"{location}:{chosen.name}")
         if len(chosen.record.parts) > 1:
             rows.append(("Repeat this merge", f"python -m gdpo_tune.export {source} --to mergekit"))
         else:

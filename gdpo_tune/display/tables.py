@@ -1,7 +1,8 @@
-"""Tables for the terminal."""
+"""Consoles, and the tables that they show."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from rich import box
@@ -10,20 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
-    format_estimate,
     format_list,
     format_number,
     format_parameter,
     get_mode,
 )
-from gdpo_tune.display.progress import Running
-from gdpo_tune.results.summary import ROLES, describe_role
+from gdpo_tune.results.front_table import BASELINES, FrontRow
+from gdpo_tune.results.live import Running
+from gdpo_tune.results.wording import describe_role
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 """Members of a front that the terminal lists; report and front.csv have all."""
 REMARKS = 24
 """Columns of the remarks, which may take several lines."""
@@ -32,60 +32,94 @@ SEVERAL_SEEDS, ONE_SEED, WORSE = "●", "○", "▾"
 """Marks of rows, as in the pictures, and of a value that is clearly worse than a baseline's."""
 
 
-def build_front_table(
-    front: Front, dimensions: Sequence[str], console: Console, *, rows: int | None = None
-) -> Table:
-    """Return the front, best in the first objective first, with standard errors.
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with status 1 and without a word
 
-    Only `MOST_ROWS` members are shown: those that have a label, and of the others an even
-    selection. For a console that is too narrow, the table drops the probability, then ever more
-    parameters: the normalization and the weights, which trade the objectives off, stay longest.
 
-    Args:
-        front: its members are shown.
-        dimensions: parameters that get a column, after `normalization`.
-        console: the table is to fit into it.
-        rows: the first members alone, at most this many; default: the baselines too.
+def build_console(width: int | None = None) -> Console:
+    """Build a console that draws live in a terminal alone.
+
+    For rich `FORCE_COLOR` makes a terminal of any file. Jupyter and CI set it, and would keep every
+    frame of a live table.
     """
-    shown = list(front.members[:rows]) if rows is not None else select_rows(front)
-    mode = "normalization"
-    names = [mode, *(name for name in dimensions if name != mode)]
-    droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
-    table = _fill_front_table(front, shown, names, probability=True)
-    # With its default options rich never measures more columns than the console has.
-    unbounded = console.options.update(max_width=UNBOUNDED)
-    for count in range(len(names) + 1):
-        if console.measure(table, options=unbounded).maximum <= console.width:
-            break
-        kept = [name for name in names if name not in droppable[:count]]
-        table = _fill_front_table(front, shown, kept, probability=False)
+    return _Console(force_terminal=None if sys.stdout.isatty() else False, width=width)
+
+
+def make_table(*columns: str) -> Table:
+    """Return an empty table with columns that do not wrap."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
     return table
 
 
-def select_rows(front: Front) -> list[Configuration]:
-    """Select the members that the terminal lists, in order, and the baselines at the end."""
-    named = [m for m in front.members if front.list_labels(m) or m.role in ROLES]
-    others = [m for m in front.members if m not in named]
-    room = max(MOST_ROWS - len(named), 0)
-    count = min(room, len(others))
-    even = {index * len(others) // count for index in range(count)}
-    kept = {id(member) for member in (*named, *(others[index] for index in even))}
-    members = [member for member in front.members if id(member) in kept]
-    return members + [baseline for baseline in front.baselines if not baseline.is_on_front]
+def build_front_table(
+    front: Front, rows: Sequence[FrontRow], dimensions: Sequence[str], console: Console
+) -> Table:
+    """Return rows of the front with standard errors.
+
+    For a console that is too narrow, the table drops the probability, then ever more parameters:
+    the normalization and the weights, which trade the objectives off, stay longest.
+    """
+    mode = "normalization"
+    names = [mode, *(name for name in dimensions if name != mode)]
+    droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
+    # With its default options rich never measures more columns than the console has.
+    unbounded = console.options.update(max_width=UNBOUNDED)
+    table = make_table()
+    for count in range(-1, len(names) + 1):
+        kept = [name for name in names if name not in droppable[: max(count, 0)]]
+        table = _fill_front_table(front, rows, kept, probability=count < 0)
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+    return table
 
 
-def explain_marks(front: Front, shown: Sequence[Configuration]) -> str:
-    """Return a line that explains the marks of a table."""
-    parts = [
-        f"{SEVERAL_SEEDS} several seeds",
-        f"{ONE_SEED} one seed: provisional",
-        "±: one standard error",
-    ]
-    if any(front.list_worse_objectives(member) for member in shown if member.is_on_front):
-        roles = [b.role for b in front.baselines if not b.is_on_front]
-        names = format_list([ROLES[role] for role in roles], "or")
-        parts.append(f"{WORSE} clearly worse than the {names}")
-    hidden = len(front.members) - sum(member.is_on_front for member in shown)
+def _fill_front_table(
+    front: Front, rows: Sequence[FrontRow], dimensions: Sequence[str], *, probability: bool
+) -> Table:
+    table = make_table("", "policy", *map(abbreviate_parameter, dimensions))
+    for goal in front.objectives:
+        table.add_column(abbreviate_parameter(goal.name), justify="right", no_wrap=True)
+    if probability:
+        table.add_column("P(front)", justify="right", no_wrap=True)
+    table.add_column("", max_width=REMARKS)
+    for row in rows:
+        policy, is_trained = row.policy, row.policy.role != "untrained"
+        values = zip(front.objectives, row.cells, strict=True)
+        chance = f"{policy.probability:.2f}" if policy.is_on_front else NO_VALUE
+        cells = [
+            _mark_seeds(row),
+            policy.name,
+            *[format_parameter(policy.params.get(n) if is_trained else None) for n in dimensions],
+            *[f"{f'{WORSE} ' * (goal.name in row.worse)}{cell}" for goal, cell in values],
+            *([chance] if probability else []),
+            ", ".join(filter(None, [*row.labels, row.baseline])),
+        ]
+        table.add_row(*map(Text, cells), style="" if policy.is_on_front else "dim")
+    return table
+
+
+def _mark_seeds(row: FrontRow) -> str:
+    if row.policy.role == "untrained":
+        return ""
+    return ONE_SEED if row.policy.is_provisional else SEVERAL_SEEDS
+
+
+def explain_marks(front: Front, rows: Sequence[FrontRow]) -> str:
+    """Return a line that explains the marks that some row of a table has."""
+    marks = {
+        SEVERAL_SEEDS: f"{SEVERAL_SEEDS} several seeds",
+        ONE_SEED: f"{ONE_SEED} one seed: provisional",
+    }
+    shown = {_mark_seeds(row) for row in rows}
+    parts = [text for mark, text in marks.items() if mark in shown]
+    parts.append("±: one standard error")
+    if any(row.worse for row in rows):
+        names = [BASELINES[b.role] for b in front.baselines if not b.is_on_front]
+        parts.append(f"{WORSE} clearly worse than the {format_list(names, 'or')}")
+    hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
     return "; ".join([*parts, *([f"{hidden} more in the report"] if hidden > 0 else [])])
 
 
@@ -97,16 +131,13 @@ def build_running_table(running: Sequence[Running], steps: int) -> Table:
     for trial in running:
         record = trial.record
         step = "starting" if trial.latest is None else f"{trial.latest.step}/{steps}"
-        if not record.is_training:
-            step = "evaluating"
         metrics = {} if trial.validated is None else trial.validated.metrics
-        values = Text(format_metrics(metrics, "validation/"))
         table.add_row(
             record.name,
             Text(describe_role(record)),
             get_mode(record.params) if record.is_training else NO_VALUE,
-            step,
-            values,
+            step if record.is_training else "evaluating",
+            Text(format_metrics(metrics, "validation/")),
         )
     return table
 
@@ -118,54 +149,3 @@ def format_metrics(metrics: Mapping[str, float], prefix: str, suffix: str = "") 
         for name, value in metrics.items()
         if name.startswith(prefix) and name.endswith(suffix)
     )
-
-
-def make_table(*columns: str) -> Table:
-    """Return an empty table with columns that do not wrap."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
-
-
-def _fill_front_table(
-    front: Front, shown: Sequence[Configuration], dimensions: Sequence[str], *, probability: bool
-) -> Table:
-    table = make_table("", "policy", *map(abbreviate_parameter, dimensions))
-    for goal in front.objectives:
-        table.add_column(abbreviate_parameter(goal.name), justify="right", no_wrap=True)
-    if probability:
-        table.add_column("P(front)", justify="right", no_wrap=True)
-    table.add_column("", max_width=REMARKS)
-    for configuration in shown:
-        params = configuration.params if configuration.role != "untrained" else {}
-        is_trained = configuration.role != "untrained"
-        mark = ONE_SEED if configuration.is_provisional else SEVERAL_SEEDS
-        cells = [
-            mark if is_trained else "",
-            configuration.name,
-            *[format_parameter(params.get(name)) for name in dimensions],
-            *_format_values(front, configuration),
-        ]
-        if probability:
-            chance = f"{configuration.probability:.2f}" if configuration.is_on_front else NO_VALUE
-            cells.append(chance)
-        cells.append(_list_remarks(front, configuration))
-        table.add_row(*map(Text, cells), style="" if configuration.is_on_front else "dim")
-    return table
-
-
-def _format_values(front: Front, configuration: Configuration) -> list[str]:
-    is_baseline = configuration.role in ROLES
-    worse = set[str]() if is_baseline else front.list_worse_objectives(configuration)
-    return [
-        f"{f'{WORSE} ' * (goal.name in worse)}{format_estimate(configuration.mean[goal.name])}"
-        for goal in front.objectives
-    ]
-
-
-def _list_remarks(front: Front, configuration: Configuration) -> str:
-    remarks = front.list_labels(configuration)
-    if configuration.role in ROLES:
-        remarks.append(ROLES[configuration.role])
-    return ", ".join(remarks)

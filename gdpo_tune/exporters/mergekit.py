@@ -20,7 +20,7 @@ from gdpo_tune.exporters import library
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import Exported
 from gdpo_tune.exporters.recipe import Recipe
-from gdpo_tune.results.parents import Parent
+from gdpo_tune.results.retrain import Parent
 from gdpo_tune.spec.document import dump_flow
 
 LIBRARY = "mergekit 0.1.5"

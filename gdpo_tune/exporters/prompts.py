@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.files import expand_path, is_local_source, path_exists
-from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
 from gdpo_tune.core.registry import LAYOUTS
 from gdpo_tune.core.settings import DataSettings
+from gdpo_tune.core.task_info import PROBLEM_SEED, order_prompts
 from gdpo_tune.exporters.library import PROMPTS_FILE, TrainingFiles
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.reward_files import (
@@ -43,7 +43,7 @@ from gdpo_tune.policies.prompts import (
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
 PROMPTS = (
-    *("core/files.py", "core/text.py", "core/prompt_order.py", "core/task_info.py"),
+    *("core/files.py", "core/text.py", "core/task_info.py"),
     *("tasks/columns.py", "tasks/data_rows.py", "tasks/generation.py"),
     *("tasks/layouts.py", "exporters/runtime_prompts.py"),
 )

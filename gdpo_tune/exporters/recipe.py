@@ -24,8 +24,7 @@ from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.policies.load_policy import count_positions, list_end_tokens, read_own_decoding
 from gdpo_tune.policies.prompts import list_own_tags, load_local_tokenizer, read_chat_template
-from gdpo_tune.results.parents import Parent
-from gdpo_tune.results.retrain import TrainingRequest
+from gdpo_tune.results.retrain import Parent, TrainingRequest
 from gdpo_tune.results.transfer import Transfer
 from gdpo_tune.spec import SweepSpec
 

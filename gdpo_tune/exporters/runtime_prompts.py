@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import DataError, get_first_line
-from gdpo_tune.core.prompt_order import PROBLEM_SEED, order_prompts
-from gdpo_tune.core.task_info import LayoutInfo
+from gdpo_tune.core.task_info import PROBLEM_SEED, LayoutInfo, order_prompts
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.data_rows import collect_problems, shuffle_problems

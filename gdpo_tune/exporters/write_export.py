@@ -25,8 +25,7 @@ from gdpo_tune.exporters.recipe import Recipe, build_recipe
 from gdpo_tune.exporters.reward_files import build_reward_files
 from gdpo_tune.policies.load_policy import describe_policy
 from gdpo_tune.policies.prompt_format import CLOCK, FIXED_DATE, TEMPLATE_FILE
-from gdpo_tune.results.parents import explain_merge
-from gdpo_tune.results.retrain import TrainingRequest
+from gdpo_tune.results.retrain import TrainingRequest, explain_merge
 
 RUN = "run.sh"
 INSTALL_MATH_VERIFY = "pip install 'math-verify[antlr4_13_2]'"

@@ -1,4 +1,4 @@
-"""Figures of a sweep: an interactive report and a PNG of the front, one file per kind of figure."""
+"""Figures of a sweep: an interactive report, and the front as a still picture."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdpo_tune.figures.comparison_page import write_comparison
     from gdpo_tune.figures.front_png import write_front_png
-    from gdpo_tune.figures.report_page import write_report
-
+    from gdpo_tune.figures.report_page import write_comparison, write_report
 
 __all__ = ["write_comparison", "write_front_png", "write_report"]
 
-
 _FILES = {
-    "write_comparison": "comparison_page",
+    "write_comparison": "report_page",
     "write_front_png": "front_png",
     "write_report": "report_page",
 }

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -14,26 +13,22 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.text import CANDIDATE_COLORS
-from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.labels import place_labels
-from gdpo_tune.figures.panels import (
+from gdpo_tune.figures.front_panels import (
     ATTAINED,
+    LOOKS,
     PARENTS,
     Panel,
     build_panels,
-    count_columns,
     list_legend,
-    list_lines_to_parents,
+    list_line_legend,
+    place_labels,
 )
-from gdpo_tune.results.summary import FRONT_FILE
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.wording import FRONT_FILE
 
 Symbol = str | tuple[int, int, int]
 """Marker of matplotlib."""
@@ -44,33 +39,23 @@ FONT_SIZE = 8.5
 """Size of labels and legend, in points."""
 RADIUS = 5.0
 """Half the size of a mark with some space around it, in points."""
-_TO_PARENTS: dict[str, Any] = {
-    "color": CANDIDATE_COLORS["merge"],
-    "linewidth": 0.6,
-    "alpha": 0.2,
-    "zorder": 1.5,
+LINES: dict[str, dict[str, Any]] = {
+    ATTAINED: {"color": style.FAINT},
+    PARENTS: {"color": CANDIDATE_COLORS["merge"], "linewidth": 0.6, "alpha": 0.2, "zorder": 1.5},
 }
 
 
-def write_front_png(
-    spec: SweepSpec,
-    records: Sequence[TrialRecord],
-    path: Path | None = None,
-    *,
-    chosen: str | None = None,
-) -> Path:
+def write_front_png(sweep: Sweep, path: Path | None = None) -> Path:
     """Draw the front and return the path of the file, which appears whole or not at all.
 
-    Colours and symbols are those of the report: better is right and up, filled means several seeds.
-    Default of `path`: `front.png` in the sweep's directory. `chosen` is the name of the
-    candidate that a person picked.
+    Default of `path`: `front.png` in the sweep's directory.
 
     Raises:
         OSError: the file cannot be written.
     """
-    target = path or spec.directory / FRONT_FILE
+    target = path or sweep.spec.directory / FRONT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure = draw_front(build_front(records, spec.list_objectives(), chosen), spec.name)
+    figure = draw_front(sweep.front, sweep.spec.name)
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
     write_atomically(target, picture.getvalue())
@@ -94,28 +79,27 @@ def draw_front_svg(front: Front, name: str) -> str:
 def draw_front(front: Front, name: str) -> Figure:
     """Draw a panel for each pair of objectives, and a legend below."""
     panels = build_panels(front)
-    columns = count_columns(len(panels))
+    columns = style.count_columns(len(panels))
     rows = -(-len(panels) // columns)
     width = max(columns * SIDE + 0.3, 6.4)
     figure = Figure(figsize=(width, rows * SIDE + 1.15), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, panel in zip(axes, panels, strict=False):
-        _draw_panel(axis, front, panel)
+        _draw_panel(axis, panel)
     for axis in axes[len(panels) :]:
         axis.remove()
     figure.suptitle(
         f"{name}: Pareto front on test prompts", x=0.01, ha="left", size=12, color=style.INK
     )
-    handles = _build_legend(front)
-    if handles:
+    if handles := _build_legend(front, panels[0]):
         count = min(len(handles), 4 if columns > 1 else 3)
         place: dict[str, Any] = {"loc": "outside lower left", "ncols": count}
         figure.legend(handles=handles, fontsize=FONT_SIZE, frameon=False, **place)
     # Labels can be placed only once the layout has given the panels their size.
     figure.draw_without_rendering()
     for axis, panel in zip(axes, panels, strict=False):
-        _annotate(axis, front, panel)
+        _annotate(axis, panel)
     return figure
 
 
@@ -131,48 +115,33 @@ def style_axis(axis: Axes, across: str, up: str) -> None:
         spine.set_color(style.FAINT)
 
 
-def _draw_panel(axis: Axes, front: Front, panel: Panel) -> None:
+def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.set_xlim(*panel.x.range)
     axis.set_ylim(*panel.y.range)
     style_axis(axis, panel.x.title, panel.y.title)
-    stairs = [x for x, _ in panel.staircase], [y for _, y in panel.staircase]
-    axis.plot(*stairs, color=style.FAINT, linewidth=1.2, zorder=1)
-    for merge, parent in list_lines_to_parents(front, panel):
-        axis.plot([merge[0], parent[0]], [merge[1], parent[1]], **_TO_PARENTS)
-    if not front.configurations:
+    x, y = [x for x, _ in panel.staircase], [y for _, y in panel.staircase]
+    axis.plot(x, y, color=style.FAINT, linewidth=1.2, zorder=1)
+    for merge, parent in panel.parents:
+        axis.plot([merge[0], parent[0]], [merge[1], parent[1]], **LINES[PARENTS])
+    if not panel.points:
         axis.text(0.5, 0.5, "no trial is complete yet", color=style.MUTED, ha="center")
-    for configuration in front.configurations:
-        x, y = panel.x.get_estimate(configuration), panel.y.get_estimate(configuration)
-        marker = _choose_marker(configuration)
-        is_baseline = configuration.role in style.BASELINES
-        if configuration.is_on_front or is_baseline:
-            color = style.INK if is_baseline else marker["markeredgecolor"]
+    for point in panel.points:
+        (x, y), color = point.xy, point.mark.color
+        if point.has_bars:
             bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
-            axis.errorbar(x.mean, y.mean, xerr=x.se, yerr=y.se, zorder=2, **bars)
-        axis.plot([x.mean], [y.mean], **marker)
-
-
-def _choose_marker(configuration: Configuration) -> dict[str, Any]:
-    """Return the mark of a configuration, as keywords of `Axes.plot`."""
-    mark = style.get_configuration_mark(configuration)
-    fill = style.PAPER if configuration.is_provisional else mark.color
-    if configuration.role in style.BASELINES:
-        _, baseline = style.BASELINES[configuration.role]
-        if configuration.role == "published":
-            return _make_marker(baseline.matplotlib, 13, fill, baseline.color, 0.9, 5)
-        return _make_marker(baseline.matplotlib, 7.5, baseline.color, style.PAPER, 0.6, 4)
-    if not configuration.feasible:
-        return _make_marker("x", 3.5, mark.color, mark.color, 0.9, 2) | {"alpha": 0.55}
-    if not configuration.is_on_front:
-        return _make_marker(mark.matplotlib, 5, fill, mark.color, 0.9, 3) | {"alpha": 0.35}
-    return _make_marker(mark.matplotlib, 7, fill, mark.color, 1.5, 4)
+            axis.errorbar(x, y, xerr=point.x.se, yerr=point.y.se, zorder=2, **bars)
+        edge = style.PAPER if point.layer == "untrained" else color
+        symbol = "x" if point.layer == "violating" else point.mark.matplotlib
+        look, shape = LOOKS[point.layer], (symbol, point.fill, edge)
+        marker = _make_marker(*shape, look.points, look.edge_points, look.opacity)
+        axis.plot([x], [y], zorder=look.order, **marker)
 
 
 def _make_marker(
-    symbol: Symbol, size: float, fill: str, edge: str, width: float = 1.0, order: int = 2
+    symbol: Symbol, fill: str, edge: str, size: float, width: float = 1.0, opacity: float = 1.0
 ) -> dict[str, Any]:
-    if isinstance(symbol, tuple):  # a star with so many points has less area than other symbols
-        size *= 1.4
+    # A star with so many points has less area than other symbols.
+    size *= 1.4 if isinstance(symbol, tuple) else 1.0
     return {
         "linestyle": "none",
         "marker": symbol,
@@ -180,19 +149,19 @@ def _make_marker(
         "markerfacecolor": fill,
         "markeredgecolor": edge,
         "markeredgewidth": width,
-        "zorder": order,
+        "alpha": opacity,
     }
 
 
-def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
+def _annotate(axis: Axes, panel: Panel) -> None:
     box = axis.get_window_extent()
     scale = 72 / axis.figure.dpi  # a point is 1/72 of an inch
     size = (box.width * scale, box.height * scale)
-    offsets = place_labels(front, panel, size, FONT_SIZE, RADIUS)
-    for (configuration, text), offset in zip(panel.labels, offsets, strict=True):
+    offsets = place_labels(panel, size, FONT_SIZE, RADIUS)
+    for (point, text), offset in zip(panel.labels, offsets, strict=True):
         axis.annotate(
             text,
-            panel.get_point(configuration),
+            point.xy,
             xytext=offset,
             textcoords="offset points",
             ha="center",
@@ -205,22 +174,19 @@ def _annotate(axis: Axes, front: Front, panel: Panel) -> None:
         )
 
 
-def _build_legend(front: Front) -> list[Line2D]:
-    searched = [c for c in front.configurations if c.role not in style.BASELINES]
-    handles = [_make_handle(n, m.matplotlib, m.color, m.color) for n, m in list_legend(front)]
+def _build_legend(front: Front, panel: Panel) -> list[Line2D]:
+    layers = {point.layer for point in panel.points}
+    marks = [(n, m.matplotlib, m.color, m.color, 1.0) for n, m in list_legend(front)]
     if any(c.is_on_front and c.is_provisional for c in front.configurations):
-        handles.append(_make_handle("one seed, provisional", "o", style.PAPER, style.MUTED))
-    if any(c.feasible and not c.is_on_front for c in searched):
-        handles.append(_make_handle("dominated", "o", style.MUTED, style.MUTED, alpha=0.35))
-    if any(not c.feasible for c in searched):
-        handles.append(_make_handle("violates a constraint", "x", style.MUTED, style.MUTED))
-    if front.members and len(front.objectives) > 1:
-        handles.append(Line2D([], [], color=style.FAINT, label=ATTAINED))
-    if any(member.role == "merge" for member in front.members):
-        handles.append(Line2D([], [], label=PARENTS, **_TO_PARENTS))
-    return handles
-
-
-def _make_handle(label: str, symbol: Symbol, fill: str, edge: str, alpha: float = 1.0) -> Line2D:
-    size = 11 if symbol == "*" else 7
-    return Line2D([], [], label=label, alpha=alpha, **_make_marker(symbol, size, fill, edge))
+        marks.append(("one seed, provisional", "o", style.PAPER, style.MUTED, 1.0))
+    if "dominated" in layers:
+        marks.append(("dominated", "o", style.MUTED, style.MUTED, LOOKS["dominated"].opacity))
+    if "violating" in layers:
+        marks.append(("violates a constraint", "x", style.MUTED, style.MUTED, 1.0))
+    handles = [
+        Line2D(
+            [], [], label=name, **_make_marker(symbol, fill, edge, 7 + 4 * (symbol == "*"), 1.0, a)
+        )
+        for name, symbol, fill, edge, a in marks
+    ]
+    return handles + [Line2D([], [], label=name, **LINES[name]) for name in list_line_legend(front)]

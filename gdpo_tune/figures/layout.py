@@ -13,7 +13,6 @@ from plotly.subplots import make_subplots
 from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
-from gdpo_tune.figures.panels import count_columns, title_axis
 
 WIDTH = 1120
 """Pixels of a figure in a wide window; labels are placed for this width."""
@@ -42,6 +41,7 @@ def make_layout(height: float, **margins: int) -> dict[str, Any]:
 
     Lengths are in pixels; `margins` are `l`, `r`, `t` or `b`, where they differ from `MARGINS`.
     """
+    clear, top_left = {"bgcolor": "rgba(0,0,0,0)"}, {"xanchor": "left", "yanchor": "top"}
     return {
         "template": TEMPLATE,
         "height": round(height),
@@ -55,34 +55,21 @@ def make_layout(height: float, **margins: int) -> dict[str, Any]:
             "font": {"color": style.INK, "size": 12},
             "align": "left",
         },
-        "modebar": {
-            "orientation": "v",
-            "bgcolor": "rgba(0,0,0,0)",
-            "color": style.FAINT,
-            "activecolor": style.INK,
-        },
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "bgcolor": "rgba(0,0,0,0)",
-        },
+        "modebar": {"orientation": "v", "color": style.FAINT, "activecolor": style.INK, **clear},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yref": "container", **top_left, **clear},
     }
 
 
 def get_panel_size(panels: int) -> tuple[float, float]:
     """Return width and height of one of `panels` panels in pixels."""
-    columns = count_columns(panels)
+    columns = style.count_columns(panels)
     inner = WIDTH - MARGINS["l"] - MARGINS["r"]
     return inner * (1 - GAPS[0] * (columns - 1)) / columns, 430.0 if columns == 1 else 270.0
 
 
 def make_panels(count: int) -> tuple[go.Figure, list[dict[str, Any]]]:
     """Return a figure of `count` panels, and the `row` and `col` of each."""
-    columns = count_columns(count)
+    columns = style.count_columns(count)
     rows = math.ceil(count / columns)
     figure: go.Figure = make_subplots(
         rows=rows,
@@ -101,7 +88,7 @@ def title_axes(figure: go.Figure, goals: Sequence[Objective], cell: Mapping[str,
     """Title the axes of one panel with its objectives (x, y) and point them to better values."""
     for update, goal in zip((figure.update_xaxes, figure.update_yaxes), goals, strict=True):
         towards = "reversed" if goal.direction == "minimize" else True
-        update(title_text=wrap_title(title_axis(goal)), autorange=towards, **cell)
+        update(title_text=wrap_title(style.title_axis(goal)), autorange=towards, **cell)
 
 
 def wrap_title(title: str) -> str:

@@ -1,54 +1,84 @@
-"""All figures of a sweep in one HTML file that needs no network."""
+"""The report of a sweep, the figures that it has, and the page of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from shlex import quote
+from typing import Any, Literal
 
-from gdpo_tune.analysis.findings import describe_findings
-from gdpo_tune.analysis.front import Front, build_front
+import plotly.graph_objects as go
+from markupsafe import Markup
+
+from gdpo_tune.analysis.comparison import Comparison
+from gdpo_tune.analysis.convergence import measure_agreements
+from gdpo_tune.analysis.front import (
+    Front,
+    find_untrained,
+    grade_against_untrained,
+    name_extreme,
+    subtract_estimates,
+    summarize_origins,
+)
+from gdpo_tune.analysis.importance import describe_findings
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures.captions import (
-    CAPTIONS,
-    CHOOSE,
-    COMPLETIONS,
-    READING_THE_FIGURE,
-    READING_THE_TABLE,
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
+from gdpo_tune.core.settings import STRICT
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import (
+    NO_VALUE,
+    abbreviate_parameter,
+    format_duration,
+    format_first,
+    format_hypervolume,
+    format_interval,
+    format_number,
+    format_parameter,
 )
-from gdpo_tune.figures.choose_panel import build_choose_panel
-from gdpo_tune.figures.completions_grid import build_completions
+from gdpo_tune.core.trial_files import read_completions
+from gdpo_tune.core.trials import Estimate, format_parts, title_candidate
+from gdpo_tune.figures.attainment_figures import draw_attainment, draw_sides, draw_superiority
+from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.front_png import draw_front_svg
-from gdpo_tune.figures.gallery import Gallery, build_gallery
-from gdpo_tune.figures.html_page import (
-    build_bullets,
-    build_contents,
-    build_page,
-    build_section,
-    embed_figure,
+from gdpo_tune.figures.html import build_page, embed_data, embed_figure, get_parts
+from gdpo_tune.figures.parameter_figures import (
+    draw_importance,
+    draw_parallel,
+    draw_slices,
+    list_sliced,
 )
-from gdpo_tune.figures.html_tables import build_front_table, build_origins_table, build_trials_table
-from gdpo_tune.figures.policy_cards import build_cards
-from gdpo_tune.figures.report_texts import (
-    build_head,
-    describe_sweep,
-    list_failures,
-    list_node_losses,
+from gdpo_tune.figures.trial_curves import (
+    describe_utilisation,
+    draw_hypervolume,
+    draw_learning,
+    draw_population,
+    draw_rungs,
+    draw_shares,
+    draw_timeline,
+    read_all_steps,
 )
-from gdpo_tune.figures.timeline import describe_utilisation
-from gdpo_tune.results.dimensions import estimate_sweep_effects
-from gdpo_tune.results.summary import REPORT_FILE, ChosenTrial
-from gdpo_tune.results.warnings import capitalize_warning, list_result_warnings
+from gdpo_tune.results.comparison_report import Verdict
+from gdpo_tune.results.front_table import build_front_row, list_rows, title_policy
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.wording import (
+    REPORT_FILE,
+    capitalize_warning,
+    describe_content,
+    describe_left_out_prompts,
+    describe_states,
+    describe_work,
+    list_incidents,
+    measure_wall_time,
+)
 
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
-
-_MIN_WIDTHS = {"pairs": 300, "surfaces": 300, "slices": 700, "progress": 700, "all": 700}
-"""Pixels below which a figure with many panels scrolls instead of shrinking."""
-_FIGURES = {
+CHOOSE = "Policies to choose from"
+COMPLETIONS = "Sample completions"
+FIGURES = {
     "surfaces": "Front uncertainty",
     "importance": "Which parameters mattered",
     "all": "Parameters and objectives",
@@ -60,114 +90,376 @@ _FIGURES = {
     "population": "Population",
     "timeline": "Timeline",
 }
-"""Name of a figure in the gallery -> title of its section."""
+"""Name of a figure -> title of its section."""
+
+STEPS = 50
+"""Least steps of a slider."""
+MAX_POLICIES = 40
+"""Policies with sample completions: baselines, the knee and the extremes first."""
+MAX_NAMED = 12
+"""Policies that are named where completions are missing."""
 
 
-def write_report(
-    spec: SweepSpec,
-    records: Sequence[TrialRecord],
-    path: Path | None = None,
-    *,
-    ending: str = "",
-    chosen: ChosenTrial | None = None,
-    sessions: Sequence[Mapping[str, Any]] = (),
-) -> Path:
+def write_report(sweep: Sweep, path: Path | None = None) -> Path:
     """Write the interactive report and return its path; it appears whole or not at all.
 
-    Default of `path`: `report.html` in the sweep's directory. `ending` says why nothing was left to
-    run, if so; `sessions` are as `Ledger.get_sessions` returns them.
+    Default of `path`: `report.html` in the sweep's directory.
 
     Raises:
         OSError: the file cannot be written.
     """
-    target = path or spec.directory / REPORT_FILE
+    target = path or sweep.spec.directory / REPORT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, build_report(spec, records, ending, chosen, sessions))
+    write_atomically(target, build_report(sweep))
     return target
 
 
-def build_report(
-    spec: SweepSpec,
-    records: Sequence[TrialRecord],
-    ending: str = "",
-    chosen: ChosenTrial | None = None,
-    sessions: Sequence[Mapping[str, Any]] = (),
-) -> str:
+def build_report(sweep: Sweep) -> str:
     """Return the whole page, plotly.js included once; equal records give an equal page."""
-    front = build_front(records, spec.list_objectives(), chosen and chosen.name)
-    head = build_head(spec, front, ending, chosen)
-    bodies = {title: body for title, body in _build_bodies(spec, front, sessions).items() if body}
-    captions = {**CAPTIONS, "Timeline": describe_utilisation(front.records, sessions)}
-    sections = [build_section(title, captions[title], bodies[title]) for title in bodies]
-    answers = [title for title in (CHOOSE, COMPLETIONS) if title in bodies]
-    contents = build_contents(
-        {"": answers, "Evidence": [title for title in bodies if title not in answers]}
-    )
-    title = f"{spec.name}: Pareto front"
-    return build_page(title, head, sections, _describe_age(records), contents)
-
-
-def _describe_age(records: Sequence[TrialRecord]) -> str:
-    """Return the age of the content; the time of drawing would make equal pages differ."""
-    times = [time for r in records for time in (r.started, r.finished) if time is not None]
-    if not times:
-        return "Before the first trial."
-    latest = datetime.fromtimestamp(max(times)).astimezone()
-    return f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
-
-
-def _build_bodies(
-    spec: SweepSpec, front: Front, sessions: Sequence[Mapping[str, Any]]
-) -> dict[str, str]:
-    """Return title -> body of every section in order; empty where there is no data."""
-    dimensions = spec.space.dimensions
-    effects = estimate_sweep_effects(spec, front)
-    gallery = build_gallery(spec, front, effects)
-    findings, limits = map(build_bullets, describe_findings(front, effects))
-    warnings = [capitalize_warning(str(each)) for each in list_result_warnings(spec, front)]
+    front, gallery, parts = sweep.front, build_gallery(sweep), get_parts()
+    findings, limits = map(parts.bullets, describe_findings(front, sweep.effects))
+    warnings = [capitalize_warning(str(each)) for each in sweep.warnings]
     completions = build_completions(front)
-    links = [COMPLETIONS] if completions else []
-    return {
-        CHOOSE: _build_answer(spec, front, gallery, warnings, links),
+    still = draw_front_svg(front, sweep.spec.name) if "pairs" in gallery else ""
+    dimensions = [name for name in sweep.spec.space.dimensions if name != "normalization"]
+    goals = [goal.name for goal in front.objectives]
+    failed = (r for r in front.records if r.state == "failed")
+    losses = [
+        (f"{datetime.fromtimestamp(incident.time).astimezone():%Y-%m-%d %H:%M:%S}", str(incident))
+        for incident in list_incidents(sweep.sessions)
+    ]
+    bodies = {
+        CHOOSE: parts.answer(
+            # The first warning is about the knee, which the page selects.
+            warnings[0] if front.knee_shortfall else "",
+            embed_figure(gallery["pairs"](), "pairs", CHOOSE, still) if still else "",
+            build_choose_panel(sweep),
+            parts.front_table(goals, list_rows(front), len(front.members)),
+            build_cards(sweep, [COMPLETIONS] if completions else []),
+        ),
         COMPLETIONS: completions,
-        "Warnings": build_bullets(warnings),
+        "Warnings": parts.bullets(warnings),
         "Findings": findings,
         "Limits of the data": limits,
-        **{title: _embed(gallery, name, title) for name, title in _FIGURES.items()},
-        "Origins of the front": build_origins_table(front),
-        "Failures": list_failures(front.records),
-        "Node losses and retries": list_node_losses(sessions),
-        "All trials": build_trials_table(front, dimensions),
-        "About this sweep": describe_sweep(spec, front),
+        **{t: embed_figure(gallery[n](), n, t) for n, t in FIGURES.items() if n in gallery},
+        "Origins of the front": parts.origins(summarize_origins(front)),
+        "Failures": parts.failures(
+            [(title_candidate(r.name), r.reason or "no reason recorded") for r in failed]
+        ),
+        "Node losses and retries": parts.failures(losses),
+        "All trials": parts.trials_table(front.records, dimensions, goals, front.trial_numbers),
+        "About this sweep": parts.facts(_describe_sweep(sweep)),
+    }
+    bodies = {title: body for title, body in bodies.items() if body.strip()}
+    captions = {"Timeline": describe_utilisation(sweep.records, sweep.sessions)}
+    sections = [parts.section(t, body, captions.get(t, "")) for t, body in bodies.items()]
+    answers = [title for title in (CHOOSE, COMPLETIONS) if title in bodies]
+    contents = {"": answers, "Evidence": [title for title in bodies if title not in answers]}
+    head = parts.header(sweep.spec.name, _describe_head(sweep))
+    # The age of the content: the time of drawing would make equal pages differ.
+    times = [t for r in sweep.records for t in (r.started, r.finished) if t is not None]
+    age = "Before the first trial."
+    if times:
+        latest = datetime.fromtimestamp(max(times)).astimezone()
+        age = f"The last trial started or ended at {latest:%Y-%m-%d %H:%M %Z}."
+    return build_page(f"{sweep.spec.name}: Pareto front", head, sections, age, contents)
+
+
+def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
+    """Return name -> function that draws it, for the figures that there is data for."""
+    spec, front, records = sweep.spec, sweep.front, sweep.records
+    dimensions, gpus = spec.space.dimensions, spec.resources.total_gpus
+    steps = read_all_steps(records)
+    trained = [c for c in front.configurations if c.is_training]
+    started = any(r.started is not None for r in records)
+    drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
+        "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints, dimensions)),
+        "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_attainment(front)),
+        "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
+        "importance": (sweep.effects.estimates, lambda: draw_importance(sweep.effects)),
+        "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
+        "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
+        "shares": (steps and front.members, lambda: draw_shares(front, steps)),
+        "training": (steps, lambda: draw_learning(front, steps)),
+        "rungs": (
+            any(len(r.rungs) > 1 and r.is_training for r in records),
+            lambda: draw_rungs(front),
+        ),
+        "population": (any(r.lineage for r in records), lambda: draw_population(front)),
+        "timeline": (started, lambda: draw_timeline(records)),
+    }
+    return {name: draw for name, (data, draw) in drawers.items() if data}
+
+
+def _describe_head(sweep: Sweep) -> dict[str, str]:
+    spec, chosen = sweep.spec, sweep.chosen
+    complete, others = describe_states(sweep.records)
+    return {
+        "task": spec.task,
+        "policy": spec.policy,
+        "scoring": "" if spec.scoring == STRICT else spec.scoring,
+        "constraints": ", ".join(f"{name} {bound}" for name, bound in spec.constraints.items()),
+        "trials": f"{complete} complete" + (f", {others}" if others else ""),
+        "wall-clock time": format_duration(measure_wall_time(sweep.records)),
+        "ended": sweep.ending,
+        "chosen": "; ".join(chosen.lines) if chosen else "",
     }
 
 
-def _build_answer(
-    spec: SweepSpec, front: Front, gallery: Gallery, warnings: Sequence[str], links: Sequence[str]
-) -> str:
-    """Return the first screen: figure, controls, table, and the cards with their `links`."""
-    # The first warning is about the knee, which the page selects.
-    doubt = f'<p class="warning">{escape(warnings[0])}</p>' if front.knee_shortfall else ""
-    legend = f"<details><summary>How to read this</summary><p>{READING_THE_FIGURE}</p>"
-    legend += f"<p>{READING_THE_TABLE}</p></details>"
-    panel = build_choose_panel(spec, front)
-    table = f"<div>{build_front_table(front)}{legend if front.members else ''}</div>"
-    still = draw_front_svg(front, spec.name) if "pairs" in gallery else ""
-    figure = _embed(gallery, "pairs", CHOOSE, still)
-    choice = f'<div class="choice">{panel}{table}</div>' if panel else table
-    return f"{doubt}{figure}{choice}{build_cards(spec, front, links)}"
+def _describe_sweep(sweep: Sweep) -> dict[str, str]:
+    """Return the facts about a sweep that a reader of the front can do without."""
+    spec, front = sweep.spec, sweep.front
+    work = describe_work(front.records, spec.resources.trials_per_process, "trials")
+    completions = sum(record.cost.completions for record in front.records)
+    provisional = sum(member.is_provisional for member in front.members)
+    points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
+    return {
+        "directory": spec.address or str(spec.directory.absolute()),
+        "identity": spec.compute_identity(),
+        "on the front": f"{len(front.members)}, {provisional} provisional",
+        "hypervolume": format_hypervolume(front.hypervolume, front.hypervolume_interval, points),
+        "cost": f"{work}, {completions:,} completions",
+        "do early scores predict final ones?": "; ".join(
+            map(str, measure_agreements(front.records, front.objectives))
+        ),
+        "changes": describe_content(front.records),
+        "prompts too long, left out": describe_left_out_prompts(front.records),
+    }
 
 
-def _embed(gallery: Gallery, name: str, title: str, still: str = "") -> str:
-    """Return a figure as HTML; empty if there is no data for it."""
-    if name not in gallery:
-        return ""
-    return embed_figure(
-        gallery[name](),
-        name,
-        title,
-        buttons=name != "all",
-        min_width=_MIN_WIDTHS.get(name, 560),
-        stacks=name in ("pairs", "surfaces"),
-        still=still,
+# The panel that chooses a policy. The page applies it as `--pick` does: `results.picks` and
+# assets/choice.js follow the same rules.
+
+
+@dataclass(frozen=True)
+class Slider:
+    """Acceptable values of one metric."""
+
+    name: str
+    comparison: Literal[">=", "<="]
+    low: float
+    high: float
+    step: float
+
+    @property
+    def loosest(self) -> float:
+        """The end that every member satisfies; there the metric has no limit."""
+        return self.low if self.comparison == ">=" else self.high
+
+    @property
+    def label(self) -> str:
+        """Name of the control."""
+        bound = "at least" if self.comparison == ">=" else "at most"
+        return f"{abbreviate_parameter(self.name)} {bound}"
+
+
+def list_sliders(sweep: Sweep) -> list[Slider]:
+    """Return a slider per objective, and per constraint on another metric of the members.
+
+    It goes over the members' values, its ends on whole steps.
+    """
+    front = sweep.front
+    comparisons: dict[str, Literal[">=", "<="]] = {
+        goal.name: ">=" if goal.direction == "maximize" else "<=" for goal in front.objectives
+    }
+    for name, constraint in sweep.spec.constraints.items():
+        comparisons.setdefault(name, constraint.op)
+    sliders: list[Slider] = []
+    for name, comparison in comparisons.items():
+        values = [member.mean[name].mean for member in front.members if name in member.mean]
+        if values and all(map(math.isfinite, values)):
+            span = (max(values) - min(values)) or abs(values[0]) or 1.0
+            exponent = math.floor(math.log10(span / STEPS))
+            step, digits = 10.0**exponent, max(0, -exponent)
+            ends = math.floor(min(values) / step) * step, math.ceil(max(values) / step) * step
+            sliders.append(Slider(name, comparison, *(round(x, digits) for x in (*ends, step))))
+    return sliders
+
+
+def list_preferences(front: Front) -> dict[str, str]:
+    """Return rule of `--pick` -> its name in the panel."""
+    extremes = {
+        f"{'max' if goal.direction == 'maximize' else 'min'} {goal.name}": name_extreme(goal)
+        for goal in front.objectives
+    }
+    return {"knee": "knee (best compromise)", **extremes}
+
+
+def build_choices(sweep: Sweep) -> dict[str, Any]:
+    """Return what the page needs to choose as `--pick` does; values are unrounded means."""
+    front = sweep.front
+    return {
+        "objectives": [{"name": g.name, "direction": g.direction} for g in front.objectives],
+        "limits": [
+            {
+                "name": slider.name,
+                "comparison": slider.comparison,
+                "loosest": slider.loosest,
+                # A merge has no costs of training.
+                "merges": slider.name not in COST_METRICS,
+            }
+            for slider in list_sliders(sweep)
+        ],
+        "members": [
+            {
+                "name": member.name,
+                "values": {n: e.mean for n, e in member.mean.items() if math.isfinite(e.mean)},
+                "keeps": grade_against_untrained(member, front.baselines, front.objectives),
+            }
+            for member in front.members
+        ],
+        "chosen": front.chosen.name if front.chosen else None,
+    }
+
+
+def build_choose_panel(sweep: Sweep) -> Markup:
+    """Return the controls with their data; empty while the front is empty."""
+    if not sweep.front.members:
+        return Markup("")
+    choices, preferences = embed_data(build_choices(sweep)), list_preferences(sweep.front)
+    return get_parts().choose(list_sliders(sweep), preferences, _get_location(sweep), choices)
+
+
+def _get_location(sweep: Sweep) -> str:
+    return quote(str(sweep.spec.address or sweep.spec.directory.absolute()))
+
+
+# Cards
+
+
+def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
+    """Return a card for each member, baseline and the chosen one; the page shows the selected one.
+
+    `links` are titles of sections that tell more about it.
+    """
+    front = sweep.front
+    try:
+        ranges = load_task_info(sweep.spec.task, sweep.spec.space.domains).metrics
+    except TaskFileError:  # its file is gone, so intervals stay whole
+        ranges = {}
+    shown = (*front.members, *front.baselines, *([front.chosen] if front.chosen else []))
+    cards = (
+        get_parts().card(
+            build_front_row(front, policy, ties=True),
+            policy is not (front.chosen or front.knee),
+            _list_values(front, policy, ranges),
+            _describe_policy(sweep, policy),
+            _list_commands(_get_location(sweep), policy),
+            links,
+        )
+        for policy in {c.name: c for c in shown}.values()
     )
+    return Markup("").join(cards)
+
+
+def _list_values(
+    front: Front, policy: Configuration, ranges: Mapping[str, MetricInfo]
+) -> list[tuple[Any, ...]]:
+    """Return each metric with its 95 % interval, and the difference to the untrained policy."""
+    untrained = find_untrained(front.baselines)
+    goals = [goal.name for goal in front.objectives]
+    rows: list[tuple[Any, ...]] = []
+    for name in (*goals, *sorted(policy.mean.keys() - set(goals))):
+        own, info = policy.mean[name], ranges.get(name)
+        base = untrained.mean.get(name) if untrained and untrained is not policy else None
+        low, high = (info.low, info.high) if info else (-math.inf, math.inf)
+        row = (name, _format_interval(own, low, high), NO_VALUE, None)
+        if base is not None:
+            gain = _format_interval(subtract_estimates(own, base), sign="+")
+            row = (*row[:2], format_number(base.mean), gain)
+        rows.append(row)
+    return rows
+
+
+def _format_interval(
+    estimate: Estimate, low: float = -math.inf, high: float = math.inf, sign: str = ""
+) -> tuple[str, str]:
+    """Return the mean and its interval, which ends where the metric does."""
+    ends = max(low, estimate.low), min(high, estimate.high)
+    mean = f"{sign * (estimate.mean > 0)}{format_number(estimate.mean, ends[1] - ends[0])}"
+    return mean, format_interval(*ends)
+
+
+def _describe_policy(sweep: Sweep, policy: Configuration) -> dict[str, Any]:
+    """Return the trials, the searched parameters or the parts, and the checkpoint."""
+    facts: dict[str, Any] = {}
+    if policy.role == "merge":
+        facts["merge of"] = format_parts(policy.parts)
+    if policy.role != "untrained":
+        facts |= {
+            abbreviate_parameter(name): format_parameter(policy.params[name])
+            for name in sweep.spec.space.dimensions
+            if name in policy.params
+        }
+        facts["trials" if policy.seeds > 1 else "trial"] = policy.numbers
+    if policy.rank >= 0:
+        facts["P(front)"] = f"{policy.probability:.2f}"
+    checkpoint = next((r.checkpoint for r in sweep.front.records if r.number == policy.first), None)
+    return facts | ({"checkpoint": str(checkpoint)} if checkpoint is not None else {})
+
+
+def _list_commands(location: str, policy: Configuration) -> dict[str, str]:
+    """Return the commands that train, export or merge a policy again.
+
+    Each has `{pick}` where the page writes the choice: a rule, or the name of the candidate.
+    """
+    export = f"python -m gdpo_tune.export {location} --to {{}} --pick {{pick}}"
+    if policy.role == "untrained":
+        return {}
+    if policy.role != "merge":
+        train = f"python -m gdpo_tune.train --from {location} --pick {{pick}}"
+        return {"Train again": train, "Export": export.replace("{}", "trl")}
+    weights = ",".join(f"{p.trial}@{p.step}={p.weight!r}" for p in policy.parts)
+    heaviest = max(policy.parts, key=lambda part: part.weight)
+    parent = f"{location} --pick {heaviest.trial}@{heaviest.step}"
+    return {
+        "Merge again": f"python -m gdpo_tune.merge {location} --weights {weights}",
+        "Train its main parent": f"python -m gdpo_tune.train --from {parent}",
+        "Export": export.replace("{}", "mergekit"),
+    }
+
+
+def build_completions(front: Front) -> Markup:
+    """Return sample completions: a row per prompt, a column per policy, the untrained one first.
+
+    Every trial keeps completions of the same prompts. Empty if none were kept.
+    """
+    directories = {record.number: record.directory for record in front.records}
+    first = [p for p in (find_untrained(front.baselines), front.chosen, front.knee) if p]
+    shown = (*first, *front.extremes.values(), *front.baselines, *front.members)
+    columns: list[tuple[Configuration, bool, str, Mapping[str, Any]]] = []
+    missing: list[str] = []
+    for policy in {policy.name: policy for policy in shown}.values():
+        directory, title = directories[policy.numbers[0]], title_policy(policy)
+        kept = {s.prompt: s for s in read_completions(directory)} if directory else {}
+        if kept and len(columns) < MAX_POLICIES:
+            columns.append((policy, build_front_row(front, policy).stands_out, title, kept))
+        else:
+            missing.append(title)
+    if not columns:
+        return Markup("")
+    prompts = dict.fromkeys(prompt for *_, kept in columns for prompt in kept)
+    return get_parts().completions(prompts, columns, format_first(missing, MAX_NAMED))
+
+
+# Comparisons
+
+
+def write_comparison(
+    comparison: Comparison, verdict: Verdict, notes: Sequence[str], path: Path
+) -> Path:
+    """Write the page and return its path, in a directory that exists; it appears whole or not."""
+    parts = get_parts()
+    bodies = {"Why": parts.bullets(verdict.reasons)}
+    if notes:
+        bodies["Limitations"] = parts.bullets(notes)
+    if len(comparison.left.objectives) > 1:
+        bodies["Trade-offs"] = embed_figure(draw_sides(comparison), "sides", "Trade-offs")
+    if comparison.probability_of_superiority:
+        effects = draw_superiority(comparison)
+        bodies["Objectives"] = embed_figure(effects, "effects", "Objectives")
+    bodies["The two sides"] = parts.sides(comparison)
+    title = f"{comparison.left.name} against {comparison.right.name}"
+    sections = [parts.section(name, body) for name, body in bodies.items()]
+    write_atomically(path, build_page(title, parts.header(title, {}, verdict.headline), sections))
+    return path

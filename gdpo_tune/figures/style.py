@@ -10,10 +10,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
+from gdpo_tune.core.text import (
+    CANDIDATE_COLORS,
+    INK,
+    MODE_COLORS,
+    OTHER_COLOR,
+    abbreviate_parameter,
+    get_mode,
+)
 
 if TYPE_CHECKING:
     from gdpo_tune.analysis.replicates import Configuration
+    from gdpo_tune.core.trials import Objective
 
 MUTED = "#667085"
 FAINT = "#aab2bf"
@@ -80,6 +88,17 @@ def fade(color: str, alpha: float) -> str:
     """Return `#rrggbb` as a CSS colour with an opacity of `alpha` (0 to 1)."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha:g})"
+
+
+def count_columns(panels: int) -> int:
+    """Return how many of `panels` stand side by side: at most three."""
+    return min(panels, 3)
+
+
+def title_axis(objective: Objective) -> str:
+    """Return the title of an objective's axis, with its direction if smaller is better."""
+    name = abbreviate_parameter(objective.name)
+    return name if objective.direction == "maximize" else f"{name} (lower is better)"
 
 
 def list_log_ticks(low: float, high: float) -> list[float]:

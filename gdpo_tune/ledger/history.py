@@ -65,6 +65,15 @@ class SweepHistory:
         content = {**self._list(SESSION)[session], "finished": time.time(), "ending": ending}
         self._set_entry(SESSION, session, content)
 
+    def record_ending(self, ending: str) -> None:
+        """Record why nothing is left to run, if the newest session was killed before it did.
+
+        It still has no `finished`, so that its hours count as before.
+        """
+        sessions = self._list(SESSION)
+        if sessions and not sessions[-1].get("ending"):
+            self._set_entry(SESSION, len(sessions) - 1, {**sessions[-1], "ending": ending})
+
     def record_gaps(self) -> None:
         """Record in the newest session when its process did not work; usually that is never."""
         if gaps := self._clock.take_gaps():
@@ -81,7 +90,8 @@ class SweepHistory:
     def get_sessions(self) -> list[dict[str, Any]]:
         """Return the sessions in order, as `begin_session` and `end_session` wrote them.
 
-        `finished` (Unix seconds) and `ending` are missing in a session that runs or was killed.
+        `finished` (Unix seconds) is missing in a session that runs or was killed, and so is
+        `ending` until such a sweep is found finished.
         `incidents` holds the session's `Incident`s, `gaps` what `WorkClock` found, if anything.
         """
         incidents = defaultdict[int, list[Incident]](list)

@@ -1,7 +1,7 @@
 """A sweep on an object store, as the driver and its readers see it.
 
     <storage>/<name>/spec.yaml         the resolved spec, without passwords
-                     trials/<number>/  a trial's directory, written by `tuning.ray.remote_attempts`
+                     trials/<number>/  a trial's directory, written by `tuning.ray.attempt`
                      stop              the trials that have to stop
 
 Everything that must survive the loss of the driver's machine is here or in the ledger. `fetch`

@@ -25,7 +25,7 @@ from gdpo_tune.publishing.card_tables import (
 from gdpo_tune.publishing.example import build_example
 from gdpo_tune.publishing.policy_files import PolicyFiles
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
-from gdpo_tune.results.warnings import capitalize_warning, list_result_warnings
+from gdpo_tune.results.wording import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
 
 TAGS = ("gdpo_tune", "reinforcement-learning", "pareto-front", "trl")

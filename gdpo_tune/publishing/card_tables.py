@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.lineage import trace_training
+from gdpo_tune.analysis.front import Front, trace_training
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import (
     NO_VALUE,
-    format_estimate,
     format_interval,
     format_number,
     format_parameter,
 )
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
-from gdpo_tune.results.summary import ROLES, title_configuration
+from gdpo_tune.results.front_table import BASELINES, list_rows
 from gdpo_tune.spec.text import show
 
 
 def list_columns(front: Front, configuration: Configuration) -> list[str]:
     """Return the heads of the table of values: the policy, and the baselines beside it."""
-    return ["this policy", *(ROLES[b.role] for b in _list_baselines(front, configuration))]
+    return ["this policy", *(BASELINES[b.role] for b in _list_baselines(front, configuration))]
 
 
 def build_metric_rows(
@@ -44,22 +42,19 @@ def build_member_rows(
 
     `own` is the name of the policy of the card, in bold.
     """
-    front = publication.front
-    others = [baseline for baseline in front.baselines if not baseline.is_on_front]
     first: list[list[str]] = []
     rows: list[list[str]] = []
-    for member in (*front.members, *others):
-        title, labels = title_configuration(member), front.list_labels(member)
-        if member.name in published and publication.is_front:
-            repository = publication.name_repository(member.name)
+    for row in list_rows(publication.front):
+        name, title = row.policy.name, row.title
+        if name in published and publication.is_front:
+            repository = publication.name_repository(name)
             title = f"[{title}](https://huggingface.co/{repository.path})"
-        values = [format_estimate(member.mean[goal.name]) for goal in front.objectives]
-        notes = [*labels, *front.list_shortfalls(member)]
-        notes += ["one seed"] if member.is_provisional and member.role != "untrained" else []
-        notes += ["published weights"] if member.role == "published" else []
-        title = f"**{title}**" if member.name == own else title
-        rows.append([title, *values, ", ".join(notes)])
-        if labels or member.name == own or member in front.baselines:
+        title = f"**{title}**" if name == own else title
+        notes = [*row.labels, *row.shortfalls]
+        notes += ["one seed"] * (row.policy.is_provisional and row.policy.role != "untrained")
+        notes += ["published weights"] * (row.policy.role == "published")
+        rows.append([title, *row.cells, ", ".join(notes)])
+        if row.stands_out or name == own:
             first.append(rows[-1])
     return first, rows
 

@@ -14,10 +14,10 @@ from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG
 from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.policies.load_policy import resolve_policy
-from gdpo_tune.results.kept_policies import list_policies
+from gdpo_tune.results.merge_request import list_policies
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.parents import explain_merge, list_parents
 from gdpo_tune.results.public_record import name_policy
+from gdpo_tune.results.retrain import explain_merge, list_parents
 
 PUBLISHED = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),

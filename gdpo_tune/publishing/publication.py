@@ -21,8 +21,8 @@ from gdpo_tune.publishing.licence import Licence, find_licence
 from gdpo_tune.publishing.policy_files import explain_missing_policy, find_kept_policy
 from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import PickedCandidate
 from gdpo_tune.results.public_record import PublicFilter, make_public
-from gdpo_tune.results.summary import ChosenTrial
 from gdpo_tune.spec import SweepSpec
 
 PICTURE = "front.png"
@@ -106,13 +106,11 @@ class Publication:
         pattern = rf"{re.escape(self.target)}-(merge-)?\d+(-step-\d+)?"
         return re.fullmatch(pattern, repository) is not None
 
-    def draw_picture(self, chosen: str | None) -> bytes:
+    def draw_picture(self, chosen: TrialRecord | None) -> bytes:
         """Return the picture of the front, with a candidate marked."""
         with TemporaryDirectory(prefix="gdpo-tune-") as directory:
-            path = write_front_png(
-                self.spec, self.sweep.records, Path(directory, PICTURE), chosen=chosen
-            )
-            return path.read_bytes()
+            sweep = replace(self.sweep, chosen=chosen and PickedCandidate(chosen, "", ()))
+            return write_front_png(sweep, Path(directory, PICTURE)).read_bytes()
 
 
 def open_publication(
@@ -127,7 +125,7 @@ def open_publication(
     for name in names:
         if problem := find_id_problem(name):
             raise UsageError(f"--to {target}: {problem}\n    fix: write --to USER/NAME")
-    if not sweep.build_front().members:
+    if not sweep.front.members:
         raise UsageError(
             f"{source}: nothing is on the front of that sweep, so there is nothing to publish\n"
             "    fix: let it run, or loosen its constraints"
@@ -138,10 +136,12 @@ def open_publication(
     sweep = replace(sweep, records=[public.select_trial(record) for record in sweep.records])
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         sessions = [public.select(session) for session in ledger.get_sessions()]
-    return Publication(sweep, source, target, found, sweep.build_front(), sessions, is_front)
+    return Publication(sweep, source, target, found, sweep.front, sessions, is_front)
 
 
-def choose_candidate(publication: Publication, chosen: ChosenTrial, pick: str) -> PublishedPolicy:
+def choose_candidate(
+    publication: Publication, chosen: PickedCandidate, pick: str
+) -> PublishedPolicy:
     """Return the candidate that a person picked.
 
     Raises:

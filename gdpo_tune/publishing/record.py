@@ -26,6 +26,7 @@ from gdpo_tune.spec import load_spec
 def build_record(sweep: Sweep) -> dict[str, bytes]:
     """Return the files of a sweep's record: path in a repository -> content."""
     # Without the changes of requests, which are in the ledger.
+    assert sweep.file is not None, "it was read"
     name = sweep.file.parent.name
     public = PublicFilter(load_spec(sweep.file, [sweep.storage_override], name, to_run=False))
     journal = open_for_reading(sweep.spec)

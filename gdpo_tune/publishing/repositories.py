@@ -67,7 +67,7 @@ def build_model_repository(
     policy = collect_policy_files(publication.sweep, directory)
     files: dict[str, Path | bytes] = {
         CARD: build_model_card(publication, candidate, policy, others).encode(),
-        PICTURE: publication.draw_picture(candidate.name),
+        PICTURE: publication.draw_picture(candidate.record),
         **policy.files,
         **({} if publication.is_front else publication.record_files),
     }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gdpo_tune.analysis.comparison import Comparison, compare
-from gdpo_tune.analysis.sides import Side, build_side
-from gdpo_tune.analysis.verdict import Verdict, build_verdict
+from gdpo_tune.analysis.comparison import ALPHA, Arm, Comparison, Effect, build_arm, compare_arms
+from gdpo_tune.analysis.uncertainty import format_share
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.registry import NORMALIZATIONS
-from gdpo_tune.core.text import format_count
+from gdpo_tune.core.text import format_count, format_list, format_percent
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
@@ -26,6 +26,9 @@ ENOUGH = 40
 """Trials of each side with which a tenth more hypervolume is found: docs/comparison.md."""
 LARGE_RATIO = 1.5
 """Ratio of two sides' sizes, or of their costs, above which a note points it out."""
+Winner = Literal["left", "right", "mixed", "undecided", "equal", "too few"]
+CLOSE = 0.1
+"""Ratios within this share of 1, their intervals included, count as equal for practice."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
     goals = left.spec.list_objectives()
     same_name = left.spec.name == right.spec.name
     names = [s.spec.location if same_name else s.spec.name for s in (left, right)]
-    sides = [build_side(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
+    sides = [build_arm(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
     other = list_differences(_list_settings(left.spec), _list_settings(right.spec))
     notes = [f"{names[0]} has {line} as {names[1]}" for line in other]
     if notes:
@@ -80,7 +83,7 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     if first == second:
         raise UsageError(f"--modes {first} {second}: name two different modes")
     left, right = (
-        build_side(
+        build_arm(
             mode,
             [record for record in trials if record.params["normalization"] == mode],
             sweep.spec.list_objectives(),
@@ -95,7 +98,7 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     )
     file = sweep.spec.directory / f"comparison_{first}_{second}.html"
     found = _compare_sides(left, right, [note], file)
-    if found.comparison.superiority and found.verdict.winner != "too few":
+    if found.comparison.probability_of_superiority and found.verdict.winner != "too few":
         return found
     return replace(found, notes=(*found.notes, *_advise_two_sweeps(sweep.spec, first, second)))
 
@@ -143,19 +146,19 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
     return list_decisive_values(spec) | {f"search.{name}": value for name, value in search.items()}
 
 
-def _compare_sides(left: Side, right: Side, notes: Sequence[str], file: Path) -> ComparisonReport:
+def _compare_sides(left: Arm, right: Arm, notes: Sequence[str], file: Path) -> ComparisonReport:
     for side in (left, right):
         if not side.tried_count:
             raise UsageError(
                 f"{side.name} cannot be compared: no configuration of it has ended yet. The "
                 "untrained policy, the published weights and failed trials do not count"
             )
-    comparison = compare(left, right)
+    comparison = compare_arms(left, right)
     notes = (*notes, *_list_limits(left, right))
     return ComparisonReport(comparison, build_verdict(comparison), notes, file)
 
 
-def _list_limits(left: Side, right: Side) -> list[str]:
+def _list_limits(left: Arm, right: Arm) -> list[str]:
     notes: list[str] = []
     fewer, more = sorted((left, right), key=lambda side: side.tried_count)
     if more.tried_count > LARGE_RATIO * fewer.tried_count:
@@ -192,3 +195,114 @@ def _list_limits(left: Side, right: Side) -> list[str]:
     failures = [(format_count(side.failed, "trial"), side) for side in (left, right) if side.failed]
     notes += [f"{trials} of {side.name} failed and do not count." for trials, side in failures]
     return notes
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The better side, and the reasons."""
+
+    winner: Winner
+    """`mixed`: each side is better in something; `equal`: no difference that matters is likely."""
+    headline: str
+    reasons: tuple[str, ...]
+
+    @property
+    def has_difference(self) -> bool:
+        """True if any difference is significant."""
+        return self.winner in ("left", "right", "mixed")
+
+
+def build_verdict(comparison: Comparison) -> Verdict:
+    """Return the verdict; of pairs of equal searches, at most 5 % get a significant difference."""
+    left, right = comparison.left.name, comparison.right.name
+    if comparison.smallest_p > ALPHA:
+        text = (
+            f"Too few trials to compare {left} with {right}: {comparison.left.tried_count} and "
+            f"{comparison.right.tried_count}. No difference, however large, could be significant. "
+            f"It takes at least {comparison.least_size} of each."
+        )
+        return Verdict("too few", text, ())  # figures would be taken for a finding
+    reasons = tuple(_list_reasons(comparison))
+    better: dict[str, Literal["left", "right"]] = {
+        name: "left" if effect.value > 0.5 else "right"
+        for name, effect in comparison.probability_of_superiority.items()
+        if _is_significant(effect, 0.5)
+    }
+    if _is_significant(comparison.ratio, 1.0):
+        first, other = (left, right) if comparison.ratio.value > 1 else (right, left)
+        winner: Winner = "left" if comparison.ratio.value > 1 else "right"
+        against = sorted(name for name, side in better.items() if side != winner)
+        but = f", but is worse in {format_list(against)}" if against else ""
+        text = f"{first} beats {other}: its front covers more{but}."
+        return Verdict("mixed" if against else winner, text, reasons)
+    if better:
+        parts = [
+            f"{name} is better in {format_list(sorted(n for n, s in better.items() if s == side))}"
+            for side, name in (("left", left), ("right", right))
+            if side in better.values()
+        ]
+        text = f"{' and '.join(parts)}; no significant difference in what the fronts cover."
+        sides = set(better.values())
+        return Verdict(sides.pop() if len(sides) == 1 else "mixed", text, reasons)
+    interval = comparison.ratio.interval
+    if interval.low >= 1 - CLOSE and interval.high <= 1 + CLOSE:
+        text = (
+            f"{left} and {right} are practically equal: their hypervolumes differ by less than "
+            f"{format_percent(CLOSE)}."
+        )
+        return Verdict("equal", text, reasons)
+    return Verdict("undecided", f"{left} and {right}: no significant difference.", reasons)
+
+
+def _is_significant(effect: Effect, null: float) -> bool:
+    outside = effect.interval.low > null or effect.interval.high < null
+    return effect.corrected <= ALPHA and outside
+
+
+def _list_reasons(comparison: Comparison) -> list[str]:
+    left, right, ratio = comparison.left.name, comparison.right.name, comparison.ratio
+    lines = [
+        f"Hypervolume at {comparison.count} configurations each: "
+        f"{_describe_hypervolumes(comparison)}. Corrected p = {ratio.corrected:.3f}."
+    ]
+    for name, effect in comparison.probability_of_superiority.items():
+        better = left if effect.value > 0.5 else right
+        result = (
+            f"{better} is better" if _is_significant(effect, 0.5) else "no significant difference"
+        )
+        lines.append(
+            f"{name}: {result}. A configuration of {left} beats one of {right} in "
+            f"{format_share(effect.value, effect.interval)} of pairs. "
+            f"Corrected p = {effect.corrected:.3f}."
+        )
+    if not comparison.probability_of_superiority:
+        sizes = [len(side.independent) for side in (comparison.left, comparison.right)]
+        names = format_list([goal.name for goal in comparison.left.objectives])
+        lines.append(
+            f"{names}: nothing to compare. {left} has {sizes[0]} and {right} {sizes[1]} "
+            "configurations that can be compared one by one; it takes at least "
+            f"{comparison.least_size} of each."
+        )
+    ours, theirs = comparison.coverage
+    if not math.isnan(ours[0]) and not math.isnan(theirs[0]):
+        lines.append(
+            f"Coverage: {left} matches or beats {format_share(*ours)} of the front of {right}, "
+            f"and {right} {format_share(*theirs)} of that of {left}."
+        )
+    ours, theirs = comparison.attained
+    lines.append(
+        f"Attainment: of the goals between the references and the best values, {left} alone "
+        f"attains {format_share(*ours)}, {right} alone {format_share(*theirs)}."
+    )
+    return lines
+
+
+def _describe_hypervolumes(comparison: Comparison) -> str:
+    left, right, ratio = comparison.left.name, comparison.right.name, comparison.ratio
+    ours, theirs = comparison.hypervolumes
+    if ours > 0 and theirs > 0:
+        high = ratio.interval.high
+        upper = "any" if math.isinf(high) else f"{high:.2f}"
+        span = f"{ratio.interval.low:.2f} to {upper}"
+        return f"{left} has {ratio.value:.2f} times that of {right} (95 %: {span})"
+    return f"{left} has {ours:.3g} and {right} {theirs:.3g}"

@@ -12,38 +12,55 @@ It only reads the ledger, so it works beside a running sweep. Load again to see 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pandas as pd
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.text import abbreviate_parameter, format_count
 from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
+from gdpo_tune.results.front_table import (
+    FrontRow,
+    describe_front,
+    list_front_facts,
+    list_rows,
+    summarize_front,
+)
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.pick_language import parse_pick
-from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.results.picks import PickedCandidate, parse_pick, pick_trial
 from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.results.summary import ChosenTrial, describe_last_session
+from gdpo_tune.results.wording import (
+    REPORT_FILE,
+    describe_last_session,
+    describe_states,
+)
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.text import join_names, suggest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from optuna import Study
 
-    from gdpo_tune.spec import SweepSpec
 
 Gallery = Mapping[str, "Callable[[], go.Figure]"]
 """Name of a figure -> function that draws it."""
+MAX_ROWS = 8
+"""Members of the front that the table shows, unless more stand out."""
 
 
 class LoadedSweep:
     """State of a sweep at the time of loading."""
 
-    def __init__(self, sweep: Sweep, draw: Callable[[SweepSpec, Front], Gallery]) -> None:
+    def __init__(self, sweep: Sweep, draw: Callable[[Sweep], Gallery]) -> None:
         self.spec = sweep.spec
         """Specification of the sweep."""
         self.records = sweep.records
@@ -59,7 +76,7 @@ class LoadedSweep:
 
     def _repr_html_(self) -> str:
         from gdpo_tune.ledger import Ledger
-        from gdpo_tune.results.sweep_html import render_sweep
+        from gdpo_tune.results.notebook import render_sweep
 
         with explain_foreign_ledger(self.spec.location):
             with Ledger.open(self.spec, read_only=True) as ledger:
@@ -69,7 +86,7 @@ class LoadedSweep:
     @cached_property
     def analysis(self) -> Front:
         """Front with its intervals, knee and extremes, as in the report."""
-        return self._sweep.build_front()
+        return self._sweep.front
 
     @cached_property
     def trials(self) -> pd.DataFrame:
@@ -98,22 +115,7 @@ class LoadedSweep:
         `probability` of a place on the front, `picked_as`, `worse_than_baselines`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
-        rows = [
-            {
-                "trial": member.first,
-                "name": member.name,
-                "role": member.role,
-                "parts": format_parts(member.parts) if member.parts else None,
-                "trials": member.numbers,
-                "seeds": member.seeds,
-                "probability": member.probability,
-                "picked_as": ", ".join(self.analysis.list_labels(member)),
-                "worse_than_baselines": "; ".join(self.analysis.list_shortfalls(member)),
-                **{f"param/{name}": value for name, value in member.params.items()},
-                **_make_columns("", {goal: member.mean[goal] for goal in self.spec.objectives}),
-            }
-            for member in self.analysis.members
-        ]
+        rows = list_front_facts(self.analysis)
         return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
 
     @property
@@ -132,13 +134,13 @@ class LoadedSweep:
             raise UsageError(f"figure {name!r}: {guess}this sweep has {join_names(self._gallery)}")
         return self._gallery[name]()
 
-    def pick(self, text: str) -> ChosenTrial:
+    def pick(self, text: str) -> PickedCandidate:
         """Pick a candidate as `--pick` does: `knee`, `max_correctness`, `merge-27`, ...
 
         Raises:
             PickError: the text cannot be parsed, or nothing satisfies it.
         """
-        return pick_trial(self.records, self.spec, parse_pick(text))
+        return pick_trial(self._sweep, parse_pick(text))
 
     def compare(self, other: LoadedSweep) -> ComparisonReport:
         """Compare this sweep with another one; see `results.comparison_report`."""
@@ -166,7 +168,7 @@ class LoadedSweep:
 
     @cached_property
     def _gallery(self) -> Gallery:
-        return self._draw(self.spec, self.analysis)
+        return self._draw(self._sweep)
 
 
 def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
@@ -196,3 +198,40 @@ def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
 def _make_columns(prefix: str, estimates: Mapping[str, Estimate]) -> dict[str, float]:
     means = {f"{prefix}{name}": estimate.mean for name, estimate in estimates.items()}
     return means | {f"{prefix}{name}_se": estimate.se for name, estimate in estimates.items()}
+
+
+def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
+    """Return name, state, counts, front with baselines, and a link to the report."""
+    complete, others = describe_states(front.records)
+    counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
+    rows = list_rows(front, MAX_ROWS)
+    table = pd.DataFrame([_build_cells(front, row) for row in rows])
+    hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
+    more = f"<p>{format_count(hidden, 'more configuration')} on the front: see "
+    parts = [
+        f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
+        f"{escape(counts)}<br>{escape(describe_front(summarize_front(front)))}</p>",
+        table.to_html(index=False, border=0) if len(table) else "",
+        f"{more}<code>.front</code></p>" if hidden else "",
+        f"<p>{_link_report(spec.directory / REPORT_FILE, spec.location)}</p>",
+    ]
+    return "".join(parts)
+
+
+def _build_cells(front: Front, row: FrontRow) -> dict[str, str]:
+    names = [abbreviate_parameter(goal.name) for goal in front.objectives]
+    cells = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells]
+    published = [row.baseline] if row.policy.role == "published" else []
+    return {
+        "configuration": row.title,
+        **dict(zip(names, cells, strict=True)),
+        "seeds": str(row.policy.seeds),
+        "on the front": "yes" if row.policy.is_on_front else "no",
+        "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
+    }
+
+
+def _link_report(report: Path, location: str) -> str:
+    if report.exists():
+        return f'<a href="{quote(os.path.relpath(report))}" target="_blank">{REPORT_FILE}</a>'
+    return f"No report yet: <code>python -m gdpo_tune.report {escape(location)}</code>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,12 @@ from gdpo_tune.core.object_store import (
 # Other imports are late: that there is no such sweep needs neither pydantic nor Optuna.
 if TYPE_CHECKING:
     from gdpo_tune.analysis.front import Front
+    from gdpo_tune.analysis.importance import Dimension, Effects
     from gdpo_tune.core.trials import TrialRecord
+    from gdpo_tune.results.picks import PickedCandidate
+    from gdpo_tune.results.wording import ResultWarning
     from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.spec.space import Space
 
 PATIENCE = 20.0
 """Seconds to wait for an object store that does not answer, when a sweep is only read."""
@@ -32,22 +37,59 @@ PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Sweep:
-    """Specification and records of a stored sweep."""
+    """A sweep at one moment: what every table, figure and command reads."""
 
-    file: Path
-    """Its resolved YAML."""
-    storage_override: str
-    """Override, such as `storage="runs"`, that states where the sweep is now."""
     spec: SweepSpec
     records: Sequence[TrialRecord]
+    sessions: Sequence[Mapping[str, Any]] = ()
+    """As `Ledger.get_sessions`."""
     contents: Sequence[Mapping[str, Any]] = ()
     """What decided its results, as `Ledger.get_contents`."""
+    chosen: PickedCandidate | None = None
+    """What a person picked."""
+    ending: str = ""
+    """Why nothing was left to run; empty if something was."""
+    file: Path | None = None
+    """Its resolved YAML, if it was read."""
+    storage_override: str = ""
+    """Override, such as `storage="runs"`, that states where the sweep is now."""
 
-    def build_front(self) -> Front:
-        """Build the front of its trials, on test prompts."""
+    @cached_property
+    def front(self) -> Front:
+        """Front of its trials, on test prompts."""
         from gdpo_tune.analysis.front import build_front
 
-        return build_front(self.records, self.spec.list_objectives())
+        goals = self.spec.list_objectives()
+        return build_front(self.records, goals, self.chosen and self.chosen.name)
+
+    @cached_property
+    def effects(self) -> Effects:
+        """Effects of its parameters. Samplers that concentrate proposals need more trials."""
+        from gdpo_tune.analysis.importance import estimate_effects
+        from gdpo_tune.core.registry import SAMPLERS
+        from gdpo_tune.spec.sampler_choice import choose_sampler
+
+        crowded = SAMPLERS[choose_sampler(self.spec).name].crowds
+        return estimate_effects(self.front, list_dimensions(self.spec.space), crowded=crowded)
+
+    @cached_property
+    def warnings(self) -> list[ResultWarning]:
+        """Warnings about the result."""
+        from gdpo_tune.results.wording import list_result_warnings
+
+        return list_result_warnings(self.spec, self.front)
+
+    def reload(self, changes: Sequence[str], *, to_run: bool = True) -> SweepSpec:
+        """Load its file with changes, for a training or merge on its own.
+
+        It learns from no earlier sweep, and that sweep may be gone. Without `to_run` this machine
+        may lack its data and packages.
+        """
+        from gdpo_tune.spec import load_spec
+
+        assert self.file is not None, "it was read"
+        words = [self.storage_override, "search.warm_start=[]", *changes]
+        return load_spec(self.file, words, self.file.parent.name, needs=None if to_run else [])
 
 
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
@@ -117,8 +159,40 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
     if with_files:
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
     with explain_foreign_ledger(location), Ledger.open(spec, read_only=True) as ledger:
-        records, contents = ledger.get_records(), ledger.get_contents()
-        return Sweep(file, storage_override, ledger.spec, records, contents)
+        sessions = ledger.get_sessions()
+        return Sweep(
+            ledger.spec,
+            ledger.get_records(),
+            sessions,
+            ledger.get_contents(),
+            ending=sessions[-1].get("ending", "") if sessions else "",
+            file=file,
+            storage_override=storage_override,
+        )
+
+
+def list_dimensions(space: Space) -> tuple[Dimension, ...]:
+    """Return the parameters with more than one value, in dependency order.
+
+    A condition on a fixed parameter holds always or never; in the latter case its parameter is left
+    out.
+    """
+    from gdpo_tune.analysis.importance import Dimension
+    from gdpo_tune.spec.space import Choices, is_one_of
+
+    found: dict[str, Dimension] = {}
+    for name, domain in space.searched_domains.items():
+        fixed = {p: v for p, v in domain.when.items() if p in space.fixed_values}
+        missing = domain.when.keys() - fixed.keys() - found.keys()
+        if missing or not all(is_one_of(space.fixed_values[p], v) for p, v in fixed.items()):
+            continue
+        when = {p: v for p, v in domain.when.items() if p not in fixed}
+        if isinstance(domain, Choices):
+            found[name] = Dimension(name, domain.choices, when=when)
+        else:
+            low, high = float(domain.low), float(domain.high)
+            found[name] = Dimension(name, (), low, high, domain.log, when)
+    return tuple(found.values())
 
 
 def is_space(name: str) -> bool:

@@ -46,7 +46,7 @@ UNSAFE = "sandbox.type: unsafe_no_isolation"
 """Setting under which a person has to agree that code of a policy runs on this machine."""
 PATTERNS = [MANIFEST, *(f"{RECORD}/{name}" for name in (SPEC, JOURNAL, f"{TRIALS}/*/{STEPS_FILE}"))]
 """Files that are downloaded."""
-LARGEST_SPEC, LARGEST_RECORD = 10**6, 2 * 10**9
+MAX_SPEC, MAX_RECORD = 10**6, 2 * 10**9
 """Most bytes of a sweep file, and of a record: sweeps have kilobytes a trial."""
 DISTRUST = "do not use it, or tell its owner"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -142,10 +142,10 @@ def _refuse_large_record(api: Any, repository: Repository) -> None:
         info.siblings or (), allow_patterns=PATTERNS, key=lambda file: file.rfilename
     )
     size = sum(file.size or 0 for file in files)
-    if size > LARGEST_RECORD:
+    if size > MAX_RECORD:
         raise UsageError(
             f"{repository.address}: its record has {size / 1e9:,.0f} GB, and no sweep needs more "
-            f"than {LARGEST_RECORD / 1e9:.0f}\n    fix: {DISTRUST}"
+            f"than {MAX_RECORD / 1e9:.0f}\n    fix: {DISTRUST}"
         )
 
 
@@ -159,10 +159,9 @@ def _explain_missing_record(repository: Repository, manifest: Path) -> str:
 
 
 def _refuse_outside_names(file: Path, address: str) -> None:
-    """Refuse a sweep file that names a database, a server or a file of this machine."""
     try:
-        if file.stat().st_size > LARGEST_SPEC:
-            raise ValueError(f"it has more than {LARGEST_SPEC / 1e6:.0f} MB")
+        if file.stat().st_size > MAX_SPEC:
+            raise ValueError(f"it has more than {MAX_SPEC / 1e6:.0f} MB")
         content: Any = YAML(typ="safe").load(file)
         task = str(content["task"])
     except (YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:

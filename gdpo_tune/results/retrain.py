@@ -8,21 +8,31 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import Any, NamedTuple
 
-from gdpo_tune.analysis.lineage import stretch_schedule, trace_training
+from gdpo_tune.analysis.front import stretch_schedule, trace_training
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import STRICT, RolloutSettings, Section
 from gdpo_tune.core.trial_config import Segment, TrialConfig
-from gdpo_tune.core.trials import Params, title_candidate
+from gdpo_tune.core.trials import (
+    CHECKPOINT_PREFIX,
+    Params,
+    Part,
+    TrialRecord,
+    title_candidate,
+)
 from gdpo_tune.results.open_sweep import Sweep, split_source
-from gdpo_tune.results.parents import Parent, explain_merge, list_parents
-from gdpo_tune.results.picking import load_and_pick
-from gdpo_tune.results.transfer import Transfer, TransferPlan, plan_transfer
-from gdpo_tune.results.transfer_check import MissingValues, refuse_parameters
-from gdpo_tune.results.transfer_recipe import OPTION
-from gdpo_tune.results.transfer_values import STEPS
+from gdpo_tune.results.picks import load_and_pick
+from gdpo_tune.results.transfer import (
+    OPTION,
+    STEPS,
+    Transfer,
+    TransferPlan,
+    plan_transfer,
+    refuse_parameters,
+)
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import read_overrides
 from gdpo_tune.spec.space import format_domain
@@ -33,8 +43,49 @@ INDIFFERENT = (
     *("judged_metrics", "parts"),  # parts are those of a merge, which no training has
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
-`INDIFFERENT_TRAINING`: they say where and how it runs. `DECISIVE_ROLLOUT_KEYS` count where they
-differ from their defaults."""
+settings that are marked as `INDIFFERENT`: they say where and how it runs. Decisive settings of
+`rollout` count where they differ from their defaults."""
+
+
+class Parent(NamedTuple):
+    """A trained policy and its weight in a merge."""
+
+    source: str
+    """Sweep and candidate, such as `runs/code:7@40`."""
+    weight: float
+    policy: str
+    """Path or URL of the policy; empty if its checkpoint was not kept."""
+
+
+def list_parents(
+    records: Sequence[TrialRecord], parts: Sequence[Part], sweep: str, steps: int
+) -> list[Parent]:
+    """List the parents of a merge; `sweep` is the sweep's location, `steps` those of its trials.
+
+    A store is not asked whether it has kept them.
+    """
+    parents: list[Parent] = []
+    for part in parts:
+        training, name = records[part.trial], f"{CHECKPOINT_PREFIX}{part.step}"
+        path = training.directory and training.directory.absolute() / name
+        policy = str(path) if path and path.is_dir() else ""
+        policy = f"{training.address}/{name}" if training.address else policy
+        pick = f"{part.trial}" if part.step == steps else f"{part.trial}@{part.step}"
+        parents.append(Parent(f"{sweep}:{pick}", part.weight, policy))
+    return parents
+
+
+def explain_merge(
+    name: str, parents: Sequence[Parent], sweep: str, command: str
+) -> tuple[str, str]:
+    """Return why a merge is no training, and below each other the commands that make it anew.
+
+    `command` trains or exports a parent: `{}` stands for its source.
+    """
+    reason = f"{name} is a merge: {len(parents)} trainings and one merge, not one training"
+    commands = [command.format(quote(parent.source)) for parent in parents]
+    commands.append(f"python -m gdpo_tune.export {quote(f'{sweep}:{name}')} --to mergekit")
+    return reason, "\n         ".join(commands)
 
 
 @dataclass(frozen=True)
@@ -129,7 +180,7 @@ def build_request_from_sweep(
             reason = f"a merge is no training, so {OPTION} has no effect"
             raise UsageError(f"{option} {source}: {reason}\n    fix: leave it out")
         refuse_parameters(read_overrides(overrides), option)
-        spec = _load_without_search(sweep, overrides, to_run=to_run)
+        spec = sweep.reload(overrides, to_run=to_run)
         parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
         return dataclasses.replace(request, spec=spec, parents=tuple(parents))
     number, step = record.number, sweep.spec.training.steps
@@ -139,13 +190,13 @@ def build_request_from_sweep(
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
-    if plan is not None and plan.missing is not None:
-        raise _build_missing_error(sweep, plan, plan.missing)
+    if plan is not None and plan.missing:
+        raise _build_missing_error(sweep, plan)
     changes = list(overrides) if plan is None else plan.overrides
-    has_other_steps = plan is not None and plan.values.has(STEPS)
+    has_other_steps = plan is not None and plan.has(STEPS)
     if not has_other_steps:
         changes = [*_shorten(sweep, step), *changes]
-    spec = _load_without_search(sweep, changes, to_run=to_run)
+    spec = sweep.reload(changes, to_run=to_run)
     schedule = training.schedule
     if record.parts and not has_other_steps:
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
@@ -182,23 +233,13 @@ def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str
     return f"warning: {described}" if changes else ""
 
 
-def _build_missing_error(sweep: Sweep, plan: TransferPlan, missing: MissingValues) -> UsageError:
+def _build_missing_error(sweep: Sweep, plan: TransferPlan) -> UsageError:
     problems: tuple[SpecProblem, ...] = ()
     try:
-        _load_without_search(sweep, plan.overrides, to_run=False)
+        sweep.reload(plan.overrides, to_run=False)
     except SpecError as error:
-        problems = tuple(each for each in error.problems if each.key not in missing.examples)
-    return SpecError(problems) if problems else UsageError(missing.message)
-
-
-def _load_without_search(sweep: Sweep, changes: Sequence[str], *, to_run: bool) -> SweepSpec:
-    """Load the file of a sweep with changes, for a training or merge on its own.
-
-    It learns from no earlier sweep, and that sweep may be gone. Without `to_run` this machine may
-    lack its data and packages.
-    """
-    changes = [sweep.storage_override, "search.warm_start=[]", *changes]
-    return load_spec(sweep.file, changes, sweep.file.parent.name, needs=None if to_run else [])
+        problems = tuple(each for each in error.problems if each.key not in plan.examples)
+    return SpecError(problems) if problems else UsageError(plan.missing)
 
 
 def _shorten(sweep: Sweep, step: int) -> list[str]:

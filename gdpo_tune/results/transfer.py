@@ -1,43 +1,74 @@
 """Transfer of a candidate to a policy, data or lengths that its sweep did not search.
 
 What the sweep found about rewards carries over. A learning rate, lengths and a batch do not: they
-come from `--set` or from a recipe, which is another search space, and never from the sweep alone.
+come from `--set` or from `--recipe`, another search space, and never from the sweep alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.text import format_list
+from gdpo_tune.core.text import format_list, format_parameter
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
-from gdpo_tune.results.transfer_check import (
-    MissingValues,
-    find_missing_values,
-    format_value,
-    refuse_parameters,
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.document import (
+    ABSENT,
+    Mark,
+    Problems,
+    YamlMap,
+    dump_flow,
+    locate,
+    read_document,
+    read_overrides,
 )
-from gdpo_tune.results.transfer_recipe import FREE, read_recipe
-from gdpo_tune.results.transfer_values import (
-    MICRO,
-    NEEDS,
-    RATE,
-    SCORING,
-    SUBJECTS,
-    WantedValues,
-    describe_conditions,
-    get_value,
-)
-from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.document import dump_flow, read_overrides
 from gdpo_tune.spec.model import list_decisive_values
-from gdpo_tune.spec.space import get_parameter_info
+from gdpo_tune.spec.shipped_spaces import find_space, list_spaces
+from gdpo_tune.spec.space import format_domain, get_parameter_info
+from gdpo_tune.spec.text import join_names, show, suggest
 
+OPTION = "--recipe"
+FREE = ("learning_rate", "beta", "temperature", "epsilon", "epsilon_high", "num_iterations")
+"""Parameters that may need other values under another policy; all others carry over."""
+RATE, STEPS, TOTAL = "space.learning_rate", "training.steps", "training.completions_per_step"
+MINI, MICRO = "training.mini_batch_size", "training.micro_batch_size"
+LONGEST, LIMIT = "training.max_completion_length", "training.length_limit"
+PROMPT, RANK, SCORING = "data.max_prompt_length", "model.lora_rank", "scoring"
 SOURCE = "data.source"
+SUBJECTS = {
+    "policy": ("policy",),
+    "trained weights": (RANK,),
+    "data": (
+        *(SOURCE, "data.config", "data.split", "data.layout"),
+        *(f"data.{name}" for name in DataSettings.list_later()),
+    ),
+    "lengths": (LONGEST, LIMIT),
+    "scoring": (SCORING,),
+}
+"""Subject of a search -> keys that change it."""
+NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
+    RATE: (("policy", "trained weights"), "the best one differs by policy, and for adapters"),
+    STEPS: (("policy", "data"), "another policy, or other data, improves for longer"),
+    TOTAL: (("policy", "data"), "the noise of a step depends on policy and data"),
+    MICRO: (("policy", "data"), "it decides the memory, and 0 computes a whole batch at once"),
+    LONGEST: (("policy", "data"), "another policy, or other data, has longer completions"),
+    LIMIT: (("policy", "data", "lengths"), "the length reward pays for that many tokens"),
+    PROMPT: (("data",), "longer prompts are left out"),
+}
+"""Key whose value does not carry over -> subjects on which it depends, and the reason."""
+EXAMPLES = {STEPS: 100, TOTAL: 512, MICRO: 32, LONGEST: 512, LIMIT: 200, PROMPT: 512}
+"""Key -> a value for a policy from the Hub, as `init` writes it."""
+RECIPE_SECTIONS = ("data", "model", "rollout", "training", "sandbox")
+RECIPE_RESOURCES = ("cpus", "gpus", "workers")
 NOT_EXPORTED = ("evaluate_every", "checkpoint_every", "prompts", "samples_per_prompt")
 """Ends of keys that decide when and on what a training here is measured."""
 
@@ -61,7 +92,6 @@ class Transfer:
     title: str
     """Difference from the sweep, for a sentence: `another policy and other lengths`."""
     searched: SweepSpec
-    """The sweep."""
     carried: tuple[str, ...]
     """Settings that carry over, each with its value."""
     moved: tuple[MovedValue, ...]
@@ -71,7 +101,7 @@ class Transfer:
     @property
     def conditions(self) -> str:
         """Policy, data, lengths and batch on which the sweep measured."""
-        return describe_conditions(self.searched)
+        return _describe_conditions(self.searched)
 
     @property
     def lines(self) -> tuple[str, str]:
@@ -91,29 +121,113 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class TransferPlan:
-    """Overrides of a sweep's file for a training with another policy, data or lengths."""
+class Recipe:
+    """A search space as the source of the values that do not carry over."""
 
-    values: WantedValues
-    words: tuple[str, ...]
+    name: str
+    """As the user wrote it."""
+    spec: SweepSpec
+    params: Params
+    """One value for each parameter of `FREE`."""
+
+    def list_overrides(self, searched: SweepSpec) -> list[str]:
+        """Return the overrides that give a sweep's file the recipe's values."""
+        mine, others = _list_recipe_values(self.spec), _list_recipe_values(searched)
+        changed = {key: value for key, value in mine.items() if value != others[key]}
+        changed |= {f"space.{name}": value for name, value in self.params.items()}
+        return [f"{key}={dump_flow(value)}" for key, value in changed.items()]
+
+    def name_source(self, key: str) -> str:
+        """Return where the value of a dotted key is from, for a person."""
+        source, name = f"`{OPTION} {self.name}`", key.removeprefix("space.")
+        domains = self.spec.space.domains
+        if key == LIMIT:
+            reward = load_task_info(self.spec.task, domains).length_reward
+            weights = domains.get(f"reward_weights.{reward}")
+            if weights is not None and weights.list_values() == (0,):
+                return f"{source}, in which the length has no weight"
+        if name not in self.params or name not in self.spec.space.searched_domains:
+            return source
+        is_default = self.params[name] == get_parameter_info(name).default
+        choice = "that of its published baseline" if is_default else "the middle"
+        return f"{source}: {choice}, of {format_domain(domains[name])}"
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """Values of a training that repeats a candidate: of `--set`, else a recipe, else the sweep."""
+
+    searched: SweepSpec
+    """The candidate's sweep."""
+    params: Params
+    """Those of the candidate."""
+    raw_overrides: tuple[str, ...]
     """Values of `--set`, as typed."""
-    missing: MissingValues | None = None
-    """Values without which it cannot be trained; None if there are all."""
+    own: YamlMap
+    """The same, parsed."""
+    recipe: Recipe | None
+    missing: str = ""
+    """Why it cannot be trained, with every value that nobody gave; empty if there are all."""
+    examples: Mapping[str, float | int] = field(default_factory=dict)
+    """Values for the missing ones."""
+
+    def is_set(self, key: str) -> bool:
+        """Return whether `--set` gives a dotted key a value."""
+        return locate(self.own, Mark(""), (key,))[1] is not ABSENT
+
+    def has(self, key: str) -> bool:
+        """Return whether `--set` or the recipe gives a key a value."""
+        return self.is_set(key) or self.recipe is not None
+
+    def get(self, key: str) -> Any:
+        """Return the value that the training will have; that of `--set` is not checked yet."""
+        if self.is_set(key):
+            return locate(self.own, Mark(""), (key,))[1]
+        # What a reward means is what its weight was found for.
+        source = self.recipe.spec if self.recipe and key != SCORING else self.searched
+        return _get_value(source, key)
+
+    def get_searched(self, key: str) -> Any:
+        """Return the candidate's value."""
+        section, _, name = key.partition(".")
+        return self.params[name] if section == "space" else _get_value(self.searched, key)
+
+    def is_changed(self, key: str) -> bool:
+        """Return whether a key has another value; a key without one is as good as 0 or ''.
+
+        Adapters of another rank train the same weights.
+        """
+        wanted, searched = self.get(key), self.get_searched(key)
+        if key == RANK:
+            return bool(wanted) != bool(searched)
+        return (wanted or None) != (searched or None)
+
+    @cached_property
+    def subjects(self) -> tuple[str, ...]:
+        """Subjects that differ from those of the sweep."""
+        return tuple(name for name, keys in SUBJECTS.items() if any(map(self.is_changed, keys)))
+
+    @cached_property
+    def needs(self) -> list[str]:
+        """Keys whose values do not carry over."""
+        reward = load_task_info(self.searched.task, self.params).length_reward
+        pays = float(self.params.get(f"reward_weights.{reward}", 0.0)) > 0
+        needs = [key for key, (others, _) in NEEDS.items() if {*self.subjects} & {*others}]
+        return [key for key in needs if key != LIMIT or pays]
 
     @property
     def overrides(self) -> list[str]:
         """Overrides of the sweep's file."""
-        recipe, searched = self.values.recipe, self.values.searched
-        fixed = [f"space.{name}={dump_flow(v)}" for name, v in self.values.params.items()]
-        taken = recipe.list_overrides(searched) if recipe else []
+        fixed = [f"space.{name}={dump_flow(v)}" for name, v in self.params.items()]
+        taken = self.recipe.list_overrides(self.searched) if self.recipe else []
         # A single training needs no first points, and no scheduler that moves its values.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
-        examples = self.missing.list_overrides() if self.missing else []
-        return [*alone, *fixed, *taken, *self.words, *examples]
+        examples = [f"{key}={show(value)}" for key, value in self.examples.items()]
+        return [*alone, *fixed, *taken, *self.raw_overrides, *examples]
 
     def move_schedule(self, schedule: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the changes of a member's values, without those of a learning rate that moved."""
-        if not self.values.has(RATE):
+        if not self.has(RATE):
             return tuple(schedule)
         kept = [{n: v for n, v in s.params.items() if n not in FREE} for s in schedule]
         pairs = zip(schedule, kept, strict=True)
@@ -121,40 +235,100 @@ class TransferPlan:
 
     def describe(self, spec: SweepSpec, params: Params) -> Transfer:
         """Return the settings of the training with `params` under `spec`, and their origins."""
-        values, subjects = self.values, self.values.list_subjects()
-        given = [name for name in FREE if values.has(f"space.{name}")]
-        before = _list_settings(values.searched)
-        before |= {f"space.{name}": values.params[name] for name in given}
+        given = [name for name in FREE if self.has(f"space.{name}")]
+        before = _list_settings(self.searched) | {f"space.{n}": self.params[n] for n in given}
         after = _list_settings(spec) | {f"space.{name}": params[name] for name in given}
-        shown = {*values.list_needs(), *(key for key in after if before[key] != after[key])}
-        titles = [_name_subject(name, values.searched, spec) for name in subjects]
+        shown = {*self.needs, *(key for key in after if before[key] != after[key])}
+        titles = [_title_subject(name, self.searched, spec) for name in self.subjects]
         return Transfer(
-            title=format_list(titles or ["the settings of a recipe"]),
-            searched=values.searched,
+            format_list(titles or ["the settings of a recipe"]),
+            self.searched,
             carried=(*_list_carried(params), *self._list_scoring(spec)),
             moved=tuple(
                 MovedValue(
-                    key, _format(key, before[key]), _format(key, after[key]), self._name_source(key)
+                    key,
+                    _format_setting(key, before[key]),
+                    _format_setting(key, value),
+                    self._source(key),
                 )
-                for key in after
-                if key in shown and values.has(key)
+                for key, value in after.items()
+                if key in shown and self.has(key)
             ),
-            kept=tuple(f"{n} {format_value(params[n])}" for n in FREE if n not in given),
+            kept=tuple(f"{n} {_format_value(params[n])}" for n in FREE if n not in given),
         )
 
     def _list_scoring(self, spec: SweepSpec) -> Iterator[str]:
-        if not load_task_info(spec.task).offers_released or self.values.is_changed(SCORING):
-            return
-        recipe = self.values.recipe
-        is_other = recipe is not None and recipe.spec.scoring != spec.scoring
-        yield f"scoring {spec.scoring}" + (", unlike the recipe" if is_other else "")
+        if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
+            is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring
+            yield f"scoring {spec.scoring}" + (", unlike the recipe" if is_other else "")
 
-    def _name_source(self, key: str) -> str:
-        recipe = self.values.recipe
-        if recipe is None or self.values.is_set(key):
+    def _source(self, key: str) -> str:
+        if self.recipe is None or self.is_set(key):
             return "`--set`"
-        is_foreign = key == RATE and recipe.spec.policy != self.values.get("policy")
-        return recipe.name_source(key) + (f"; for {recipe.spec.policy}" if is_foreign else "")
+        is_foreign = key == RATE and self.recipe.spec.policy != self.get("policy")
+        return self.recipe.name_source(key) + f"; for {self.recipe.spec.policy}" * is_foreign
+
+    # What nobody gave, and examples that fit.
+
+    def find_missing(self, option: str, source: str) -> TransferPlan:
+        """Return the plan with what is missing; `option` and `source` name the candidate."""
+        missing = [key for key in self.needs if not self.has(key)]
+        problems = [f"{k} = {_format_value(self.get_searched(k))}: {NEEDS[k][1]}" for k in missing]
+        if self.recipe and not self.is_set(RATE):
+            rank = self.recipe.spec.model.lora_rank
+            if bool(self.get(RANK)) != bool(rank):
+                trained = "adapters" if rank else "all weights"
+                rate = _format_value(self.recipe.params["learning_rate"])
+                problems = [f"{RATE} = {rate}: {OPTION} {self.recipe.name} has it for {trained}"]
+                missing = [RATE]
+        examples = {key: self._suggest_value(key) for key in missing}
+        total, size = self.get(TOTAL), int(self.params["group_size"])
+        if TOTAL not in missing and isinstance(total, int) and total > 0 and total % size:
+            near = sorted({max(1, total // self._unit) * self._unit, self._round_up(total)})
+            reason = f"group_size {size}, which carries over, does not divide it"
+            problems.append(f"{TOTAL} = {total}: {reason}; {' or '.join(map(str, near))} would do")
+            examples[TOTAL] = min(near, key=lambda count: abs(count - total))
+        if not problems:
+            return self
+        asked = [key for keys in SUBJECTS.values() for key in keys if self.is_changed(key)]
+        shown = ", ".join(f"{key} = {show(self.get(key))}" for key in asked)
+        lines = [
+            f"{option} {source}: the sweep measured on {_describe_conditions(self.searched)}; "
+            f"values of it do not carry over to {shown or 'this recipe'}",
+            *problems,
+            "fix: choose values, for example "
+            + " ".join(f"--set {key}={show(value)}" for key, value in examples.items()),
+        ]
+        fitting = list_fitting_spaces(self.searched.task, str(self.get("policy")))
+        if self.recipe is None and fitting:
+            recipe = f"{OPTION} {fitting[0]}"
+            lines.append(f"or: {recipe}, for its data, lengths, batch, learning rate and adapters")
+        return replace(self, missing="\n    ".join(lines), examples=examples)
+
+    def _suggest_value(self, key: str) -> float | int:
+        """Return an example that fits the other values; for the policy of the sweep its own."""
+        if key == RATE:  # of the method's paper; ten times as high for adapters
+            return 1e-5 if self.get(RANK) else 1e-6
+        example = EXAMPLES[key] if self.is_changed("policy") else self.get_searched(key)
+        if key == TOTAL:
+            return self._round_up(example)
+        if key == MICRO and example:
+            batch = (
+                self.get(MINI) or self.get(TOTAL) * self.has(TOTAL) or self._suggest_value(TOTAL)
+            )
+            return math.gcd(example, batch) if isinstance(batch, int) else example
+        longest, training = self.get(LONGEST), self.searched.training
+        if key == LIMIT and self.has(LONGEST) and isinstance(longest, int):
+            return max(1, round(training.length_limit / training.max_completion_length * longest))
+        return example
+
+    @property
+    def _unit(self) -> int:
+        sizes = (self.params["group_size"], self.get(MINI))
+        return math.lcm(*(size for size in sizes if isinstance(size, int) and size > 0))
+
+    def _round_up(self, completions: int) -> int:
+        return -(-completions // self._unit) * self._unit
 
 
 def plan_transfer(
@@ -176,34 +350,115 @@ def plan_transfer(
     """
     own = read_overrides(overrides)
     other = read_recipe(recipe, searched, params) if recipe else None
-    values = WantedValues(searched, params, own, other)
-    is_transfer = bool(other or values.list_subjects())
+    plan = TransferPlan(searched, params, tuple(overrides), own, other)
+    is_transfer = bool(other or plan.subjects)
     refuse_parameters(own, option, allowed=FREE if is_transfer else ())
-    if not is_transfer:
-        return None
-    missing = find_missing_values(values, option, source)
-    return TransferPlan(values, tuple(overrides), missing)
+    return plan.find_missing(option, source) if is_transfer else None
 
 
-def _name_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
-    if subject == "policy":
-        return "another policy"
+def read_recipe(name: str, searched: SweepSpec, params: Params) -> Recipe:
+    """Read the recipe, a search space by name or file, for a candidate with `params` of a sweep.
+
+    Raises:
+        UsageError: there is none, or it is for another task or without a reward of the candidate.
+        SpecError: the file has problems.
+    """
+    spec = load_spec(find_space(name, OPTION), to_run=False)
+    if spec.task != searched.task:
+        fitting = join_names(list_fitting_spaces(searched.task, "")) or "a file of your own"
+        raise UsageError(
+            f"{OPTION} {name}: its task is {spec.task}, and the sweep's is {searched.task}, whose "
+            f"rewards and prompts are others\n    fix: for {searched.task}, write {fitting}"
+        )
+    rewards = load_task_info(spec.task, spec.space.domains).rewards
+    weighted = [key for key, value in params.items() if key.startswith("reward_weights.") and value]
+    missing = [key for key in weighted if key.partition(".")[2] not in rewards]
+    if missing:
+        raise UsageError(
+            f"{OPTION} {name}: it has no {join_names(missing)}, which the candidate has\n"
+            "    fix: add that weight to its space, or choose a candidate without it"
+        )
+    # As for the published baseline: the default where the domain has it, else the middle.
+    shared = {key: params[key] for key in params if key in spec.space.domains and key not in FREE}
+    complete = spec.space.complete_baseline(shared)
+    return Recipe(name, spec, {key: complete[key] for key in FREE})
+
+
+def list_fitting_spaces(task: str, policy: str) -> list[str]:
+    """Return the names of the shipped spaces of a task with a policy from the Hub.
+
+    Those with `policy` come first.
+    """
+    fitting: dict[str, bool] = {}
+    for name, file in list_spaces().items():
+        entries = read_document(file, (), None, Problems(Mark(str(file))))
+        if entries.get("task") == task and entries.get("policy") not in POLICIES:
+            fitting[name] = entries.get("policy") == policy
+    return sorted(fitting, key=lambda name: (not fitting[name], len(name)))
+
+
+def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ()) -> None:
+    """Refuse `--set space.` for parameters that come from the candidate.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    if "space" not in own:
+        return
+    space = own["space"]
+    if not allowed:
+        raise UsageError(
+            f"{option} takes the parameters of a trial, so --set space. has no effect\n"
+            f"    fix: leave it out; only under another policy may {join_names(FREE)} be set"
+        )
+    for name in space if isinstance(space, YamlMap) else [show(space)]:
+        if name not in allowed:
+            raise UsageError(
+                f"--set space.{name}: {option} takes it from the trial: what a sweep finds about "
+                f"rewards carries over to another policy\n    fix: {suggest(name, allowed)}leave "
+                f"it out; {join_names(allowed)} may be set"
+            )
+
+
+def _get_value(spec: SweepSpec, key: str) -> Any:
+    value: Any = spec
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _describe_conditions(spec: SweepSpec) -> str:
+    training, data = spec.training, name_source(spec.data.source, "data")
+    data = data or "the prompts that the task writes"
+    adapters = f" with adapters of rank {spec.model.lora_rank}" if spec.model.lora_rank else ""
+    return (
+        f"policy {spec.policy}{adapters}, data {data}, {training.max_completion_length} tokens "
+        f"(length_limit {training.length_limit}), {training.steps} steps of "
+        f"{training.completions_per_step} completions"
+    )
+
+
+def _title_subject(subject: str, searched: SweepSpec, wanted: SweepSpec) -> str:
     ranks = (searched.model.lora_rank, wanted.model.lora_rank)
     if subject == "trained weights" and not all(ranks):
         names = [f"adapters of rank {rank}" if rank else "all weights" for rank in ranks]
         return f"{names[1]} in place of {names[0]}"
-    return "adapters of another rank" if subject == "trained weights" else f"other {subject}"
+    titles = {"policy": "another policy", "trained weights": "adapters of another rank"}
+    return titles.get(subject, f"other {subject}")
 
 
-def _format(key: str, value: object) -> str:
+def _format_value(value: object) -> str:
+    return format_parameter(value) if isinstance(value, float) else show(value)
+
+
+def _format_setting(key: str, value: object) -> str:
     if key == SOURCE:
         return name_source(str(value), "data") or "the task's own prompts"
-    return format_value(value)
+    return _format_value(value)
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    values = list_decisive_values(spec)
-    values[MICRO] = get_value(spec, MICRO)
+    values = list_decisive_values(spec) | {MICRO: _get_value(spec, MICRO)}
     skipped = ("task", "objectives.", "space.")
     return {
         key: value
@@ -212,10 +467,19 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
     }
 
 
+def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
+    sections = {name: getattr(spec, name).model_dump() for name in RECIPE_SECTIONS}
+    sections["resources"] = {name: getattr(spec.resources, name) for name in RECIPE_RESOURCES}
+    pairs = (
+        (f"{s}.{key}", value) for s, values in sections.items() for key, value in values.items()
+    )
+    return {"policy": spec.policy, **dict(pairs)}
+
+
 def _list_carried(params: Params) -> Iterator[str]:
     for name, value in params.items():
         info = get_parameter_info(name)
         needed, values = info.needs or ("", ())
         is_idle = bool(needed) and params.get(needed) not in values
         if name not in FREE and not is_idle and not (info.added_later and value == info.default):
-            yield f"{name} {format_value(value)}"
+            yield f"{name} {_format_value(value)}"

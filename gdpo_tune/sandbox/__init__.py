@@ -10,7 +10,7 @@ values cross between processes.
 """
 
 from .jobs import Call, Job, Limits, Result, Sandbox, SandboxInfo, Status, Stream, Verdict
-from .local import CodeSandbox, UnsafeNoIsolationSandbox
+from .local_sandbox import CodeSandbox, UnsafeNoIsolationSandbox
 
 __all__ = [
     "Call",

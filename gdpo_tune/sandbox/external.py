@@ -31,7 +31,7 @@ from ..core import compute_lock
 from ..core.addresses import split_service_url
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from .guest.grading import CandidateReport, grade_frames, grade_output, grade_value
-from .guest.protocol import PRINTED, ExitStatus, decode, dump, pack, parse
+from .guest.protocol import PRINTED, ExitStatus, decode, dump, pack_frame, parse
 from .jobs import (
     Call,
     Job,
@@ -92,11 +92,21 @@ class ExternalSandbox(Sandbox):
         # NOTE: its own generator, because pauses must not change what training draws.
         self._jitter = random.Random()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="external", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="external", daemon=True)
         self._thread.start()
         self.info = SandboxInfo("external", (self._shown,))
         try:
-            self._check_service()
+            limits = Limits(wall_seconds=_CHECK_SECONDS)
+            job = Job("def double(x): return 2 * x", (Call("double", (21,), 42),), limits=limits)
+            [result] = self.run_batch([job])
+            if not result.passed:
+                raise SandboxUnavailable(
+                    f"{self._shown}: a job that should pass came back as {result.status}: "
+                    f"{result.untrusted_detail or 'a wrong value'}"
+                )
+        except SandboxInfraError as error:
+            self.close()
+            raise SandboxUnavailable(str(error)) from error
         except BaseException:
             self.close()
             raise
@@ -144,23 +154,8 @@ class ExternalSandbox(Sandbox):
                 asyncio.run_coroutine_threadsafe(self._stop_loop(), self._loop)
             self._closed = True
         self._thread.join(_CLOSE_SECONDS)
-
-    def _check_service(self) -> None:
-        limits = Limits(wall_seconds=_CHECK_SECONDS)
-        job = Job("def double(x): return 2 * x", (Call("double", (21,), 42),), limits=limits)
-        try:
-            [result] = self.run_batch([job])
-        except SandboxInfraError as error:
-            raise SandboxUnavailable(str(error)) from error
-        if not result.passed:
-            raise SandboxUnavailable(
-                f"{self._shown}: a job that should pass came back as {result.status}: "
-                f"{result.untrusted_detail or 'a wrong value'}"
-            )
-
-    def _run_loop(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
+        if not self._thread.is_alive():
+            self._loop.close()
 
     async def _stop_loop(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -192,12 +187,9 @@ class ExternalSandbox(Sandbox):
                 if attempt == self._attempts:
                     reason = f"{self._shown}: no verdict in {attempt} attempts: {fault}"
                     raise SandboxInfraError(reason) from fault
-                await sleep(self._draw_pause(attempt, fault.retry_after))
-
-    def _draw_pause(self, attempt: int, requested: float) -> float:
-        pause = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
-        pause *= self._jitter.uniform(0.5, 1.0)
-        return max(pause, min(requested, _LONGEST_REQUESTED_PAUSE))
+                pause = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
+                pause *= self._jitter.uniform(0.5, 1.0)
+                await sleep(max(pause, min(fault.retry_after, _LONGEST_REQUESTED_PAUSE)))
 
 
 STALL_BYTES = 128 << 10
@@ -321,7 +313,7 @@ class RemoteJob:
         expected: list[Any],
         grade: Callable[[Any, bytes, CandidateReport], None],
     ) -> None:
-        answer = io.BytesIO(b"".join(map(pack, frames)))
+        answer = io.BytesIO(b"".join(map(pack_frame, frames)))
         grade_frames(answer.read, expected, self._output_left, self.report, grade)
         self._output_left -= sum(map(len, frames))
 

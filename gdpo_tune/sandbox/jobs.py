@@ -152,21 +152,18 @@ class Job:
         if self.comparison not in get_args(Comparison):
             raise ValueError(f"{self.comparison!r} is none of {', '.join(get_args(Comparison))}")
         for name, kind in (("calls", Call), ("asserts", str), ("streams", Stream)):
-            self._store_tests(name, kind)
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise TypeError(f"Job.{name} must hold tests, not be one text: {value[:80]!r}")
+            # NOTE: stored before any use, because an iterator yields its tests only once.
+            tests = tuple(value)
+            for index, test in enumerate(tests):
+                _require_type(f"Job.{name}[{index}]", test, kind)
+            object.__setattr__(self, name, tests)
         if not self.calls and not self.asserts and not self.streams:
             raise ValueError("a job without a test would pass whatever the candidate does")
         if self.streams and (self.calls or self.asserts):
             raise ValueError("a program with streams is not called: split this into two jobs")
-
-    def _store_tests(self, name: str, kind: type[object]) -> None:
-        value = getattr(self, name)
-        if isinstance(value, str):
-            raise TypeError(f"Job.{name} must hold tests, not be one text: {value[:80]!r}")
-        # NOTE: stored before any use, because an iterator yields its tests only once.
-        tests = tuple(value)
-        for index, test in enumerate(tests):
-            _require_type(f"Job.{name}[{index}]", test, kind)
-        object.__setattr__(self, name, tests)
 
 
 @dataclass(frozen=True)

@@ -40,4 +40,4 @@ if __name__ == "__main__":
     supervision = importlib.import_module("guest.supervision")
     role = importlib.import_module(f"guest.{sys.argv[1]}")
     descriptor, parent, isolated = map(int, sys.argv[2:5])
-    supervision.serve(descriptor, parent, bool(isolated), sys.argv[5:], role.answer, role.prepare)
+    supervision.serve_trainer(descriptor, parent, bool(isolated), sys.argv[5:], *role.ROLE)

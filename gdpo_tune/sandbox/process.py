@@ -34,10 +34,7 @@ _ENVIRONMENT = {
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
     ),
 }
-ADVICE = (
-    "a service can run the code instead: write "
-    "`sandbox: {type: external, url: http://HOST:PORT}` into the sweep file"
-)
+ADVICE = "code runs only where Linux can isolate it: docs/sandbox.md lists causes and ways out"
 """Advice where a machine cannot isolate a process."""
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0

@@ -45,7 +45,6 @@ from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.spec.document import KeyPath, Mark, Problems, get_map, read_document
 from gdpo_tune.spec.model import (
     LEAST_RESOURCE,
-    UNUSED_BY_SERVICE,
     AshaSettings,
     PbtSettings,
     SweepSpec,
@@ -114,7 +113,7 @@ def list_findings(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Fi
 
 def list_needs(spec: SweepSpec) -> Findings:
     """Yield the data and packages that training needs and this machine lacks."""
-    for index, module in enumerate(spec.sandbox.modules if spec.sandbox.type != "external" else ()):
+    for index, module in enumerate(spec.sandbox.modules):
         top = module.partition(".")[0]
         if _is_module_name(module) and not _is_installed(top):
             fix = "install the package that has it, or remove the name"
@@ -561,15 +560,13 @@ def _check_sandbox(spec: SweepSpec) -> Findings:
     """Refuse keys that do not fit together, and modules that have no name."""
     own, on = spec.sandbox, ("sandbox.type",)
     if own.type == "external":
-        for name, reason in UNUSED_BY_SERVICE.items():
-            if name in own.model_fields_set:
-                yield Finding(f"sandbox.{name}", reason, "remove the key, or write type: local", on)
-        reason = "a sandbox of type external is a service"
-        yield from _check_address(own.url, "sandbox.url", reason)
+        reason = "no service runs the code of a sweep any more"
+        fix = "write type: local, and no url; only exports still take SANDBOX_FUSION_URL"
+        yield Finding("sandbox.type", reason, fix)
         return
     if own.url:
         reason = f"a sandbox of type {own.type} has no address"
-        yield Finding("sandbox.url", reason, "write type: external, or remove the key", on)
+        yield Finding("sandbox.url", reason, "remove the key", on)
     for index, module in enumerate(own.modules):
         if not _is_module_name(module):
             path, fix = ("sandbox", "modules", index), "write names as after import, such as numpy"

@@ -10,7 +10,7 @@ from gdpo_tune.spec.machine import count_local_slots, describe_disk, measure_dis
 from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
-from gdpo_tune.spec.text import format_bytes, hide_passwords, hide_service_path, join_names, show
+from gdpo_tune.spec.text import format_bytes, hide_passwords, join_names, show
 
 
 def render_dry_run(
@@ -156,13 +156,10 @@ def _describe_workers(spec: SweepSpec) -> str:
 
 def _describe_sandbox(spec: SweepSpec) -> str:
     settings = spec.sandbox
-    address = f" at {hide_service_path(settings.url)}" if settings.url else ""
     packages = f" with {join_names(settings.modules)}" if settings.modules else ""
-    clocks = f"{settings.wall_seconds:g} s wall"
-    if settings.type != "external":
-        clocks = f"{settings.cpu_seconds:g} s CPU, {clocks}"
+    clocks = f"{settings.cpu_seconds:g} s CPU, {settings.wall_seconds:g} s wall"
     limits = f"up to {settings.workers} at a time: {clocks}, {settings.memory_mb} MiB"
-    return f"{settings.type}{address}{packages}, {limits}"
+    return f"{settings.type}{packages}, {limits}"
 
 
 def _describe_rollouts(spec: SweepSpec) -> str:

@@ -180,7 +180,7 @@ def list_sandbox_warnings(
         yield (
             "sandbox.type = unsafe_no_isolation: code that the policy writes runs with all the "
             "rights of your user: it can read and delete files, reach the network and leave "
-            "processes behind. Write local, or external with the url of a service."
+            "processes behind. Write local."
         )
     memory, needed = _get_sandbox_memory(settings, environment), settings.memory_mb << 20
     if memory is None or needed > memory:
@@ -197,7 +197,7 @@ def list_sandbox_warnings(
 
 def _get_sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str]) -> int | None:
     """Return the bytes that candidates share; None if they run on another machine."""
-    if settings.type == "external" or environment.get("RAY_ADDRESS"):
+    if environment.get("RAY_ADDRESS"):
         return None
     return read_machine_memory()
 

@@ -54,11 +54,6 @@ CONSTRAINT = re.compile(
 LEDGER = re.compile(
     r"postgresql(\+psycopg2?)?://(?=[^/])([^/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^/\s:@\[\]]*)(:\d{1,5})?/[^/\s]+"
 )
-UNUSED_BY_SERVICE = {
-    "modules": "an external service has the packages that were installed there",
-    "cpu_seconds": "an external service gets only wall_seconds",
-}
-"""Setting that a sandbox of type external does not use -> reason."""
 TRACKING_VARIABLES = {"uri": "MLFLOW_TRACKING_URI", "experiment": "MLFLOW_EXPERIMENT_NAME"}
 """Key of `tracking` -> variable of MLflow that stands in where a file does not have the key."""
 Baseline = Literal["untrained", "published"]
@@ -626,8 +621,6 @@ class SweepSpec(Section):
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
         plain = self.restore_written(self.model_dump(mode="json"))
-        for name in UNUSED_BY_SERVICE if self.sandbox.type == "external" else ():
-            del plain["sandbox"][name]
         if self.notify is None:  # a key without a value is refused
             del plain["notify"]
         if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:

@@ -15,14 +15,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.analysis.origins import summarize_origins
+from gdpo_tune.analysis.front import Front, build_front, summarize_origins
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
-from gdpo_tune.results.front_csv import format_front_csv
-from gdpo_tune.results.front_figures import build_figures, describe_front
-from gdpo_tune.results.summary import TABLE_FILE, describe_origins
+from gdpo_tune.results.front_table import (
+    TABLE_FILE,
+    describe_front,
+    format_front_csv,
+    summarize_front,
+)
+from gdpo_tune.results.wording import describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import (
     RUN_NAME,
@@ -145,7 +148,7 @@ def _format_note(spec: SweepSpec, front: Front, site: views.Site) -> str:
         f"`report.html` {place} shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
-        f"{describe_front(build_figures(front))}.\n\n{origins}"
+        f"{describe_front(summarize_front(front))}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
         f"`metrics.pareto/order`. Artifacts: {report}`front.png`, `front.csv`, `spec.yaml`.\n"
     )

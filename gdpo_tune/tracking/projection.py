@@ -154,7 +154,7 @@ class Projection:
             StoreError, StoreUnreachableError: measurements are on an object store, out of reach.
         """
         if key == SWEEP:
-            from gdpo_tune.results.summary import FRONT_FILE, REPORT_FILE
+            from gdpo_tune.results.wording import FRONT_FILE, REPORT_FILE
 
             content = run_content.build_sweep_content(self.spec, site.build_link())
             # A report quotes reasons and incidents.

@@ -101,16 +101,16 @@ class SweepNotifier:
 
     def _send_end(self, ending: SweepFinished) -> None:
         from gdpo_tune.analysis.front import build_front  # only now, because of numpy
-        from gdpo_tune.results.front_figures import (
-            build_figures,
+        from gdpo_tune.results.front_table import (
             build_knee,
-            describe_figures,
             describe_knee,
+            describe_summary,
+            summarize_front,
         )
-        from gdpo_tune.results.summary import REPORT_FILE
+        from gdpo_tune.results.wording import REPORT_FILE
 
         front = build_front(ending.records, self._spec.list_objectives())
-        figures, knee = build_figures(front), build_knee(front)
+        figures, knee = summarize_front(front), build_knee(front)
         occasion: SweepOccasion = "finished" if front.members else "failed"
         text = f"finished: {ending.reason}"
         if ending.interrupted:
@@ -120,7 +120,7 @@ class SweepNotifier:
             all_failed = all(record.state == "failed" for record in trained)
             reason = "every trial failed" if all_failed else "no trial satisfies all constraints"
             text = f"failed: {reason}"
-        parts = [text, describe_figures(figures), *([describe_knee(knee)] if knee else [])]
+        parts = [text, describe_summary(figures), *([describe_knee(knee)] if knee else [])]
         report = str(self._spec.directory.absolute() / REPORT_FILE)
         details = {**figures, "knee": knee, "report": report}
         self._send(occasion, ". ".join(parts), **details)

@@ -15,7 +15,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.parameters import build_shaping
-from gdpo_tune.core.prompt_order import order_prompts
+from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Params
 from gdpo_tune.training import colocated_engine, rollout, vllm_engine

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gdpo_tune.core.errors import EngineDiedError, GdpoTuneError
-from gdpo_tune.training.live_engine import SampleRequest, TrialEngine, fall_asleep, wake_up
+from gdpo_tune.training.engine import SampleRequest, Seat, fall_asleep, wake_up
 from gdpo_tune.training.lora import write_adapter_to_memory
 from gdpo_tune.training.memory import is_out_of_memory
 from gdpo_tune.training.rollout import Decoding
@@ -39,7 +39,7 @@ class ColocatedEngine:
         """Sample for this trainer; `sleeps`: the engine has no memory while a step is computed."""
         self._trainer = trainer
         generation = trainer.vllm_generation
-        self._live: TrialEngine = generation.llm
+        self._seat: Seat = generation.llm
         self._adapter: Any = None
         if hasattr(generation.model, "peft_config"):
             self._adapter = self._build_adapter_request("loaded by every sync")
@@ -48,9 +48,11 @@ class ColocatedEngine:
             synchronize = generation.sync_weights
         else:
             synchronize = self._reload_weights
-        generation.sync_weights = functools.partial(self._live.run, self._wake_and, synchronize)
-        generation.llm = _StepSampler(self._live, self._adapter, trainer, sleeps=sleeps)
-        self._sample = _name_failures(self._live.generate, trainer)
+        generation.sync_weights = functools.partial(
+            self._seat.engine.run, self._wake_and, synchronize
+        )
+        generation.llm = _StepSampler(self._seat, self._adapter, trainer, sleeps=sleeps)
+        self._sample = _name_failures(self._seat.generate, trainer)
         name_engine_failures(trainer)
 
     def generate(
@@ -84,7 +86,7 @@ class ColocatedEngine:
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def _wake_and(self, synchronize: Callable[[], None]) -> None:
-        wake_up(self._live.llm)
+        wake_up(self._seat.engine.llm)
         synchronize()
 
     def _send_adapter(self) -> None:
@@ -95,42 +97,42 @@ class ColocatedEngine:
         """
         with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
             # Loaded once: later requests for it would load it again.
-            self._live.llm_engine.add_lora(
+            self._seat.engine.llm.llm_engine.add_lora(
                 self._build_adapter_request(str(directory), load_inplace=True)
             )
-        self._live.reset_prefix_cache()
+        self._seat.engine.run(self._seat.engine.llm.reset_prefix_cache)
 
     def _build_adapter_request(self, path: str, *, load_inplace: bool = False) -> Any:
         """Build vLLM's request for the adapter, from a directory if it is to be loaded."""
         vllm_lora: Any = import_module("vllm.lora.request")
-        number = self._live.adapter
+        number = self._seat.adapter
         return vllm_lora.LoRARequest(f"{ADAPTER}-{number}", number, path, load_inplace=load_inplace)
 
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
-        llm = self._live.llm
+        llm = self._seat.engine.llm
         weights = self._trainer.vllm_generation._iter_named_params()  # gathered one by one
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         llm.apply_model(_renew_output_heads)
-        self._live.reset_prefix_cache()
+        self._seat.engine.run(self._seat.engine.llm.reset_prefix_cache)
 
 
 class _StepSampler:
     """The engine as TRL calls it for the completions of a step."""
 
-    def __init__(self, engine: TrialEngine, adapter: Any, trainer: Any, *, sleeps: bool) -> None:
+    def __init__(self, seat: Seat, adapter: Any, trainer: Any, *, sleeps: bool) -> None:
         self._sleeps = sleeps
-        self.engine, self._adapter, self._trainer = engine, adapter, trainer
+        self.seat, self._adapter, self._trainer = seat, adapter, trainer
         self._tokenizer = (
             _copy_tokenizer(trainer.processing_class) if trainer.judges_early else None
         )
 
     @property
     def llm_engine(self) -> Any:
-        return self.engine.llm_engine
+        return self.seat.engine.llm.llm_engine
 
     def reset_prefix_cache(self) -> None:
-        self.engine.reset_prefix_cache()
+        self.seat.engine.run(self.seat.engine.llm.reset_prefix_cache)
 
     def generate(
         self, prompts: Sequence[Any], *, sampling_params: Any, use_tqdm: bool
@@ -148,9 +150,9 @@ class _StepSampler:
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
 
-        outputs = self.engine.generate(requests, self._note if self._tokenizer else None)
+        outputs = self.seat.generate(requests, self._note if self._tokenizer else None)
         if self._sleeps:
-            self.engine.run(fall_asleep, self.engine.llm)
+            self.seat.engine.run(fall_asleep, self.seat.engine.llm)
         return outputs
 
     def _note(self, row: int, output: Any) -> None:

@@ -23,7 +23,7 @@ from gdpo_tune.core.trial_files import append_step, read_steps
 from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report, parse_step
 from gdpo_tune.policies.load_policy import keep_form, load_policy
 from gdpo_tune.tasks.base import Problem, Task
-from gdpo_tune.training import distributed, live_engine, memory
+from gdpo_tune.training import distributed, memory
 from gdpo_tune.training.build import build_trainer
 from gdpo_tune.training.checkpoints import (
     Checkpoint,
@@ -31,6 +31,7 @@ from gdpo_tune.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from gdpo_tune.training.engine import OF_PROCESS
 from gdpo_tune.training.evaluation import Evaluator, build_decoding, derive_seed
 from gdpo_tune.training.lora import load_adapter
 from gdpo_tune.training.memory import explain_out_of_memory
@@ -115,7 +116,7 @@ def run_trial(
         model, validation = trainer.policy, reporter.validation
         checkpoint = reporter.checkpoint
     elif config.parts and start is None:
-        live_engine.close_engine()  # its memory serves the evaluation
+        OF_PROCESS.close()  # its memory serves the evaluation
         evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
         model, merged = merge_and_validate(config, evaluator, clock, report)
         validation, checkpoint = merged.validation, merged.path
@@ -198,7 +199,7 @@ def _load_without_training(
         plain = replace(config, params={**config.params, "beta": 0.0}, sharded=False)
         trainer, sampler = build_trainer(plain, cache)
         return trainer.policy, sampler
-    live_engine.close_engine()
+    OF_PROCESS.close()
     model: Any
     if start is None:
         model = cache.take_policy()

@@ -23,8 +23,8 @@ from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
+from gdpo_tune.training.engine import OF_PROCESS, EnginePool, Seat
 from gdpo_tune.training.engine_memory import divide_gpu
-from gdpo_tune.training.live_engine import OF_PROCESS, EngineSource, TrialEngine
 from gdpo_tune.training.memory import lock_gpu, wait_for_memory
 
 CPU_CACHE = 2**30
@@ -63,7 +63,7 @@ def prepare_engine(
     model: PreTrainedModel,
     arguments: Any,
     policy: str = "",
-    source: EngineSource = OF_PROCESS,
+    source: EnginePool = OF_PROCESS,
 ) -> Generator[None]:
     """Prepare for a trainer that the block builds and that opens an engine in this process.
 
@@ -91,7 +91,7 @@ def prepare_engine(
     if not source.has(key):
         source.close()
 
-    def open_engine(**arguments: Any) -> TrialEngine:
+    def open_engine(**arguments: Any) -> Seat:
         def start() -> Any:
             llm = plain(**{**arguments, **options})
             if not torch.cuda.is_available():
@@ -121,14 +121,14 @@ def prepare_engine(
 
 
 def _choose_options(
-    config: TrialConfig, model: PreTrainedModel, source: EngineSource, *, bfloat16: bool
+    config: TrialConfig, model: PreTrainedModel, source: EnginePool, *, bfloat16: bool
 ) -> tuple[dict[str, Any], float]:
     """Choose vLLM's options for which TRL has no argument, and the bytes that a start needs."""
     precision = "bfloat16" if bfloat16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
     needed, rank = 0.0, source.largest_rank or config.model.lora_rank
-    if source.slots > 1:
-        options["max_num_seqs"] = source.slots * config.training.completions_per_step
+    if source.seats > 1:
+        options["max_num_seqs"] = source.seats * config.training.completions_per_step
     if config.rollout.sleep:
         if not torch.cuda.is_available():
             raise EngineError(
@@ -143,14 +143,14 @@ def _choose_options(
             device=torch.cuda.mem_get_info()[1],
             length=_count_positions(config, model),
             number=2 if precision == "bfloat16" else 4,
-            trials=source.slots,
+            trials=source.seats,
             rank=rank,
         )
     else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE}
     if rank:
-        options |= {"enable_lora": True, "max_loras": source.slots}
+        options |= {"enable_lora": True, "max_loras": source.seats}
         options["max_lora_rank"] = round_up_rank(rank)
     return options, needed
 

@@ -20,14 +20,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import DataError
-from gdpo_tune.core.prompt_order import PROBLEM_SEED
+from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.load_policy import hash_policy, keep_form, load_policy, save_initial_policy
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.policies.prompts import choose_prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
-from gdpo_tune.training.live_engine import OF_PROCESS, EngineSource
+from gdpo_tune.training.engine import OF_PROCESS, EnginePool
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
@@ -60,7 +60,7 @@ class WorkerCache:
     """The untrained policy; None: a trial took it, because it is too large to copy."""
     shares_weights: bool = False
     """The policies that trials take share these weights, which none of them may change."""
-    engines: EngineSource = OF_PROCESS
+    engines: EnginePool = OF_PROCESS
     """Where trials get their vLLM."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
@@ -150,7 +150,7 @@ def list_shared_settings(config: TrialConfig) -> dict[str, object]:
 
 
 def build_worker_cache(
-    config: TrialConfig, *, shares_weights: bool = False, engines: EngineSource = OF_PROCESS
+    config: TrialConfig, *, shares_weights: bool = False, engines: EnginePool = OF_PROCESS
 ) -> WorkerCache:
     """Build a cache for a trial and for those that agree with it.
 

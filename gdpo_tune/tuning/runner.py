@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.content import measure_content
@@ -24,33 +28,29 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.system import INTERRUPTED, stop_on_signals
+from gdpo_tune.core.system import (
+    INTERRUPTED,
+    count_local_cpus,
+    read_machine_memory,
+    stop_on_signals,
+)
 from gdpo_tune.core.text import format_list
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
-from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
-from gdpo_tune.tuning.provenance import describe_machine
+from gdpo_tune.tuning.attempts import Setup, choose_interval
+from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox
+from gdpo_tune.tuning.nodes import count_slots
+from gdpo_tune.tuning.plan import count_candidates, count_planned, explain_end, is_finished
+from gdpo_tune.tuning.proposals import refuse_other_content
 from gdpo_tune.tuning.ray import cluster
-from gdpo_tune.tuning.ray.joining import LOST
-from gdpo_tune.tuning.ray.nodes import count_slots
+from gdpo_tune.tuning.ray.cluster import LOST
 from gdpo_tune.tuning.ray.preflight import check_nodes
-from gdpo_tune.tuning.search.applied_requests import RequestInbox
-from gdpo_tune.tuning.search.candidate_plan import count_candidates
-from gdpo_tune.tuning.search.earlier_sweeps import refuse_other_content
-from gdpo_tune.tuning.search.plan import count_planned, explain_end, is_finished
-
-if TYPE_CHECKING:
-    from ray.tune import Callback, Stopper, Tuner
-
-    from gdpo_tune.tuning.schedulers.base import Scheduler
-    from gdpo_tune.tuning.search.searcher import LedgerSearcher
+from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
 PACK = "gdpo_tune.training.packs:Pack"
-RAY = "ray"
-"""In the sweep's directory: working directory of Ray; deleted at the end."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,8 @@ def run_sweep(
         records = tuple(ledger.get_records())
         hours = ledger.compute_hours()
         reason = "" if interrupted else explain_end(spec, records, hours)
+        if reason:
+            ledger.record_ending(reason)
         emit(SweepFinished(records, bool(interrupted), reason))
         return SweepResult(records, interrupted, spec, reason, tuple(ledger.get_sessions()))
 
@@ -173,41 +175,38 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
 def _run_tuner(
     ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
 ) -> int:
-    """Run Ray Tune until the searcher has nothing left; see `_with_ray`."""
-    from gdpo_tune.tuning.ray.failures import Attempts
-    from gdpo_tune.tuning.ray.messages import Setup
-    from gdpo_tune.tuning.ray.places import PackHosts
-    from gdpo_tune.tuning.ray.reporter import choose_interval
-    from gdpo_tune.tuning.ray.stopping import ClusterLostInterrupt, Interruption
-    from gdpo_tune.tuning.search.searcher import LedgerSearcher
+    """Run Ray Tune until nothing is left to start; see `_with_ray`."""
+    from gdpo_tune.tuning.ray.tune import (
+        GRACE,
+        RAY,
+        ClusterLostInterrupt,
+        TuneStopper,
+        build_tuner,
+    )
 
-    spec_file, address = ledger.directory / SPEC, ledger.spec.address
-    worker, together = ledger.spec.resources, ledger.spec.resources.trials_per_process
+    spec, worker = ledger.spec, ledger.spec.resources
+    together = worker.trials_per_process
     setup = Setup(
         train or (PACK if together > 1 else TRAIN),
-        spec_file,
-        address,
+        ledger.directory / SPEC,
+        spec.address,
         worker.workers,
         worker.cpus,
         worker.gpus,
         together,
         choose_interval(slots),
     )
-    hosts = PackHosts(setup)
-    info = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
-    scheduler = registry.load(info.target)(ledger)
-    searcher = LedgerSearcher(ledger, setup, slots, emit, scheduler, hosts.grow)
-    interruption = Interruption(
-        searcher.stop_flag, ray_cluster.is_alive, searcher.apply_requests, together
-    )
-    attempts = Attempts(searcher, ray_cluster.nodes, ray_cluster.remember)
+    scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(ledger)
+    nodes = ray_cluster.nodes
+    lifecycle = Lifecycle(ledger, scheduler, setup, slots, emit, nodes)
+    # Trials that share a process compute one after another.
+    stopper = TuneStopper(lifecycle, ray_cluster.is_alive, GRACE * together)
     status = INTERRUPTED
 
     def stop(exit_status: int) -> None:
         nonlocal status
         status = exit_status
-        searcher.stop()
-        interruption.request()
+        stopper.request()
 
     try:
         with (
@@ -215,68 +214,21 @@ def _run_tuner(
             silence_optuna(),
             explain_full_disk(ledger.directory, "the sweep"),
         ):
-            hosts.grow(slots)
-            build_tuner(ledger, slots, searcher, scheduler, interruption, attempts).fit()
+            on_process = ray_cluster.remember
+            build_tuner(spec, ledger.directory, slots, setup, lifecycle, stopper, on_process).fit()
     except KeyboardInterrupt:
-        interruption.request()
+        stopper.request()
     except ClusterLostInterrupt:
         raise ClusterLostError(LOST) from None
-    else:
-        hosts.close()
     finally:
-        searcher.close()
+        lifecycle.close()
         # the next start clears it too
         with suppress(StoreError, StoreUnreachableError, OSError):
-            searcher.stop_flag.clear()
+            lifecycle.stop_flag.clear()
         shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
-    if searcher.fatal is not None:
-        raise searcher.fatal
-    return status if interruption.requested else 0
-
-
-def build_tuner(
-    ledger: Ledger,
-    slots: int,
-    searcher: LedgerSearcher,
-    scheduler: Scheduler,
-    stopper: Stopper,
-    callback: Callback,
-) -> Tuner:
-    """Return Ray's Tuner for one run."""
-    from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner, with_resources
-
-    from gdpo_tune.tuning.ray.failures import FOR_EVER
-    from gdpo_tune.tuning.ray.messages import unpack_attempt
-    from gdpo_tune.tuning.ray.pack_proxy import run_packed_trial
-    from gdpo_tune.tuning.ray.trainable import run_trial
-
-    def name_trial(trial: Any) -> str:
-        return f"{unpack_attempt(trial.config).trial}-{trial.trial_id}"
-
-    # By default Ray starts one process after the other, which takes seconds for each slot.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
-    resources, rollout = ledger.spec.resources, ledger.spec.rollout
-    may_have_engine = resources.gpus > 0 or rollout.engine == "vllm"
-    shares = resources.trials_per_process > 1
-    return Tuner(
-        with_resources(run_packed_trial if shares else run_trial, build_resources(ledger.spec)),
-        tune_config=TuneConfig(
-            search_alg=searcher,
-            scheduler=scheduler,
-            num_samples=-1,
-            reuse_actors=shares or rollout.reuse_engine or not may_have_engine,
-            trial_name_creator=name_trial,
-            trial_dirname_creator=name_trial,
-        ),
-        run_config=RunConfig(
-            name=RAY,
-            storage_path=str(ledger.directory),
-            verbose=0,
-            stop=stopper,
-            failure_config=FailureConfig(max_failures=FOR_EVER),
-            callbacks=[callback],
-        ),
-    )
+    if lifecycle.fatal is not None:
+        raise lifecycle.fatal
+    return status if stopper.requested else 0
 
 
 def print_deleted_policies(ledger: Ledger) -> None:
@@ -293,18 +245,6 @@ def print_deleted_policies(ledger: Ledger) -> None:
         )
 
 
-def build_resources(spec: SweepSpec) -> Any:
-    """Return what Ray sets aside for the process that it starts for a trial."""
-    from ray.tune import PlacementGroupFactory
-
-    resources = spec.resources
-    if resources.workers == resources.trials_per_process == 1:
-        return {"cpu": spec.resources.cpus, "gpu": spec.resources.gpus}
-    # This process only waits for others, and must not hold a CPU that they need. So it takes a tiny
-    # share of a resource that every cluster has and nothing else uses.
-    return PlacementGroupFactory([{"node:__internal_head__": 0.0001}])
-
-
 def fetch_files(ledger: Ledger) -> None:
     """Copy the small files of trials from the store to this machine."""
     SweepStore(ledger.spec).fetch()
@@ -317,3 +257,37 @@ def find_ending(ledger: Ledger) -> str:
     hours = ledger.compute_hours(time.time())
     added = ledger.steering.list_waiting(records)
     return explain_end(spec, records, hours) if is_finished(spec, records, hours, added) else ""
+
+
+PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
+"""Packages whose versions a session records."""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+    packages: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    return {
+        "git": read_git_revision(),
+        "packages": packages,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "cpus": count_local_cpus(),
+        "memory_bytes": read_machine_memory(),
+    }
+
+
+def read_git_revision() -> str:
+    """Return the commit of this package's source, `+` if changed; empty outside of a checkout."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return ""
+    command = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    try:
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=5
+        ).strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -23,9 +23,9 @@ HOST_NAME = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_-]+(\.[a-z0-9_-]+)*)(:\d{1,5})
 """Name of a host as browsers send it, with a port that is not the scheme's."""
 HEADER = "x-gdpo-tune"
 """Header of every request that changes something; a foreign page cannot set it."""
-MOST_WRONG, WINDOW = 10, 60.0
+MAX_WRONG, WINDOW = 10, 60.0
 """Wrong tokens of an address within so many seconds, after which it is told to wait."""
-MOST_ADDRESSES = 1000
+MAX_ADDRESSES = 1000
 """Addresses whose wrong tokens are remembered."""
 POLICY = "; ".join(
     [
@@ -91,16 +91,16 @@ class Guard:
     def note_wrong_token(self, address: str) -> int:
         """Log a request without the token, and return the status of its answer: 403 or 429."""
         now = self._clock()
-        if address not in self._wrong and len(self._wrong) >= MOST_ADDRESSES:
+        if address not in self._wrong and len(self._wrong) >= MAX_ADDRESSES:
             self._wrong.pop(next(iter(self._wrong)))
-        times = self._wrong.setdefault(address, deque(maxlen=MOST_WRONG))
+        times = self._wrong.setdefault(address, deque(maxlen=MAX_WRONG))
         while times and now - times[0] >= WINDOW:
             times.popleft()
-        if len(times) == MOST_WRONG:
+        if len(times) == MAX_WRONG:
             return 429
         times.append(now)
         LOG.warning("refused a request from %s: it has no valid token", address)
-        if len(times) == MOST_WRONG:
+        if len(times) == MAX_WRONG:
             LOG.warning("too many of them from %s: it is told to wait %.0f s", address, WINDOW)
         return 403
 

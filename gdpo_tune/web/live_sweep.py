@@ -17,6 +17,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Driver, find_driver
 from gdpo_tune.ledger.request_files import list_pending
 from gdpo_tune.ledger.steering_state import SteeringState
+from gdpo_tune.results.live import Paced
 from gdpo_tune.spec import SweepSpec
 
 IDLE_SHARE = 20
@@ -68,7 +69,6 @@ class LiveSweep:
         `load` reads its file: a driver may write another one, with more trials.
         """
         self._load = load
-        self._clock = clock
         self._spec = load()
         self._directory = self._spec.directory.absolute()
         self._ledger: Ledger | None = None
@@ -76,8 +76,8 @@ class LiveSweep:
         """State of the files when the ledger was opened."""
         self._readers: dict[int, StepsReader] = {}
         self._fingerprint: object = None
-        self._due = -float("inf")
         self._snapshot = Snapshot(self._spec, (), (), None, {})
+        self._paced = Paced[Snapshot](IDLE_SHARE, clock=clock)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -87,12 +87,15 @@ class LiveSweep:
 
     def refresh(self) -> Snapshot:
         """Return the sweep as it is now, or was a moment ago if reading it takes long."""
-        started = self._clock()
-        if started < self._due:
-            return self._snapshot
-        driver, files = find_driver(self._directory), list_pending(self._directory)
-        pending = [file.request for file in files if file.request is not None]
-        fingerprint = (self._list_stamps(), driver, pending)
+        return self._paced.make(self._refresh) if self._paced.is_due else self._snapshot
+
+    def _refresh(self) -> Snapshot:
+        driver, waiting = find_driver(self._directory), list_pending(self._directory)
+        pending = [file.request for file in waiting if file.request is not None]
+        running = [r.number for r in self._snapshot.records if r.state == "running"]
+        read = [self._directory / JOURNAL, self._directory / SPEC]
+        read += [self._directory / "trials" / str(n) / STEPS_FILE for n in running]
+        fingerprint = ([_stamp(file) for file in read], driver, pending)
         if fingerprint != self._fingerprint or self._spec.ledger:
             try:
                 found = self._read(driver, pending)
@@ -103,14 +106,7 @@ class LiveSweep:
                 self._snapshot = replace(self._snapshot, driver=driver, problem=str(error))
                 self._fingerprint = None  # the same files may come back, as after a lost disk
                 self.close()
-        self._due = self._clock() + IDLE_SHARE * (self._clock() - started)
         return self._snapshot
-
-    def _list_stamps(self) -> list[tuple[int, int, int] | None]:
-        running = [r.number for r in self._snapshot.records if r.state == "running"]
-        files = [self._directory / JOURNAL, self._directory / SPEC]
-        files += [self._directory / "trials" / str(n) / STEPS_FILE for n in running]
-        return [_stamp(file) for file in files]
 
     def _read(self, driver: Driver | None, pending: Sequence[Request]) -> Snapshot:
         self._open_ledger()
@@ -137,11 +133,10 @@ class LiveSweep:
         )
 
     def _open_ledger(self) -> None:
-        """Open the ledger, again if another one has taken its place or the spec has changed."""
         journal = _stamp(self._directory / JOURNAL)
         stamps = (_stamp(self._directory / SPEC), journal and journal[0])
         if self._ledger is not None and stamps == self._opened:
-            return
+            return  # else another ledger has taken its place, or the spec has changed
         self.close()
         self._readers = {}
         self._spec = self._load()

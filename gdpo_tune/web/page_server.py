@@ -21,12 +21,12 @@ from plotly.offline import get_plotlyjs
 from gdpo_tune.core.errors import GdpoTuneError, UsageError
 from gdpo_tune.ledger.request_files import find_user
 from gdpo_tune.web.guard import HEADERS, HOST_NAME, Guard
-from gdpo_tune.web.view import View
+from gdpo_tune.web.page_content import View
 
 DEFAULT_PORT = 8770
-MOST_PORTS = 20
+MAX_PORTS = 20
 """Ports that are tried from the default one on."""
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 """Bytes of a request's body, at most."""
 FILES = {
     "page.js": ("gdpo_tune.web", "page/page.js"),
@@ -89,7 +89,7 @@ def build_app(view: View, guard: Guard, root_path: str = "") -> FastAPI:
     @app.post("/api/requests")
     async def take_request(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         try:
-            action, arguments = _parse_request(await _read_body(request))
+            action, arguments = await _read_request(request)
             author = f"{find_user()} (page)"
             # in a thread, because it reads the ledger, and other pages ask meanwhile
             made = await run_in_threadpool(view.request, action, arguments, author)
@@ -106,7 +106,7 @@ def open_socket(host: str, port: int | None) -> tuple[socket.socket, str]:
     Raises:
         UsageError: the address is not one of this machine, or the port is taken.
     """
-    ports = range(DEFAULT_PORT, DEFAULT_PORT + MOST_PORTS) if port is None else (port,)
+    ports = range(DEFAULT_PORT, DEFAULT_PORT + MAX_PORTS) if port is None else (port,)
     for candidate in ports:
         try:
             listener = _listen(host, candidate)
@@ -123,7 +123,7 @@ def open_socket(host: str, port: int | None) -> tuple[socket.socket, str]:
         taken = candidate != DEFAULT_PORT and port is None
         return listener, f"port {DEFAULT_PORT} is taken, so this is {candidate}" if taken else ""
     if port is None:
-        last = DEFAULT_PORT + MOST_PORTS - 1
+        last = DEFAULT_PORT + MAX_PORTS - 1
         raise UsageError(f"ports {DEFAULT_PORT} to {last} are taken; choose another with --port")
     raise UsageError(f"--port {port} is taken; choose another, or leave --port out")
 
@@ -160,7 +160,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _refuse(request: Request, guard: Guard) -> Response | None:
-    """Return the refusal of a request; None if it may pass."""
     host = request.headers.get("host", "")
     if not guard.is_known_host(host):
         text = "this name is not one of this machine; open the printed address"
@@ -201,16 +200,12 @@ def _answer(request: Request, content: bytes, kind: str) -> Response:
     return Response(content, headers=headers, media_type=kind)
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_request(request: Request) -> tuple[str, dict[str, Any]]:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BYTES:
-            raise UsageError(f"a request has at most {MOST_BYTES:,} bytes")
-    return body
-
-
-def _parse_request(body: bytes) -> tuple[str, dict[str, Any]]:
+        if len(body) > MAX_BYTES:
+            raise UsageError(f"a request has at most {MAX_BYTES:,} bytes")
     try:
         content = json.loads(body)
         action, arguments = content["action"], content["arguments"]

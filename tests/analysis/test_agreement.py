@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from gdpo_tune.analysis.agreement import correlate_ranks, measure_agreements
+from gdpo_tune.analysis.convergence import correlate_ranks, measure_agreements
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
 
 OBJECTIVES = (Objective("correctness", "maximize", 0.0), Objective("length", "minimize", 1.0))

@@ -1,6 +1,6 @@
 """Checkpoints before the end of a training that may be on the front."""
 
-from gdpo_tune.analysis.checkpoint_choice import choose_checkpoint, rank_checkpoints
+from gdpo_tune.analysis.merge_choice import choose_checkpoint, rank_checkpoints
 from gdpo_tune.core.trials import Cost, Estimate, Part, Rung
 from tests.support.analysis import GOALS, build_checkpoint, build_trial
 

@@ -11,18 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.attainment import compute_attainment, compute_coverage, find_attained
-from gdpo_tune.analysis.comparison import ALPHA, compare, compute_p_values
-from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points, select_front
-from gdpo_tune.analysis.resampling import (
+from gdpo_tune.analysis.comparison import (
+    ALPHA,
+    build_arm,
+    compare_arms,
     compute_interval,
+    compute_p_values,
     compute_permutation_p,
     compute_smallest_p,
     correct_p_values,
 )
-from gdpo_tune.analysis.sides import build_side
-from gdpo_tune.analysis.verdict import build_verdict
+from gdpo_tune.analysis.pareto import (
+    compute_attainment,
+    compute_coverage,
+    compute_hypervolume,
+    find_attained,
+    rank_points,
+    select_front,
+)
 from gdpo_tune.core.trials import Objective, Part
+from gdpo_tune.results.comparison_report import build_verdict
 from tests.support.analysis import GOALS, build_trial
 
 
@@ -38,7 +46,7 @@ def simulate_search(seed, trials, gain=1.0, noise=0.04, **fields):
 
 
 def build_simulated_side(seed, trials, gain=1.0, name="x"):
-    return build_side(name, simulate_search(seed, trials, gain), GOALS)
+    return build_arm(name, simulate_search(seed, trials, gain), GOALS)
 
 
 SETS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
@@ -71,27 +79,27 @@ def test_a_large_difference_is_called_whichever_side_has_it():
         build_simulated_side(1, 24, 1.5, "strong"),
         build_simulated_side(2, 24, 1.0, "weak"),
     )
-    verdict = build_verdict(compare(strong, weak))
+    verdict = build_verdict(compare_arms(strong, weak))
     assert verdict.winner == "left"
     assert verdict.headline == "strong beats weak: its front covers more."
-    turned = build_verdict(compare(weak, strong))
+    turned = build_verdict(compare_arms(weak, strong))
     assert turned.winner == "right"
     assert turned.headline == verdict.headline
 
 
 def test_a_comparison_turned_round_says_the_same():
     one, other = build_simulated_side(3, 15), build_simulated_side(4, 10, 1.2)
-    there, back = compare(one, other), compare(other, one)
+    there, back = compare_arms(one, other), compare_arms(other, one)
     assert there.ratio.value == pytest.approx(1 / back.ratio.value)
     assert there.coverage[0][0] == back.coverage[1][0]
     assert there.attained[0][0] == pytest.approx(back.attained[1][0])
-    for name, effect in there.superiority.items():
-        assert effect.value == pytest.approx(1 - back.superiority[name].value)
+    for name, effect in there.probability_of_superiority.items():
+        assert effect.value == pytest.approx(1 - back.probability_of_superiority[name].value)
 
 
 def test_intervals_hold_what_was_seen():
-    found = compare(build_simulated_side(5, 12), build_simulated_side(6, 18))
-    shown = [found.ratio, *found.superiority.values()]
+    found = compare_arms(build_simulated_side(5, 12), build_simulated_side(6, 18))
+    shown = [found.ratio, *found.probability_of_superiority.values()]
     pairs = [(effect.value, effect.interval) for effect in shown]
     for value, interval in [*pairs, *found.coverage, *found.attained]:
         assert interval.low <= value <= interval.high
@@ -100,13 +108,13 @@ def test_intervals_hold_what_was_seen():
 def test_a_side_without_a_front_is_beaten():
     broken = [replace(record, feasible=False) for record in simulate_search(2, 16)]
     verdict = build_verdict(
-        compare(build_side("broken", broken, GOALS), build_simulated_side(1, 16, name="whole"))
+        compare_arms(build_arm("broken", broken, GOALS), build_simulated_side(1, 16, name="whole"))
     )
     assert verdict.headline.startswith("whole beats broken: its front covers more")
     assert "each: broken has 0 and whole 0." in verdict.reasons[0]
     assert (
         build_verdict(
-            compare(build_simulated_side(1, 16), build_side("broken", broken, GOALS))
+            compare_arms(build_simulated_side(1, 16), build_arm("broken", broken, GOALS))
         ).winner
         == "left"
     )
@@ -114,12 +122,12 @@ def test_a_side_without_a_front_is_beaten():
 
 def test_two_sides_without_a_front_are_not_told_apart():
     sides = [
-        build_side(
+        build_arm(
             name, [replace(record, feasible=False) for record in simulate_search(seed, 16)], GOALS
         )
         for seed, name in enumerate("ab")
     ]
-    verdict = build_verdict(compare(*sides))
+    verdict = build_verdict(compare_arms(*sides))
     assert verdict.winner == "undecided"
     assert "each: a has 0 and b 0." in verdict.reasons[0]
 
@@ -127,13 +135,13 @@ def test_two_sides_without_a_front_are_not_told_apart():
 def test_a_side_that_trades_one_objective_for_the_other_is_mixed():
     a = [build_trial(n, 0.8 + 0.002 * n, 0.2 + 0.002 * n) for n in range(20)]
     b = [build_trial(n, 0.2 + 0.002 * n, 0.8 + 0.002 * n) for n in range(20)]
-    verdict = build_verdict(compare(build_side("a", a, GOALS), build_side("b", b, GOALS)))
+    verdict = build_verdict(compare_arms(build_arm("a", a, GOALS), build_arm("b", b, GOALS)))
     assert verdict.winner == "mixed"
     assert verdict.headline.startswith("a is better in a and b is better in b;")
 
 
 def test_too_few_trials_are_said_to_be_too_few():
-    found = compare(build_simulated_side(1, 3, 2.0), build_simulated_side(2, 3))
+    found = compare_arms(build_simulated_side(1, 3, 2.0), build_simulated_side(2, 3))
     assert found.smallest_p == pytest.approx(3 * 2 / 20)
     verdict = build_verdict(found)
     assert verdict.winner == "too few"
@@ -144,13 +152,13 @@ def test_too_few_trials_are_said_to_be_too_few():
 def test_objectives_without_configurations_to_compare_have_no_figures():
     """They had "50 % (95 %: 0 % to 100 %) of pairs" of 2 and 0 configurations."""
     records = [replace(record, proposer="model") for record in simulate_search(1, 16)]
-    left = build_side(
+    left = build_arm(
         "a", [replace(records[0], proposer="startup"), *records[1:]], GOALS, shared=True
     )
-    right = build_side("b", simulate_search(2, 16), GOALS, shared=True)
-    found = compare(left, right)
+    right = build_arm("b", simulate_search(2, 16), GOALS, shared=True)
+    found = compare_arms(left, right)
     assert len(left.independent) <= 1
-    assert found.superiority == {}
+    assert found.probability_of_superiority == {}
     reasons = build_verdict(found).reasons
     assert reasons[1].startswith("a and b: nothing to compare. a has ")
     assert reasons[1].endswith("it takes at least 5 of each.")
@@ -159,7 +167,9 @@ def test_objectives_without_configurations_to_compare_have_no_figures():
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 5), (5, 0)])
 def test_an_empty_side_is_too_few_and_breaks_nothing(left, right):
-    verdict = build_verdict(compare(build_simulated_side(1, left), build_simulated_side(2, right)))
+    verdict = build_verdict(
+        compare_arms(build_simulated_side(1, left), build_simulated_side(2, right))
+    )
     assert verdict.winner == "too few"
     assert not verdict.has_difference
 
@@ -167,7 +177,7 @@ def test_an_empty_side_is_too_few_and_breaks_nothing(left, right):
 def test_the_same_points_on_both_sides_are_as_good_as_equal():
     records = [build_trial(n, 0.5 + 0.0001 * n, 0.5 - 0.0001 * n) for n in range(30)]
     verdict = build_verdict(
-        compare(build_side("a", records, GOALS), build_side("b", records, GOALS))
+        compare_arms(build_arm("a", records, GOALS), build_arm("b", records, GOALS))
     )
     assert verdict.winner == "equal"
 
@@ -178,7 +188,7 @@ def test_what_counts_as_tried():
     records[2] = replace(records[2], state="failed", test={}, validation={}, reason="NaN")
     records[3] = replace(records[3], feasible=False)
     records[4] = replace(records[4], role="published")
-    found = build_side("x", records, GOALS)
+    found = build_arm("x", records, GOALS)
     assert (found.tried_count, found.stopped, found.failed) == (4, 1, 1)
     assert np.isfinite(found.points).all(axis=1).sum() == 2
 
@@ -197,7 +207,7 @@ def test_candidates_go_with_the_training_that_they_are_made_of():
     add("merge", "complete", Part(0, 60, 0.5), Part(99, 60, 0.5))  # another search's parent
     add("merge", "pruned", Part(0, 60, 0.5), Part(2, 60, 0.5))
     add("merge", "failed", Part(2, 60, 0.5), Part(3, 60, 0.5))
-    found = build_side("x", records, GOALS)
+    found = build_arm("x", records, GOALS)
     assert (found.tried_count, found.stopped, found.failed) == (4, 0, 0)
     assert [c.first for c in found.configurations] == [0, 2, 3, 4, 5, 6]
     assert found.owners == (0, 1, 2, 3, 1, 2)
@@ -226,7 +236,7 @@ def test_more_candidates_of_a_training_are_not_more_configurations():
     wrong = 0
     for seed in range(15):
         sides = [
-            build_side("x", add_luck(simulate_search(each, 10), 2, each), GOALS)
+            build_arm("x", add_luck(simulate_search(each, 10), 2, each), GOALS)
             for each in (2 * seed, 2 * seed + 1)
         ]
         wrong += min(correct_p_values(compute_p_values(*sides))) <= ALPHA
@@ -236,11 +246,11 @@ def test_more_candidates_of_a_training_are_not_more_configurations():
 
 
 def test_luck_of_more_candidates_is_taken_off():
-    left = build_side("x", add_luck(simulate_search(1, 10), 4, 1), GOALS)
-    right = build_side("y", simulate_search(1, 10), GOALS)
-    assert left.luck > right.luck > 0
-    ours, theirs = compare(left, right).hypervolumes
-    assert 1 < compare(left, right).ratio.value < ours / theirs
+    left = build_arm("x", add_luck(simulate_search(1, 10), 4, 1), GOALS)
+    right = build_arm("y", simulate_search(1, 10), GOALS)
+    assert left.optimism > right.optimism > 0
+    ours, theirs = compare_arms(left, right).hypervolumes
+    assert 1 < compare_arms(left, right).ratio.value < ours / theirs
 
 
 def test_an_allowance_brings_a_difference_to_the_middle_and_not_beyond():
@@ -257,14 +267,14 @@ def test_what_a_model_proposed_is_not_compared_one_by_one_within_a_sweep():
     records = [
         replace(r, proposer="startup" if r.number < 4 else "model") for r in simulate_search(9, 12)
     ]
-    assert len(build_side("x", records, GOALS).independent) == 12
-    found = build_side("x", records, GOALS, shared=True)
+    assert len(build_arm("x", records, GOALS).independent) == 12
+    found = build_arm("x", records, GOALS, shared=True)
     assert [c.first for c in found.independent] == [0, 1, 2, 3]
     assert found.tried_count == 12
 
 
 def test_more_trials_do_not_make_a_better_search():
-    found = compare(build_simulated_side(8, 10), build_simulated_side(8, 30))
+    found = compare_arms(build_simulated_side(8, 10), build_simulated_side(8, 30))
     assert found.count == 10
     whole = compute_hypervolume([c.get_values(GOALS) for c in found.right.configurations], GOALS)
     assert found.hypervolumes[1] < whole

@@ -7,20 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gdpo_tune.analysis.effects import (
+from gdpo_tune.analysis.front import build_front
+from gdpo_tune.analysis.importance import (
     Change,
+    Dimension,
     Effects,
+    Encoder,
     ParameterEffect,
     compute_total_indices,
+    describe_effect,
+    describe_findings,
     estimate_effects,
     ranks_agree,
 )
-from gdpo_tune.analysis.findings import describe_effect, describe_findings
-from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.probability import Interval
-from gdpo_tune.analysis.response import Dimension, Encoder
+from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.trials import Exploit
-from gdpo_tune.results.dimensions import estimate_sweep_effects
+from gdpo_tune.results.open_sweep import Sweep
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 from tests.support.tuning import load_code_spec
 
@@ -166,7 +168,7 @@ def test_proposals_that_crowd_take_more_configurations():
 @pytest.mark.parametrize(("sampler", "needed"), [("tpe", 80), ("gp", 25), ("auto", 25)])
 def test_the_sampler_of_a_sweep_decides_how_many_it_takes(tmp_path, sampler, needed):
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}"])
-    assert estimate_sweep_effects(spec, build_front([], GOALS)).needed == needed
+    assert Sweep(spec, ()).effects.needed == needed
 
 
 def test_an_objective_without_a_settled_order_is_left_out():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdpo_tune.analysis.lineage import Training, trace_training
+from gdpo_tune.analysis.front import Training, trace_training
 from gdpo_tune.analysis.replicates import pool_trials
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Exploit, TrialRecord

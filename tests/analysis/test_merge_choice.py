@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.expected_gains import compute_expected_gains
-from gdpo_tune.analysis.merge_choice import choose_merge
-from gdpo_tune.analysis.merge_model import predict_losses, read_evaluated
+from gdpo_tune.analysis.merge_choice import (
+    choose_merge,
+    compute_expected_gains,
+    predict_losses,
+    read_merges,
+)
 from gdpo_tune.analysis.pareto import compute_loss_hypervolume
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Part, Rung, check_weights
 from tests.support.analysis import GOALS, build_trial
@@ -187,7 +190,7 @@ def test_a_measured_merge_is_predicted_where_it_was_measured():
         *build_parents((LINE[0], LINE[2]), first=0),
         build_merge(2, [(0, 0.5), (1, 0.5)], 0.7, 0.4, se=1e-6),
     ]
-    known = read_evaluated(records, GOALS)
+    known = read_merges(records, GOALS)
     parents = known[:2]
     end, half, near = {(0, 60): 1.0}, {(0, 60): 0.5, (1, 60): 0.5}, {(0, 60): 0.6, (1, 60): 0.4}
     means, errors = predict_losses([end, half, near], parents, known)
@@ -200,7 +203,7 @@ def test_a_measured_merge_is_predicted_where_it_was_measured():
 
 
 def test_between_parents_the_expectation_is_a_little_above_the_line():
-    known = read_evaluated(build_parents((LINE[0], LINE[2])), GOALS)
+    known = read_merges(build_parents((LINE[0], LINE[2])), GOALS)
     (mean,), _ = predict_losses([{(0, 60): 0.5, (1, 60): 0.5}], known, known)
     assert (-mean > 0.5).all()
     assert (-mean < 0.6).all()

@@ -6,16 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gdpo_tune.analysis.agreement import measure_agreements
-from gdpo_tune.analysis.effects import estimate_effects
-from gdpo_tune.analysis.findings import describe_findings
-from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.origins import find_parents, summarize_origins
-from gdpo_tune.analysis.response import Dimension
-from gdpo_tune.analysis.sides import build_side
-from gdpo_tune.analysis.stagnation import has_stagnated
+from gdpo_tune.analysis.comparison import build_arm
+from gdpo_tune.analysis.convergence import has_stagnated, measure_agreements
+from gdpo_tune.analysis.front import build_front, find_parents, summarize_origins
+from gdpo_tune.analysis.importance import Dimension, describe_findings, estimate_effects
 from gdpo_tune.core.trials import Cost, Rung, title_candidate
-from gdpo_tune.results.summary import describe_origins
+from gdpo_tune.results.wording import describe_origins
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 
 TRAINING = Cost(completions=3840, cpu_seconds=60.0, evaluation_completions=512)
@@ -140,7 +136,7 @@ def test_nothing_is_learned_from_what_was_not_trained():
     assert effects[0] == effects[1]
     assert measure_agreements(trained, GOALS) == measure_agreements(every, GOALS) != ()
     assert has_stagnated(trained, GOALS, 3) is has_stagnated(every, GOALS, 3)
-    sides = [build_side("x", records, GOALS) for records in (trained, every)]
+    sides = [build_arm("x", records, GOALS) for records in (trained, every)]
     assert sides[0].tried_count == sides[1].tried_count == 16
     assert sides[0].seconds == sides[1].seconds
     assert sides[0].independent == tuple(

@@ -10,7 +10,7 @@ from gdpo_tune.analysis.pareto import (
     compute_hypervolume,
     rank_points,
 )
-from gdpo_tune.analysis.probability import estimate_front_probability
+from gdpo_tune.analysis.uncertainty import estimate_front_probability
 from gdpo_tune.core.trials import Direction, Objective
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize", "maximize", "minimize")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
-from gdpo_tune.analysis.probability import (
+from gdpo_tune.analysis.uncertainty import (
     Interval,
     compute_quantile,
     estimate_front_probability,
     estimate_hypervolume_interval,
-    estimate_luck,
+    estimate_optimism,
 )
 from gdpo_tune.core.trials import Objective
 from tests.support.analysis import GOALS, build_trial
@@ -120,15 +120,15 @@ def test_the_interval_covers_what_the_claimed_members_truly_have(count):
         found = estimate_hypervolume_interval(seen, errors, GOALS, draws=40)
         covered += found.low <= exact <= found.high
         excess += compute_hypervolume(seen, GOALS) - exact
-        luck += estimate_luck(seen, errors, GOALS, draws=40)
+        luck += estimate_optimism(seen, errors, GOALS, draws=40)
     assert covered >= 34  # fewer at a rate of .95 come up in 1 of 300 runs
     assert luck / 40 == pytest.approx(excess / 40, abs=0.007)
     assert excess > 0
 
 
 def test_without_noise_or_points_there_is_no_luck():
-    assert estimate_luck([], [], GOALS) == 0
-    assert estimate_luck([[0.5, 0.4]], [[0, 0]], GOALS) == 0
+    assert estimate_optimism([], [], GOALS) == 0
+    assert estimate_optimism([[0.5, 0.4]], [[0, 0]], GOALS) == 0
 
 
 def test_replicates_tell_the_interval_what_training_adds_to_the_noise():

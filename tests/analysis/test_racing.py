@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.racing import choose_replicate, count_expected_changes
-from gdpo_tune.analysis.replicates import pool_trials
+from gdpo_tune.analysis.replicates import choose_replicate, count_expected_changes, pool_trials
 from gdpo_tune.core.trials import Cost, Objective, Part, Rung
 from tests.support.analysis import GOALS, build_merge, build_trial, list_front_numbers
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gdpo_tune.analysis.selection import (
+from gdpo_tune.analysis.front import (
     find_extremes,
     find_knee,
     is_above,

@@ -5,36 +5,36 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gdpo_tune.analysis.merge_model import Evaluated, read_values
-from gdpo_tune.analysis.wish_choice import Aim, Limit, WishChooser, list_mixtures
+from gdpo_tune.analysis.merge_choice import Aim, Merge, MergeChooser, list_mixtures, read_merge
+from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.trials import Objective, TrialRecord
 from tests.support.analysis import GOALS, build_merge, build_trial
 
 A, B, C = (0, 60), (1, 60), (2, 60)
 
 
-def evaluate(record: TrialRecord, mixture) -> Evaluated:
-    return read_values(record, mixture, GOALS)
+def evaluate(record: TrialRecord, mixture) -> Merge:
+    return read_merge(record, mixture, GOALS)
 
 
-def build_policies(*values: tuple[float, float], se: float = 0.001) -> list[Evaluated]:
+def build_policies(*values: tuple[float, float], se: float = 0.001) -> list[Merge]:
     return [evaluate(build_trial(n, *v, se=se), {(n, 60): 1.0}) for n, v in enumerate(values)]
 
 
 def build_chooser(
-    *limits: Limit, values=((0.9, 0.1), (0.1, 0.9)), prefer=(1.0, 0.0), merges=()
-) -> WishChooser:
+    *limits: Condition, values=((0.9, 0.1), (0.1, 0.9)), prefer=(1.0, 0.0), merges=()
+) -> MergeChooser:
     parents = build_policies(*values)
-    return WishChooser(Aim(GOALS, tuple(limits), prefer), parents, [*parents, *merges])
+    return MergeChooser(Aim(GOALS, tuple(limits), prefer), parents, [*parents, *merges])
 
 
-def choose(chooser: WishChooser, *evaluated: Evaluated):
+def choose(chooser: MergeChooser, *evaluated: Merge):
     chosen = chooser.choose_next(3, evaluated)
     assert chosen is not None
     return chosen
 
 
-def measure(mixture, a: float, b: float, se: float = 0.005) -> Evaluated:
+def measure(mixture, a: float, b: float, se: float = 0.005) -> Merge:
     return evaluate(build_merge(9, a, b, se=se), mixture)
 
 
@@ -49,23 +49,23 @@ def test_mixtures_have_weights_above_0_that_sum_to_1():
 
 
 def test_the_choice_keeps_a_floor_and_gives_up_no_more_than_it_has_to():
-    floor = Limit("b", is_floor=True, value=0.6)
+    floor = Condition("b", ">=", 0.6)
     found, is_hopeful = choose(build_chooser(floor))
     assert is_hopeful
     assert -found.losses[1] >= 0.6, "more likely kept than not"
     assert 0.3 <= found.mixture[A] <= 0.5
-    lower, _ = choose(build_chooser(Limit("b", is_floor=True, value=0.3)))
+    lower, _ = choose(build_chooser(Condition("b", ">=", 0.3)))
     assert lower.mixture[A] > found.mixture[A]
 
 
 def test_a_ceiling_of_a_minimised_metric_is_kept():
     goals = (GOALS[0], Objective("b", "minimize", 1.0))
     parents = [
-        read_values(build_trial(n, *v, se=0.001), {(n, 60): 1.0}, goals)
+        read_merge(build_trial(n, *v, se=0.001), {(n, 60): 1.0}, goals)
         for n, v in enumerate([(0.9, 0.9), (0.1, 0.1)])
     ]
-    aim = Aim(goals, (Limit("b", is_floor=False, value=0.4),), (1.0, 0.0))
-    found, is_hopeful = choose(WishChooser(aim, parents, parents))
+    aim = Aim(goals, (Condition("b", "<=", 0.4),), (1.0, 0.0))
+    found, is_hopeful = choose(MergeChooser(aim, parents, parents))
     assert is_hopeful
     assert found.losses[1] <= 0.4
     assert found.mixture[(1, 60)] > 0.5
@@ -81,7 +81,7 @@ def test_preferences_move_the_choice_along_the_front():
 
 
 def test_an_evaluation_corrects_the_next_choice():
-    floor = Limit("b", is_floor=True, value=0.6)
+    floor = Condition("b", ">=", 0.6)
     chooser = build_chooser(floor)
     first, _ = choose(chooser)
     fell_short = measure(first.mixture, -first.losses[0], 0.45)
@@ -93,7 +93,7 @@ def test_an_evaluation_corrects_the_next_choice():
 
 
 def test_a_merge_of_the_sweep_corrects_the_first_choice():
-    floor = Limit("b", is_floor=True, value=0.6)
+    floor = Condition("b", ">=", 0.6)
     low = measure({A: 0.5, B: 0.5}, 0.5, 0.3)
     found, _ = choose(build_chooser(floor, merges=[low]))
     assert found.mixture[B] > choose(build_chooser(floor))[0].mixture[B]
@@ -109,13 +109,13 @@ def test_nothing_is_chosen_twice():
 
 
 def test_a_wish_beyond_reach_gives_the_closest_merge():
-    found, is_hopeful = choose(build_chooser(Limit("b", is_floor=True, value=1.5)))
+    found, is_hopeful = choose(build_chooser(Condition("b", ">=", 1.5)))
     assert not is_hopeful
     assert found.mixture == {A: 0.05, B: 0.95}
 
 
 def test_the_best_keeps_its_limits_first_and_is_preferred_then():
-    chooser = build_chooser(Limit("b", is_floor=True, value=0.6))
+    chooser = build_chooser(Condition("b", ">=", 0.6))
     broken, narrow, safe = (
         measure({A: 0.5, B: 0.5}, a, b, se=0.02) for a, b in ((0.9, 0.59), (0.8, 0.605), (0.5, 0.7))
     )
@@ -127,7 +127,7 @@ def test_the_best_keeps_its_limits_first_and_is_preferred_then():
 
 
 def test_a_condition_that_is_hardly_certain_costs_no_more_than_its_chance():
-    chooser = build_chooser(Limit("b", is_floor=True, value=0.6))
+    chooser = build_chooser(Condition("b", ">=", 0.6))
     likely, certain = measure({A: 0.5, B: 0.5}, 0.7, 0.619, 0.02), measure({B: 1.0}, 0.2, 0.9, 0.02)
     assert chooser.find_best([likely, certain]) == 0
 

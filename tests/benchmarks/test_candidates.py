@@ -6,8 +6,8 @@ import numpy as np
 from candidates import Case, build_records, measure_fronts, simulate_sweep
 from verdicts import GOALS
 
+from gdpo_tune.analysis.comparison import build_arm
 from gdpo_tune.analysis.pareto import rank_points
-from gdpo_tune.analysis.sides import build_side
 
 CASE = Case(4, 3, 5, 6)
 
@@ -27,7 +27,7 @@ def test_candidates_of_luck_are_as_good_as_an_end():
 
 
 def test_a_side_has_as_many_configurations_as_trainings():
-    side = build_side("A", build_records(CASE, 0), GOALS)
+    side = build_arm("A", build_records(CASE, 0), GOALS)
     assert side.tried_count == 4
     assert len(side.configurations) > 4
 

@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 
 from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.figures import write_front_png, write_report
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.tracking import MlflowTracker
 from gdpo_tune.tracking.server import create_database
 from tests.support.browser import WEBGL, open_browser, wait
@@ -35,8 +36,8 @@ def send_sweep(directory, uri, trials, *, steps=True):
     sink = MlflowTracker(spec)
     sink(SweepStarted(tuple(records), len(records)))
     sink(SweepFinished(tuple(records), interrupted=False))
-    write_report(spec, records)
-    write_front_png(spec, records)
+    write_report(Sweep(spec, records))
+    write_front_png(Sweep(spec, records))
     sink.log_figures()
     warning = sink.close(SENT_WITHIN)
     assert warning == "", warning

@@ -8,9 +8,9 @@ from axe_playwright_python.sync_playwright import Axe
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.trial_files import shorten_completion, write_completions
 from gdpo_tune.figures import write_report
-from gdpo_tune.figures.pairs import draw_pairs
-from gdpo_tune.results.pick_language import parse_pick
-from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.figures.front_plotly import draw_pairs
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.model import Constraint
 from tests.support.browser import open_browser
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
@@ -30,7 +30,7 @@ def write_made_up_report(directory, objectives=3, search=48, **options):
     for record in records:
         sample = shorten_completion("Write f(x).", f"of {record.number}", {"correctness": 1.0})
         write_completions(record.directory, [sample])
-    return spec, records, write_report(spec, records)
+    return spec, records, write_report(Sweep(spec, records))
 
 
 @pytest.fixture(scope="module")
@@ -219,12 +219,12 @@ def test_the_page_chooses_as_the_command_does(open_page, tmp_path, objectives):
                 page.locator("#prefer").select_option(rule)
                 selected, pick, fitting = read_choice(page)
                 parsed = parse_pick(pick)
-                assert len(parsed.bounds) == (least != "") + (most != "")
+                assert len(parsed.conditions) == (least != "") + (most != "")
                 if fitting:
-                    assert pick_trial(records, spec, parsed).name == selected
+                    assert pick_trial(Sweep(spec, records), parsed).name == selected
                     continue
                 with pytest.raises(Exception, match="nothing on the front satisfies this") as found:
-                    pick_trial(records, spec, parsed)
+                    pick_trial(Sweep(spec, records), parsed)
                 assert selected in str(found.value)
 
 
@@ -319,8 +319,8 @@ def test_the_chosen_policy_is_selected(open_page, tmp_path):
         for c in build_front(records, spec.list_objectives()).configurations
         if c.role == "search" and not c.is_on_front
     )
-    chosen = pick_trial(records, spec, parse_pick(dominated.name))
-    page = open_page(file=write_report(spec, records, chosen=chosen))
+    chosen = pick_trial(Sweep(spec, records), parse_pick(dominated.name))
+    page = open_page(file=write_report(Sweep(spec, records, chosen=chosen)))
     assert read_choice(page)[:2] == (dominated.name, dominated.name)
     assert (
         page.locator("article.card:visible h3").inner_text().startswith(f"trial {dominated.name}")
@@ -329,9 +329,9 @@ def test_the_chosen_policy_is_selected(open_page, tmp_path):
 
 def test_a_report_without_a_front_opens(open_page, tmp_path):
     spec = make_spec(tmp_path)
-    page = open_page(file=write_report(spec, []))
+    page = open_page(file=write_report(Sweep(spec, [])))
     assert "No trial is complete yet." in page.inner_text("body")
-    page = open_page(file=write_report(spec, make_records(spec, 0)[:1]))
+    page = open_page(file=write_report(Sweep(spec, make_records(spec, 0)[:1])))
     assert page.locator("#choose").count() == 0
 
 

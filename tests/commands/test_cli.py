@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gdpo_tune import cli
-from gdpo_tune.display.consoles import build_console
+from gdpo_tune.display.tables import build_console
 from tests.support.paths import ROOT
 
 COMPLETE = """

@@ -10,8 +10,8 @@ from importlib import import_module
 import mlflow
 import pytest
 
-from gdpo_tune.results.pick_language import parse_pick
-from gdpo_tune.results.wishes import parse_wish
+from gdpo_tune.results.merge_request import parse_wish
+from gdpo_tune.results.picks import parse_pick
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
 

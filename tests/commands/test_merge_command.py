@@ -22,7 +22,7 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import Lease
-from gdpo_tune.results.merge_file import MERGE_FILE
+from gdpo_tune.results.merge_request import MERGE_FILE
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from tests.support.paths import ROOT

@@ -22,7 +22,7 @@ from gdpo_tune.ledger.postgres_journal import TABLE
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray.remote_attempts import download_trial, upload_trial
+from gdpo_tune.tuning.ray.attempt import download_trial, upload_trial
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.mlflow_servers import PostgresServer, run_postgres_server
 from tests.support.paths import ROOT

@@ -17,9 +17,9 @@ from gdpo_tune.core.trial_files import Completion, write_completions
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import load_spec, machine
 from gdpo_tune.tuning import runner
+from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import Cluster
-from gdpo_tune.tuning.ray.nodes import Nodes
 from gdpo_tune.tuning.runner import SweepResult
 from tests.support.paths import ROOT
 
@@ -97,7 +97,7 @@ def test_four_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
     sink.__enter__.return_value.link.return_value = ""
     frames = []
     monkeypatch.setattr("gdpo_tune.tracking.MlflowTracker", lambda spec: sink)
-    monkeypatch.setattr(sweep, "write_figures", lambda spec, result: None)
+    monkeypatch.setattr(sweep, "write_figures", lambda sweep: None)
     monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
     monkeypatch.setattr(cluster, "open_cluster", open_cluster)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -173,7 +173,7 @@ def test_the_number_of_trials_a_process_is_settled_and_said_before_a_sweep_start
 def test_trials_share_a_process_by_the_smallest_gpu_of_a_cluster(monkeypatch):
     words = ["resources={pack: auto, gpus: 1}", "model.lora_rank=4", "search.trials=5"]
     spec = load_spec(SPACE, words, to_run=False)
-    monkeypatch.setattr("gdpo_tune.tuning.ray.gpus.read_cluster_memory", lambda _: 24 * 2**30)
+    monkeypatch.setattr("gdpo_tune.tuning.ray.preflight.read_cluster_memory", lambda _: 24 * 2**30)
     monkeypatch.setattr("gdpo_tune.spec.read_device_memory", lambda: None)
     assert sweep.choose_trials_per_process(spec).trials == 1
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")

@@ -142,7 +142,7 @@ def test_a_training_keeps_the_date_of_its_start(fake):
     assert train.main([*FILE, "--steps", "1", "--set", f"model.template_date={date}"]) == 0
     (config,) = fake.configs
     assert config.model.template_date == date
-    resumed = train.write_request(replace(config, model=config.model.replace(template_date="")))
+    resumed = train.record_request(replace(config, model=config.model.replace(template_date="")))
     assert resumed.model.template_date == date
 
 

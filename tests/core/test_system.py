@@ -1,10 +1,28 @@
-"""Memory and CPUs of a machine, from files as several machines have them."""
+"""Limits of this machine, processes by pid and start, and signals that stop a command."""
+
+from __future__ import annotations
 
 import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
-from gdpo_tune.core.system import count_local_cpus, count_parallel_candidates, read_machine_memory
+from gdpo_tune import cli
+from gdpo_tune.core import system
+from gdpo_tune.core.system import (
+    block_hangups,
+    count_local_cpus,
+    count_parallel_candidates,
+    find_process,
+    identify_start,
+    read_machine_memory,
+    stop_on_signals,
+)
 
 GIB = 1 << 30
 MACHINE = "MemTotal:        8388608 kB\nMemFree:          1024 kB\n"
@@ -145,3 +163,213 @@ def test_this_machine():
     memory = read_machine_memory()
     assert memory is not None
     assert 64 << 20 < memory <= pages
+
+
+needs_proc = pytest.mark.skipif(
+    not system.BOOT_ID.exists(), reason="this system has no /proc, so no boot id"
+)
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set the clock: the kernel derives btime from it, and psutil creation times from btime."""
+    real = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: real(self) + seconds)
+
+
+@needs_proc
+@pytest.mark.parametrize("seconds", [-3600, 60])
+def test_a_process_is_the_same_after_the_clock_was_set(monkeypatch, seconds):
+    start = identify_start(os.getpid())
+    set_clock(monkeypatch, seconds)
+    assert identify_start(os.getpid()) == start
+    assert find_process(os.getpid(), start) == psutil.Process()
+
+
+@needs_proc
+def test_the_start_is_the_22nd_field_of_the_kernel_and_the_boot():
+    boot, _, ticks = identify_start(os.getpid()).partition(".")
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # the second field, the program's name, has no blank here
+    assert ticks == Path("/proc/self/stat").read_text().split()[21]
+
+
+@needs_proc
+def test_a_name_with_blanks_and_parentheses_is_one_field(tmp_path):
+    program = tmp_path / "a) R 1 (b"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([str(program), "60"]) as process:
+        assert find_process(process.pid, identify_start(process.pid)) is not None
+        assert ") R 1 (" in Path(f"/proc/{process.pid}/stat").read_text()
+        process.kill()
+
+
+@needs_proc
+def test_a_process_of_another_boot_or_with_another_start_is_another_one(tmp_path, monkeypatch):
+    boot, _, ticks = identify_start(os.getpid()).partition(".")
+    assert find_process(os.getpid(), f"{boot}.{int(ticks) + 1}") is None
+    monkeypatch.setattr(system, "BOOT_ID", tmp_path / "boot_id")
+    system.BOOT_ID.write_text("a0b1-c2d3\n")
+    assert identify_start(os.getpid()) == f"a0b1-c2d3.{ticks}"
+    assert find_process(os.getpid(), f"{boot}.{ticks}") is None
+
+
+def test_a_record_of_an_earlier_version_is_a_creation_time():
+    created = psutil.Process().create_time()
+    for start in (created, created + 1.5, f"{created:.2f}"):
+        assert find_process(os.getpid(), start) == psutil.Process()
+    assert find_process(os.getpid(), created - 60) is None
+    assert find_process(os.getpid(), float("nan")) is None
+
+
+def test_a_system_without_proc(tmp_path, monkeypatch):
+    """macOS: the kernel keeps a time, which psutil returns."""
+    monkeypatch.setattr(system, "BOOT_ID", tmp_path / "there is none")
+    start = identify_start(os.getpid())
+    assert start == f"{psutil.Process().create_time():.2f}"
+    assert find_process(os.getpid(), start) == psutil.Process()
+
+
+def test_a_process_that_has_ended():
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    start = identify_start(process.pid)
+    assert process.stdout is not None
+    process.stdout.read()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert find_process(process.pid, start) is None
+    process.stdout.close()
+    process.wait()
+    assert identify_start(process.pid) == ""
+    assert find_process(process.pid, start) is None
+    assert find_process(os.getpid(), "") is None
+
+
+@pytest.fixture
+def hangups():
+    """SIGHUP is not ignored, here and in processes that the test starts."""
+    before = signal.signal(signal.SIGHUP, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_asks_and_the_second_aborts(number):
+    calls = []
+    before = signal.signal(number, signal.default_int_handler)  # it may be ignored
+    try:
+        with stop_on_signals(calls.append):
+            os.kill(os.getpid(), number)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+        assert calls == [128 + number]
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.usefixtures("hangups")
+def test_a_command_ends_with_128_and_the_number_of_its_signal(number, status):
+    """POSIX, shell command language, 2.8.2: above 128; bash(1), "Exit status": 128 + n."""
+
+    def command(words):
+        with stop_on_signals(lambda _: None):
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)  # the second one aborts
+        raise AssertionError
+
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (2, 15)}
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.run_command(command, [])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert caught.value.code == status
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    calls = []
+    with stop_on_signals(calls.append):
+        os.kill(os.getpid(), signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
+    assert calls == []
+
+
+UNDER_NOHUP = """
+import os, signal
+from gdpo_tune.core.system import stop_on_signals
+calls = []
+with stop_on_signals(calls.append):
+    os.kill(os.getpid(), signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGHUP)
+print(calls)
+"""
+
+
+@pytest.mark.usefixtures("hangups")
+def test_a_command_under_nohup_goes_on_ignoring_hangups():
+    command = ["nohup", sys.executable, "-c", UNDER_NOHUP]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n")
+
+
+ENDS_IN_ORDER = """
+import fcntl, os, signal, sys, termios, time
+from gdpo_tune.core.system import stop_on_signals
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+calls = []
+with stop_on_signals(calls.append):
+    print("ready", flush=True)
+    deadline = time.monotonic() + 30
+    while not calls and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("last words", flush=True)
+print("to both", file=sys.stderr, flush=True)
+sys.exit(calls[0] if len(calls) == 1 else 1)
+"""
+
+
+@pytest.mark.usefixtures("hangups")
+def test_a_terminal_that_closes_asks_once_and_aborts_nothing():
+    terminal, inside = pty.openpty()
+    # Its terminal is not that of this process, so the kernel alone sends the signal.
+    own = {"start_new_session": True, "stdin": inside, "stdout": inside, "stderr": inside}
+    with subprocess.Popen([sys.executable, "-c", ENDS_IN_ORDER], **own) as process:
+        os.close(inside)
+        assert b"ready" in os.read(terminal, 100)
+        os.close(terminal)
+        assert process.wait(30) == 129
+
+
+@pytest.mark.usefixtures("hangups")
+def test_a_hangup_is_never_the_second_signal():
+    calls = []
+    with stop_on_signals(calls.append):
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert calls == [129]
+
+
+@pytest.mark.usefixtures("hangups")
+def test_a_process_started_meanwhile_outlives_its_terminal():
+    sleeps = [sys.executable, "-c", "import sys; print(flush=True); sys.exit(sys.stdin.read())"]
+    calls = []
+    with stop_on_signals(calls.append):
+        with block_hangups():
+            child = subprocess.Popen(sleeps, stdin=-1, stdout=-1, stderr=-1, text=True)
+            # to this thread: another one, which an earlier test has left, does not block it
+            signal.raise_signal(signal.SIGHUP)
+            assert calls == []
+        assert calls == [129]
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "\n"
+        child.send_signal(signal.SIGHUP)
+        _, message = child.communicate("still here")
+    assert message == "still here\n"

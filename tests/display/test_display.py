@@ -24,12 +24,20 @@ from gdpo_tune.core.events import (
 from gdpo_tune.core.text import format_estimate, format_hypervolume, format_number
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Part
 from gdpo_tune.display import LiveDisplay, print_summary
-from gdpo_tune.display.progress import Progress
-from gdpo_tune.display.tables import MOST_ROWS, build_front_table, select_rows
+from gdpo_tune.display.tables import (
+    MAX_ROWS,
+    ONE_SEED,
+    SEVERAL_SEEDS,
+    WORSE,
+    build_front_table,
+    explain_marks,
+)
 from gdpo_tune.figures import write_front_png, write_report
-from gdpo_tune.results.pick_language import parse_pick
-from gdpo_tune.results.picking import pick_trial
-from gdpo_tune.results.summary import describe_origins
+from gdpo_tune.results.front_table import list_rows
+from gdpo_tune.results.live import LiveState
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
+from gdpo_tune.results.wording import describe_origins
 from gdpo_tune.spec import Constraint
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec
 from tests.support.tuning import build_measurement
@@ -55,7 +63,7 @@ def events(records, planned=30):
 
 def summary(spec, records, width=200):
     console = paper(width)
-    print_summary(spec, records, console)
+    print_summary(Sweep(spec, records), console)
     return console.file.getvalue()
 
 
@@ -140,7 +148,7 @@ def test_the_note_says_how_a_sweep_ended(spec):
 def test_the_display_costs_no_plotting_library():
     """A sweep may still be refused once the display is there."""
     code = """import sys, gdpo_tune.display, gdpo_tune.tracking
-import gdpo_tune.tuning.search.quasi_random
+import gdpo_tune.tuning.startup
 print(*{"matplotlib", "plotly", "scipy.stats", "mlflow"} & sys.modules.keys())"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
@@ -218,16 +226,16 @@ class Clock:
 def test_the_time_left_follows_the_pace_since_the_start(spec):
     clock = Clock()
     records = make_records(spec, 8)
-    progress = Progress(spec.list_objectives(), 60, clock)
-    progress.update(SweepStarted(tuple(records[:4]), 10))
+    progress = LiveState(spec.list_objectives(), 60, clock)
+    progress.apply(SweepStarted(tuple(records[:4]), 10))
     assert progress.estimate_seconds_left() is None
     clock.now = 30.0
-    progress.update(TrialFinished(records[4]))
-    progress.update(TrialStarted(replace(records[5], state="running")))
-    progress.update(TrialProgress(records[5].number, Measurement(30, {}, Cost())))
+    progress.apply(TrialFinished(records[4]))
+    progress.apply(TrialStarted(replace(records[5], state="running")))
+    progress.apply(TrialProgress(records[5].number, Measurement(30, {}, Cost())))
     # 1.5 trials in 30 s, 10 - 4 - 1.5 are left.
     assert progress.estimate_seconds_left() == pytest.approx(4.5 * 20)
-    progress.update(TrialFinished(records[5]))
+    progress.apply(TrialFinished(records[5]))
     assert progress.estimate_seconds_left() == pytest.approx(4 * 15)
 
 
@@ -235,50 +243,50 @@ def test_a_pause_does_not_slow_the_pace_down(spec):
     clock = Clock()
     records = make_records(spec, 8)
     pause = RecordedRequest("a", "pause", {}, "anna", 0.0, 0.0, "applied", "")
-    progress = Progress(spec.list_objectives(), 60, clock)
-    progress.update(SweepStarted((), 10))
+    progress = LiveState(spec.list_objectives(), 60, clock)
+    progress.apply(SweepStarted((), 10))
     clock.now = 20.0
-    progress.update(TrialFinished(records[1]))
-    progress.update(SweepSteered(pause, 10, 0, pause))
+    progress.apply(TrialFinished(records[1]))
+    progress.apply(SweepSteered(pause, 10, 0, pause))
     assert progress.estimate_seconds_left() is None
     clock.now = 500.0
-    progress.update(SweepSteered(pause, 12, 0, pause))  # another request in the pause
+    progress.apply(SweepSteered(pause, 12, 0, pause))  # another request in the pause
     clock.now = 1000.0
-    progress.update(SweepSteered(pause, 12, 0, None))
+    progress.apply(SweepSteered(pause, 12, 0, None))
     assert progress.estimate_seconds_left() == pytest.approx(11 * 20)
 
 
 def test_a_merge_takes_a_tenth_of_the_time_of_a_training(spec):
     clock = Clock()
     records = make_records(spec, 8)
-    progress = Progress(spec.list_objectives(), 60, clock)
-    progress.update(SweepStarted((), 8, candidates=5))  # 3 trainings, and 5 tenths of one
+    progress = LiveState(spec.list_objectives(), 60, clock)
+    progress.apply(SweepStarted((), 8, candidates=5))  # 3 trainings, and 5 tenths of one
     clock.now = 22.0
-    progress.update(TrialFinished(records[1]))
-    progress.update(TrialFinished(records[2]))
+    progress.apply(TrialFinished(records[1]))
+    progress.apply(TrialFinished(records[2]))
     merged = replace(records[3], role="merge", parts=(Part(1, 60, 0.5), Part(2, 60, 0.5)))
-    progress.update(TrialFinished(merged))
-    progress.update(TrialFinished(replace(merged, number=9)))
+    progress.apply(TrialFinished(merged))
+    progress.apply(TrialFinished(replace(merged, number=9)))
     assert progress.estimate_seconds_left() == pytest.approx((3.5 - 2.2) * 10)
 
 
 def test_the_front_is_not_computed_more_often_than_it_may(spec):
     clock = Clock()
-    progress = Progress(spec.list_objectives(), 60, clock)
+    progress = LiveState(spec.list_objectives(), 60, clock)
     first = progress.compute_front()
     assert first is not None
     assert progress.compute_front() is None
     assert progress.get_front() is first
     clock.now = 1.5
-    progress.update(TrialFinished(make_records(spec, 1)[2]))
+    progress.apply(TrialFinished(make_records(spec, 1)[2]))
     assert len(progress.get_front().configurations) == 1
 
 
 def test_the_end_of_a_sweep_always_has_a_front_of_its_own(spec):
-    progress = Progress(spec.list_objectives(), 60, Clock())
+    progress = LiveState(spec.list_objectives(), 60, Clock())
     progress.get_front()
     records = make_records(spec, 3)
-    progress.update(SweepFinished(tuple(records), interrupted=False))
+    progress.apply(SweepFinished(tuple(records), interrupted=False))
     assert progress.get_front().records == tuple(records)
 
 
@@ -321,19 +329,33 @@ def test_the_summary_lists_the_labelled_members_of_a_large_front(spec):
         }
         records[index + 2] = replace(record, test=test)
     front = build_front(records, spec.list_objectives())
-    shown = select_rows(front)
+    shown = [row.policy for row in list_rows(front, MAX_ROWS)]
     assert len(front.members) > 50
-    assert len(shown) == MOST_ROWS + 1, "the untrained policy comes last"
+    assert len(shown) == MAX_ROWS + 1, "the untrained policy comes last"
     assert all(member in shown for member in front.members if front.list_labels(member))
     text = summary(spec, records)
-    assert f"{len(front.members) - MOST_ROWS} more in the report" in text
+    assert f"{len(front.members) - MAX_ROWS} more in the report" in text
 
 
 @pytest.mark.parametrize("count", [10, 16, 17, 22])
 def test_a_table_with_room_for_every_member_shows_every_member(spec, count):
     front = build_front(make_records(spec, count), spec.list_objectives())
-    shown = [member for member in select_rows(front) if member.is_on_front]
-    assert len(shown) == min(len(front.members), MOST_ROWS)
+    shown = [row for row in list_rows(front, MAX_ROWS) if row.policy.is_on_front]
+    assert len(shown) == min(len(front.members), MAX_ROWS)
+
+
+def test_only_marks_that_some_row_has_are_explained(spec):
+    records = make_records(spec, 6)
+    replicated = make_records(spec, 6, replicates=4)
+    for shown in (records, replicated):
+        front = build_front(shown, spec.list_objectives())
+        rows = list_rows(front, MAX_ROWS)
+        single = {row.policy.is_provisional for row in rows if row.policy.role != "untrained"}
+        text = explain_marks(front, rows)
+        assert (SEVERAL_SEEDS in text, ONE_SEED in text) == (False in single, True in single)
+        assert (WORSE in text) == any(row.worse for row in rows)
+    front = build_front(records, spec.list_objectives())
+    assert explain_marks(front, list_rows(front, MAX_ROWS)).startswith(f"{ONE_SEED} one seed")
 
 
 def test_an_interval_that_ends_at_the_hypervolume_says_why():
@@ -355,9 +377,9 @@ def test_a_value_that_is_clearly_worse_than_the_untrained_policys_is_marked(spec
 
 def test_the_answer_to_a_choice_is_the_last_thing(spec):
     records = make_records(spec, 6)
-    chosen = pick_trial(records, spec, parse_pick("max correctness where length >= 0"))
+    chosen = pick_trial(Sweep(spec, records), parse_pick("max correctness where length >= 0"))
     console = paper()
-    print_summary(spec, records, console, chosen=chosen)
+    print_summary(Sweep(spec, records, chosen=chosen), console)
     lines = console.file.getvalue().rstrip().splitlines()
     assert tuple(lines[-len(chosen.lines) :]) == chosen.lines
 
@@ -392,8 +414,8 @@ def test_the_time_of_trials_that_share_a_process_is_explained(spec):
     shared = spec.model_copy(update={"resources": spec.resources.model_copy(update={"pack": 2})})
     for one, explained in ((spec, False), (shared, True)):
         records, console = make_records(one, 4), paper()
-        print_summary(one, records, console)
-        page = write_report(one, records).read_text()
+        print_summary(Sweep(one, records), console)
+        page = write_report(Sweep(one, records)).read_text()
         printed = " ".join(console.file.getvalue().split())
         assert ("up to 2 trials share a process" in printed) == explained
         assert ("up to 2 trials share a process" in page) == explained
@@ -422,7 +444,9 @@ def test_the_summary_calls_candidates_by_their_names(spec):
 def test_the_next_steps_are_those_of_the_chosen_candidate(spec, pick, command):
     records = add_candidates(make_records(spec, 12))
     console = paper()
-    print_summary(spec, records, console, chosen=pick_trial(records, spec, parse_pick(pick)))
+    print_summary(
+        Sweep(spec, records, chosen=pick_trial(Sweep(spec, records), parse_pick(pick))), console
+    )
     text = console.file.getvalue()
     assert command.format(spec.location) + "\n" in text
     assert ("Train this trial" in text) == (not pick.startswith("merge"))
@@ -462,7 +486,7 @@ def test_the_summary_counts_node_losses_and_retries(spec):
         Incident(0.0, "is tried again: [bold]ValueError", (3,)),
     ]
     sessions = [{"incidents": incidents}, {"incidents": []}, {}]
-    print_summary(spec, make_records(spec, 4), console, sessions=sessions)
+    print_summary(Sweep(spec, make_records(spec, 4), sessions), console)
     text = console.file.getvalue()
     assert "1 node lost, with attempts at 2 trials" in text
     assert "1 attempt failed and retried" in text
@@ -477,7 +501,7 @@ def test_an_incident_is_printed_at_once(spec):
 
 def test_the_summary_says_where_things_are_and_how_to_look_further(spec):
     records = make_records(spec, 4)
-    report, png = write_report(spec, records), write_front_png(spec, records)
+    report, png = write_report(Sweep(spec, records)), write_front_png(Sweep(spec, records))
     text = summary(spec, records, 80)
     assert str(report) in text
     assert str(png) in text
@@ -504,7 +528,7 @@ def test_a_password_is_not_printed(spec, scheme):
 
 def test_the_head_of_the_summary_begins_with_the_note(spec):
     console = paper()
-    print_summary(spec, make_records(spec, 4, failed=(3,)), console, note="finished")
+    print_summary(Sweep(spec, make_records(spec, 4, failed=(3,))), console, note="finished")
     head = console.file.getvalue().splitlines()[1]
     assert head.startswith(f"{spec.name}: finished; 5 trials complete, 1 failed, ")
 
@@ -517,9 +541,9 @@ def test_the_summary_of_nothing(spec):
 
 def test_a_narrow_terminal_keeps_the_weights_longest(spec):
     front = build_front(make_records(spec, 6), spec.list_objectives())
-    columns = {}
+    rows, columns = list_rows(front, MAX_ROWS), {}
     for width in (200, 110, 20):
-        table = build_front_table(front, spec.space.dimensions, Console(width=width))
+        table = build_front_table(front, rows, spec.space.dimensions, Console(width=width))
         columns[width] = [str(column.header) for column in table.columns]
     assert {"P(front)", "group size", "w format"} <= set(columns[200])
     assert "w format" in columns[110]
@@ -554,7 +578,7 @@ def test_a_request_is_printed_with_who_asked_and_what_came_of_it(spec, terminal)
     display(SweepStarted((), 30))
     display(steer("trials", planned=38))
     assert "trials, asked by anna: applied: as you wish" in console.file.getvalue()
-    assert display._progress.planned == 38
+    assert display._state.planned == 38
 
 
 def test_a_paused_sweep_says_so_with_the_command_that_resumes_it(spec):

@@ -47,7 +47,7 @@ def touch(directory, *names):
 )  # fmt: skip
 def test_the_last_policy_of_a_library_is_found(tmp_path, files, where):
     touch(tmp_path, *files)
-    assert export.find_policy(tmp_path) == tmp_path / where
+    assert export.find_saved_policy(tmp_path) == tmp_path / where
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_shards_whose_library_is_missing_are_refused_with_its_command(
     monkeypatch.delenv("NEMO_RL", raising=False)
     touch(tmp_path, shard)
     with pytest.raises(UsageError, match=re.escape(tool)) as error:
-        export.find_policy(tmp_path)
+        export.find_saved_policy(tmp_path)
     assert f"then collect {tmp_path / 'converted'}" in str(error.value)
     assert "['" not in str(error.value)
     assert not (tmp_path / "converted").exists()
@@ -85,13 +85,13 @@ def test_shards_are_converted_by_their_library(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     touch(tmp_path / "a b", f"{VERL}/model_world_size_1_rank_0.pt")
-    assert export.find_policy(tmp_path / "a b") == tmp_path / "a b" / "converted"
+    assert export.find_saved_policy(tmp_path / "a b") == tmp_path / "a b" / "converted"
 
 
 def test_a_directory_without_weights_is_refused(tmp_path):
     touch(tmp_path, f"policy/{MODEL}", "grpo.yaml")
     with pytest.raises(UsageError, match="no weights of a policy are there"):
-        export.find_policy(tmp_path)
+        export.find_saved_policy(tmp_path)
 
 
 def test_a_policy_is_collected_and_compared_with_its_candidate(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from gdpo_tune.core.trials import Part
 from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.exporters.write_export import MERGERS
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.parents import Parent
+from gdpo_tune.results.retrain import Parent
 from tests.support.export import export_to, make_recipe, parse_settings
 from tests.support.tuning import build_outcome, load_code_spec
 

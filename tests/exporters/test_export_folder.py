@@ -14,16 +14,23 @@ from transformers import AutoTokenizer
 
 from gdpo_tune.core.errors import DataError, ExportError
 from gdpo_tune.core.parameters import build_shaping
-from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import build_task, load_task_info
+from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.exporters import prompts
 from gdpo_tune.exporters.runtime_prompts import list_facts
 from gdpo_tune.exporters.write_export import export_training, format_run
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.results.retrain import build_request_from_file
-from tests.support.export import export_folder, export_to, make_recipe, read_prompts, run_in_export
+from tests.support.export import (
+    export_folder,
+    export_to,
+    make_recipe,
+    make_request,
+    read_prompts,
+    run_in_export,
+)
 from tests.support.paths import ROOT
 
 COMPLETIONS = {
@@ -177,8 +184,11 @@ def test_code_that_would_run_without_isolation_is_refused(tmp_path):
 
 
 def test_the_password_of_a_service_stays_here(tmp_path):
-    changes = ("sandbox.type=external", "sandbox.url=http://ann:hunter7@host:80/run_code")
-    export_folder(tmp_path, *changes)
+    request = make_request(("training.train_prompts=16",))  # of a sweep when there were services
+    url = "http://ann:hunter7@host:80/run_code"
+    sandbox = request.spec.sandbox.replace(type="external", url=url)
+    spec = request.spec.model_copy(update={"sandbox": sandbox})
+    export_training(replace(request, spec=spec), "trl", "", tmp_path)
     texts = [f.read_text(errors="replace") for f in tmp_path.rglob("*") if f.is_file()]
     assert not any("hunter7" in text for text in texts)
     assert "url='http://host:80/run_code'" in (tmp_path / "rewards.py").read_text()

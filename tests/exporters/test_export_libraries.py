@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpo_tune.results.parents import Parent
+from gdpo_tune.results.retrain import Parent
 from tests.support.export import (
     export_to,
     flatten,

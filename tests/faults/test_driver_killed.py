@@ -28,6 +28,9 @@ SHORT = (
     "search.trials=4",
     "search.scheduler={type: fifo}",
     "search.replicates={per_point: 1, max_runs: 1}",
+    # the only trials that may be stopped early; test_random_kills has them
+    "search.merges={budget: 0}",
+    "search.checkpoints={budget: 0}",
     "training.steps=20",
     "training.checkpoint_every=5",
     "training.validation_prompts=16",

@@ -78,11 +78,9 @@ def test_trials_of_a_shared_process_resume_where_there_are_places(
         node.kill()
         open_gate(sweep)
         assert process.wait() == 0, sweep.read_errors()
-    check_every_trial_once(sweep)
-    check_no_trial_goes_back(sweep)
+    # The lost connection moves both trials at once: Ray reports the node half a minute later.
+    check_end(sweep, moved=2)
     incidents = list_incidents(sweep)
-    # Ray may report the process before the node
-    assert any("was lost" in incident for incident in incidents), incidents
     assert sum(IS_TRIED_AGAIN in incident for incident in incidents) <= 1, incidents
     again = [entry for entry in sweep.list_starts()[4:] if entry["trial"] in lost]
     assert [entry["from"] for entry in again] == [2, 2]

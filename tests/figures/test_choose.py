@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import replace
 from html import unescape
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,16 +14,24 @@ from gdpo_tune import export, merge, report, train
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.text import format_interval
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.figures.choices import build_choices, list_preferences, list_sliders
-from gdpo_tune.figures.choose_panel import build_choose_panel
-from gdpo_tune.figures.policy_cards import build_cards
-from gdpo_tune.results.pick_language import parse_pick
-from gdpo_tune.results.picking import pick_trial
-from gdpo_tune.results.wishes import parse_shares, parse_wish
+from gdpo_tune.figures.report_page import (
+    build_cards,
+    build_choices,
+    build_choose_panel,
+    list_preferences,
+    list_sliders,
+)
+from gdpo_tune.results.merge_request import parse_shares, parse_wish
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.model import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec
 
 PARSERS = {module.__name__: module.build_parser for module in (export, merge, report, train)}
+
+
+def Fake(spec, front):
+    return SimpleNamespace(spec=spec, front=front)
 
 
 @pytest.fixture
@@ -42,7 +51,7 @@ def front(spec, records):
 
 
 def test_every_member_fits_between_the_ends_of_every_slider(spec, front):
-    sliders = list_sliders(spec, front)
+    sliders = list_sliders(Fake(spec, front))
     assert [s.name for s in sliders] == ["correctness", "format", "length", "mean_length"]
     assert [s.comparison for s in sliders] == [">=", ">=", ">=", "<="]
     for slider in sliders:
@@ -56,18 +65,18 @@ def test_a_metric_with_one_value_and_one_without_any_have_no_broken_slider(spec,
     means = {**front.members[0].mean, "format": Estimate(0.0, 0.0)}
     del means["mean_length"]
     lonely = replace(front, members=(replace(front.members[0], mean=means),))
-    sliders = {slider.name: slider for slider in list_sliders(spec, lonely)}
+    sliders = {slider.name: slider for slider in list_sliders(Fake(spec, lonely))}
     assert "mean_length" not in sliders
     assert sliders["format"].step > 0
 
 
 def test_preferences_are_picks(spec, records, front):
     for rule in list_preferences(front):
-        assert pick_trial(records, spec, parse_pick(rule)).record in records
+        assert pick_trial(Sweep(spec, records), parse_pick(rule)).record in records
 
 
 def test_members_in_the_data_have_values_without_rounding(spec, front):
-    data = json.loads(json.dumps(build_choices(spec, front)))
+    data = json.loads(json.dumps(build_choices(Fake(spec, front))))
     for member, entry in zip(front.members, data["members"], strict=True):
         assert entry["name"] == member.name
         assert entry["values"] == {name: e.mean for name, e in member.mean.items()}
@@ -75,8 +84,8 @@ def test_members_in_the_data_have_values_without_rounding(spec, front):
 
 def test_an_empty_front_has_no_panel(spec):
     empty = build_front([], spec.list_objectives())
-    assert build_choose_panel(spec, empty) == ""
-    assert build_cards(spec, empty) == ""
+    assert build_choose_panel(Fake(spec, empty)) == ""
+    assert build_cards(Fake(spec, empty)) == ""
 
 
 def list_commands(html, pick, wish):
@@ -87,7 +96,7 @@ def list_commands(html, pick, wish):
 
 def test_every_command_is_one_that_exists(spec, front):
     pick, wish = "'knee where length >= 0.5'", "--toward 'length >= 0.5 and format >= 0.25'"
-    html = build_choose_panel(spec, front) + build_cards(spec, front)
+    html = build_choose_panel(Fake(spec, front)) + build_cards(Fake(spec, front))
     commands = list_commands(html, pick, wish)
     assert {command[2] for command in commands} == PARSERS.keys()
     for _, _, module, *arguments in commands:
@@ -96,14 +105,14 @@ def test_every_command_is_one_that_exists(spec, front):
         if getattr(options, "pick", None):
             parse_pick(options.pick)
         if getattr(options, "toward", None):
-            assert len(parse_wish(options.toward, "").bounds) == 2
+            assert len(parse_wish(options.toward, "").conditions) == 2
         if getattr(options, "weights", None):
             shares = parse_shares(options.weights, "--weights", "")
             assert sum(shares.values()) == 1
 
 
 def test_a_card_has_intervals_and_searched_parameters(spec, records, front):
-    html = build_cards(spec, front)
+    html = build_cards(Fake(spec, front))
     assert html.count("<article") == len({*map(id, front.members), *map(id, front.baselines)})
     member = next(m for m in front.members if m.role == "search")
     card = html.partition(f'data-candidate="{member.name}"')[2].partition("</article>")[0]

@@ -26,8 +26,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.figures import style
-from gdpo_tune.figures.labels import place_labels
-from gdpo_tune.figures.panels import build_panels
+from gdpo_tune.figures.front_panels import build_panels, place_labels
 from tests.support.figures import make_records, make_spec
 
 UP = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
@@ -111,7 +110,7 @@ def test_one_panel_for_each_pair(tmp_path, objectives, count):
 def test_a_panel_names_the_knee_and_its_own_extremes():
     points = [(0.1, 0.9), (0.6, 0.7), (0.9, 0.1)]
     (panel,) = build_panels(build_front(records_at(points), UP))
-    assert {text: c.first for c, text in panel.labels} == {
+    assert {text: p.configuration.first for p, text in panel.labels} == {
         "knee": 1,
         "best b": 0,
         "best a": 2,
@@ -128,7 +127,7 @@ def test_infeasible_points_shape_neither_line_nor_labels():
     records[1] = replace(records[1], feasible=False)
     (panel,) = build_panels(build_front(records, UP))
     assert (0.9, 0.9) not in panel.staircase
-    assert [c.first for c, _ in panel.labels] == [0]
+    assert [p.configuration.first for p, _ in panel.labels] == [0]
 
 
 # Labels
@@ -148,15 +147,15 @@ def text_size(text):
 
 def label_boxes(front, panel):
     boxes = []
-    offsets = place_labels(front, panel, SIZE, FONT, RADIUS)
-    for (configuration, text), offset in zip(panel.labels, offsets, strict=True):
-        middle = np.array(panel.get_position(configuration)) * SIZE + offset
+    offsets = place_labels(panel, SIZE, FONT, RADIUS)
+    for (point, text), offset in zip(panel.labels, offsets, strict=True):
+        middle = np.array(panel.get_position(point)) * SIZE + offset
         boxes.append(Bbox([middle - text_size(text) / 2, middle + text_size(text) / 2]))
     return boxes
 
 
 def dots(front, panel):
-    points = [np.array(panel.get_position(c)) * SIZE for c in front.configurations]
+    points = [np.array(panel.get_position(p)) * SIZE for p in panel.points]
     return [Bbox([point - DOT, point + DOT]) for point in points]
 
 
@@ -194,9 +193,9 @@ def test_labels_of_a_crowd_are_placed_at_once_and_equally(tmp_path):
     front = build_front(make_records(spec, 1000), spec.list_objectives())
     panel = build_panels(front)[0]
     started = time.process_time()
-    offsets = place_labels(front, panel, SIZE, FONT, RADIUS)
+    offsets = place_labels(panel, SIZE, FONT, RADIUS)
     assert time.process_time() - started < 2
-    assert place_labels(front, panel, SIZE, FONT, RADIUS) == offsets
+    assert place_labels(panel, SIZE, FONT, RADIUS) == offsets
 
 
 def test_a_long_name_is_placed_inside():

@@ -6,10 +6,9 @@ from statistics import fmean
 
 import pytest
 
-from gdpo_tune.analysis.effects import Effects, ParameterEffect
-from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.origins import find_parents
-from gdpo_tune.analysis.probability import Interval
+from gdpo_tune.analysis.front import build_front, find_parents
+from gdpo_tune.analysis.importance import Effects, ParameterEffect
+from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.text import abbreviate_parameter, format_estimate, get_mode
 from gdpo_tune.core.trial_files import (
@@ -29,30 +28,30 @@ from gdpo_tune.core.trials import (
     title_candidate,
 )
 from gdpo_tune.figures import style
-from gdpo_tune.figures.completions_grid import build_completions
-from gdpo_tune.figures.curves import (
-    MAX_CURVES,
-    draw_learning,
-    draw_rungs,
-    list_rewards,
-    read_all_steps,
-)
-from gdpo_tune.figures.hypervolume import draw_hypervolume
-from gdpo_tune.figures.importance import draw_importance
-from gdpo_tune.figures.layout import choose_time_unit
-from gdpo_tune.figures.pairs import (
-    MOST_LINES,
+from gdpo_tune.figures.attainment_figures import draw_attainment
+from gdpo_tune.figures.front_panels import PARENTS
+from gdpo_tune.figures.front_plotly import (
+    MAX_LINES,
     describe_configuration,
     describe_standing,
     draw_pairs,
 )
-from gdpo_tune.figures.panels import PARENTS
-from gdpo_tune.figures.parallel import draw_parallel
-from gdpo_tune.figures.shares import MAX_BARS, draw_shares
-from gdpo_tune.figures.slices import draw_slices
-from gdpo_tune.figures.surfaces import draw_surfaces
-from gdpo_tune.figures.timeline import describe_utilisation, draw_timeline
-from gdpo_tune.results.summary import name_configuration
+from gdpo_tune.figures.layout import choose_time_unit
+from gdpo_tune.figures.parameter_figures import draw_importance, draw_parallel, draw_slices
+from gdpo_tune.figures.report_page import build_completions
+from gdpo_tune.figures.trial_curves import (
+    MAX_BARS,
+    MAX_CURVES,
+    describe_utilisation,
+    draw_hypervolume,
+    draw_learning,
+    draw_rungs,
+    draw_shares,
+    draw_timeline,
+    list_rewards,
+    read_all_steps,
+)
+from gdpo_tune.results.wording import name_configuration
 from gdpo_tune.spec.model import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
 
@@ -223,9 +222,9 @@ def test_the_hover_text_has_values_and_searched_parameters_in_a_few_lines(spec, 
         assert all(abbreviate_parameter(name) in text for name in searched)
         fixed = member.params.keys() - set(searched)
         assert not any(abbreviate_parameter(name) in text for name in fixed)
-        assert text.count("<br>") < MOST_LINES
+        assert text.count("<br>") < MAX_LINES
     many = replace(front.members[0], params={f"parameter_{i}": 1.0 for i in range(80)})
-    assert describe_configuration(many, front.objectives).count("<br>") == MOST_LINES - 1
+    assert describe_configuration(many, front.objectives).count("<br>") == MAX_LINES - 1
 
 
 def test_a_point_has_the_name_of_its_configuration(front):
@@ -434,7 +433,7 @@ def test_utilisation_is_work_over_slots():
 
 
 def test_surfaces_lie_between_no_front_and_every_front(front):
-    lines = [t for t in draw_surfaces(front).data if t.type == "contour"]
+    lines = [t for t in draw_attainment(front).data if t.type == "contour"]
     assert len(lines) == 9
     for line in lines:
         assert line.z[0][0] == 0.0

@@ -9,16 +9,16 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
-from gdpo_tune.analysis.front import build_front
-from gdpo_tune.analysis.origins import find_parents, summarize_origins
+from gdpo_tune.analysis.front import build_front, find_parents, summarize_origins
 from gdpo_tune.core.events import Incident
 from gdpo_tune.core.text import format_number, format_percent, get_mode
 from gdpo_tune.core.trials import Cost, Exploit, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
-from gdpo_tune.figures.curves import draw_population
 from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg
 from gdpo_tune.figures.report_page import build_report
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.figures.trial_curves import draw_population
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.wording import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
 
 VOID = {"meta", "br", "link", "img", "input"}
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 def page_of(spec, records) -> Page:
-    return Page(build_report(spec, records).replace(get_plotlyjs(), ""))
+    return Page(build_report(Sweep(spec, records)).replace(get_plotlyjs(), ""))
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3, 4])
@@ -96,7 +96,7 @@ def test_the_picture_without_scripts_needs_no_style_and_is_the_same_each_time(tm
 
 def test_nothing_is_fetched_from_anywhere(tmp_path):
     spec = make_spec(tmp_path)
-    html = build_report(spec, make_records(spec, 6))
+    html = build_report(Sweep(spec, make_records(spec, 6)))
     assert html.count(get_plotlyjs()) == 1
     page = page_of(spec, make_records(spec, 6))
     assert not any("src" in attributes for _, attributes in page.tags)
@@ -175,15 +175,15 @@ def test_equal_records_give_equal_files(tmp_path):
     spec = make_spec(tmp_path)
     records = make_records(spec, 6)
     for write in (write_report, write_front_png):
-        first = write(spec, records).read_bytes()
-        assert write(spec, records).read_bytes() == first
+        first = write(Sweep(spec, records)).read_bytes()
+        assert write(Sweep(spec, records)).read_bytes() == first
     assert "The last trial started or ended at" in page_of(spec, records).text
 
 
 def test_the_file_appears_whole_and_alone(tmp_path):
     spec = make_spec(tmp_path)
-    first = write_report(spec, [])
-    second = write_report(spec, make_records(spec, 3))
+    first = write_report(Sweep(spec, []))
+    second = write_report(Sweep(spec, make_records(spec, 3)))
     assert first == second == spec.directory / "report.html"
     assert [path.name for path in spec.directory.iterdir()] == ["report.html"]
     assert first.read_text(encoding="utf-8").endswith("</html>")
@@ -191,15 +191,15 @@ def test_the_file_appears_whole_and_alone(tmp_path):
 
 def test_a_path_of_ones_own(tmp_path):
     spec = make_spec(tmp_path)
-    assert write_report(spec, [], tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
-    assert write_front_png(spec, [], tmp_path / "x.png") == tmp_path / "x.png"
+    assert write_report(Sweep(spec, []), tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
+    assert write_front_png(Sweep(spec, []), tmp_path / "x.png") == tmp_path / "x.png"
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3, 4])
 @pytest.mark.parametrize("search", [0, 1, 16])
 def test_the_png_is_a_png_of_the_expected_size(tmp_path, objectives, search):
     spec = make_spec(tmp_path, objectives)
-    path = write_front_png(spec, make_records(spec, search))
+    path = write_front_png(Sweep(spec, make_records(spec, search)))
     head = path.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(head[i : i + 4]) for i in (16, 20))
@@ -272,10 +272,8 @@ def test_the_empty_png_says_so(tmp_path):
 
 def test_the_report_says_why_the_sweep_ended(tmp_path):
     spec = make_spec(tmp_path)
-    assert (
-        "the budget of 2 hours is spent"
-        in Page(build_report(spec, make_records(spec, 3), "the budget of 2 hours is spent")).text
-    )
+    sweep = Sweep(spec, make_records(spec, 3), ending="the budget of 2 hours is spent")
+    assert "the budget of 2 hours is spent" in Page(build_report(sweep)).text
 
 
 HALFWAY = """
@@ -372,17 +370,17 @@ def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: .*report\.html"):
-        write_report(make_spec(tmp_path), [], tmp_path / "report.html")
+        write_report(Sweep(make_spec(tmp_path), []), tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
 
 
 def test_node_losses_and_retries_have_a_section(tmp_path):
     spec = make_spec(tmp_path)
     records = make_records(spec, 4)
-    assert "Node losses and retries" not in build_report(spec, records)
+    assert "Node losses and retries" not in build_report(Sweep(spec, records))
     session = {"started": 0.0, "finished": 9.0, "slots": 2}
     sessions = [{**session, "incidents": [Incident(0.0, "is tried again: <b>", (3,))]}]
-    text = Page(build_report(spec, records, sessions=sessions)).text
+    text = Page(build_report(Sweep(spec, records, sessions))).text
     assert "Node losses and retries" in text
     assert "trial 3 is tried again: <b>" in text
 

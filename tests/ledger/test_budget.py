@@ -17,15 +17,15 @@ from gdpo_tune.ledger.budget import (
     compute_spending,
     describe_spent_budget,
 )
-from gdpo_tune.tuning.search import plan
-from gdpo_tune.tuning.search.plan import (
-    Step,
+from gdpo_tune.tuning import plan
+from gdpo_tune.tuning.plan import (
+    PlannedTrial,
     count_planned,
     explain_end,
     find_next_step,
     is_finished,
 )
-from gdpo_tune.tuning.search.proposals import Proposals
+from gdpo_tune.tuning.proposals import Proposals
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_outcome, load_code_spec
 
@@ -161,7 +161,7 @@ def test_hours_are_counted_without_reading_all_trials_again(
     spec = load_code_spec(tmp_path, [*SMALL, "search.budget.hours=1"])
     plans: list[int] = []
 
-    def counted(*arguments: Any) -> Step | None:
+    def counted(*arguments: Any) -> PlannedTrial | None:
         plans.append(len(plans))
         return find_next_step(*arguments)
 

@@ -14,18 +14,17 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.content import Fact
 from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.figures.html_tables import build_trials_table
+from gdpo_tune.figures.report_page import build_report
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.pick_language import parse_pick
-from gdpo_tune.results.picking import pick_trial
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
+from gdpo_tune.results.wording import list_result_warnings
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tracking.run_content import build_trial_content
 from gdpo_tune.tuning import runner
-from gdpo_tune.tuning.kept_checkpoints import select_kept_trials
-from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials, refuse_other_content
-from gdpo_tune.tuning.search.plan import count_planned, find_next_step
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.plan import count_planned, find_next_step
+from gdpo_tune.tuning.proposals import SamplerView, load_earlier_trials, refuse_other_content
+from gdpo_tune.tuning.retention import select_kept_trials
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 BEFORE = {"task mine.py": Fact("a" * 32), "version torch": Fact("2.9")}
@@ -112,9 +111,9 @@ def test_after_an_accepted_change_only_later_trials_are_on_the_front(spec):
     assert {r.content.partition(" ")[0] for r in records[:4]} == {"before"}
     assert {r.content.partition(" ")[0] for r in records[4:]} == {"after"}
     assert kept == {later.number}
-    table = build_trials_table(front, ())
-    assert table.count("before task mine.py changed") == 4
-    assert table.count("after task mine.py changed") == 3
+    page = build_report(Sweep(spec, records))
+    assert page.count("<small>before task mine.py changed") == 4
+    assert page.count("<small>after task mine.py changed") == 3
     tags = build_trial_content(records[2], "sweep", []).tags
     assert (tags["comparable"], tags["content"][:6]) == ("false", "before")
     warning = str(list_result_warnings(spec, front)[0])
@@ -126,7 +125,7 @@ def test_a_sampler_learns_nothing_from_trials_before_a_change(spec):
     run_before(spec)
     with Ledger.open(spec) as ledger:
         ledger.compare_content(AFTER, accept=True)
-        projection = Projection(spec)
+        projection = SamplerView(spec)
         projection.load((record, {}) for record in ledger.get_records())
     assert projection.known == 0
     assert projection.study.get_trials() == []
@@ -178,8 +177,8 @@ def test_a_trial_before_a_change_can_be_picked_only_with_the_reason(spec):
         ledger.compare_content(AFTER, accept=True)
         run_trial(ledger, 0.4)
         records = ledger.get_records()
-    assert "not comparable" not in pick_trial(records, spec, parse_pick("4")).lines[0]
-    (line,) = pick_trial(records, spec, parse_pick("2")).lines
+    assert "not comparable" not in pick_trial(Sweep(spec, records), parse_pick("4")).lines[0]
+    (line,) = pick_trial(Sweep(spec, records), parse_pick("2")).lines
     assert "not comparable with newer trials: before task mine.py changed" in line
 
 

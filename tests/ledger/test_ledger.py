@@ -22,7 +22,9 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import LOCK, Lease, find_driver, is_held, repair
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates, encode_outcome
+from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning import runner
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 HOLD = """
@@ -550,7 +552,6 @@ def test_a_directory_that_cannot_hold_a_sweep_is_refused_with_a_fix(tmp_path: Pa
         ("search.seed=1", 0o077, 0o600),
         ("tracking.uri=http://host:5000", 0o022, 0o644),
         ("tracking.uri=http://me:secret@host:5000", 0o022, 0o600),
-        ("sandbox={type: external, url: 'http://host/?token=secret'}", 0o022, 0o600),
     ],
 )
 def test_a_resolved_spec_with_a_password_is_private(
@@ -746,6 +747,22 @@ def test_sessions_record_when_and_where_the_sweep_ran(spec: SweepSpec):
     assert first["finished"] >= first["started"]
     assert first["ending"] == "all was tried"
     assert "finished" not in second  # it was killed
+
+
+def test_a_killed_session_that_is_found_finished_has_the_ending_of_the_runner(
+    spec: SweepSpec, monkeypatch
+):
+    monkeypatch.setattr(runner, "check_resources", lambda spec: None)
+    monkeypatch.setattr(runner, "is_finished", lambda *_: True)
+    monkeypatch.setattr(runner, "explain_end", lambda *_: "all was tried")
+    with Ledger.open(spec) as ledger:
+        ledger.begin_session(time.time(), 2, {})
+        hours = ledger.compute_hours()
+    assert runner.run_sweep(spec).reason == "all was tried"
+    assert runner.run_sweep(spec).sessions[-1]["ending"] == "all was tried"
+    with Ledger.open(spec, read_only=True) as ledger:
+        assert ledger.compute_hours() == hours
+        assert read_sweep(spec.location, "x").ending == "all was tried"
 
 
 def test_a_cost_that_an_objective_or_constraint_names_is_a_metric(tmp_path: Path):

@@ -31,7 +31,7 @@ from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
+from gdpo_tune.tuning.proposals import load_earlier_trials
 from tests.support.mlflow_servers import PostgresServer, run_postgres_server
 from tests.support.paths import ROOT
 

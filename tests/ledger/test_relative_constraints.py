@@ -7,7 +7,7 @@ import pytest
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import Role, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.proposals import SamplerView
 from tests.support.tuning import build_outcome, load_code_spec
 
 BOUND = ['constraints.correctness=">= untrained - 0.1"', "search.sampler=gp"]
@@ -44,7 +44,7 @@ def test_a_reader_sees_the_bound_of_a_running_sweep(tmp_path: Path):
 
 def test_the_sampler_learns_which_earlier_trials_break_the_bound(tmp_path: Path):
     spec = load_code_spec(tmp_path, BOUND)
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     with Ledger.open(spec) as ledger:
         projection.observe(run(ledger, "search", 0.3))
         assert [t.constraints for t in projection.study.trials] == [{"correctness": 0.0}]

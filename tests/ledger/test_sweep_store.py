@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.trials import Cost, TrialRecord
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
-from gdpo_tune.results.picking import load_and_pick
+from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from tests.support.tuning import load_code_spec

@@ -19,8 +19,8 @@ def real_picture():
 def quick_picture(request, monkeypatch):
     """Draw no picture, unless a test asks for it."""
 
-    def write(spec, records, path, *, chosen):
-        path.write_bytes(PICTURE + str(chosen).encode())
+    def write(sweep, path):
+        path.write_bytes(PICTURE + str(sweep.chosen and sweep.chosen.name).encode())
         return path
 
     if "real_picture" not in request.fixturenames:

@@ -126,7 +126,7 @@ def test_a_name_that_leaves_the_directory_is_refused(record, tmp_path):
 
 
 def test_a_record_that_would_fill_the_disk_is_refused(record, hub, monkeypatch):
-    monkeypatch.setattr(published_sweep, "LARGEST_RECORD", len(record[JOURNAL]))
+    monkeypatch.setattr(published_sweep, "MAX_RECORD", len(record[JOURNAL]))
     answer = Handler.answer
 
     def add_sizes(self, status, content=None, code="", **headers):
@@ -145,11 +145,6 @@ def test_a_record_that_would_fill_the_disk_is_refused(record, hub, monkeypatch):
     "keys",
     [
         {"sandbox.type": "unsafe_no_isolation"},
-        {
-            "sandbox.type": "external",
-            "sandbox.url": "http://10.1.2.3:8080",
-            "sandbox.wall_seconds": "0.5",
-        },
     ],
 )
 def test_each_machine_decides_itself_how_code_runs(tmp_path, hub, keys):

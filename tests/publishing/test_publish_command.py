@@ -23,7 +23,7 @@ from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.publishing.card_tables import describe_training
 from gdpo_tune.publishing.policy_files import find_kept_policy
 from gdpo_tune.results.open_sweep import find_sweep
-from gdpo_tune.results.warnings import list_result_warnings
+from gdpo_tune.results.wording import list_result_warnings
 from tests.support.hub_server import TOKEN
 from tests.support.published_sweeps import PRIVATE, copy_stored_sweep, make_policy, make_sweep
 
@@ -104,7 +104,7 @@ def test_a_card_speaks_to_its_reader(tmp_path, hub):
     text = get_files(hub, "model:me/merge")[CARD].decode()
     assert text.count("*published weights*: the baseline that was trained with") == 1
     own = find_sweep(str(directory))
-    warnings = list_result_warnings(own.spec, own.build_front())
+    warnings = list_result_warnings(own.spec, own.front)
     assert warnings
     for warning in warnings:
         assert warning.finding[1:] in text

@@ -3,7 +3,6 @@
 import pytest
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.results.comparison_report import compare_sweeps
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import load_spec
@@ -13,7 +12,7 @@ from tests.support.paths import ROOT
 def load_sweep(name: str, *overrides: str) -> Sweep:
     """Return a sweep without trials."""
     spec = load_spec(ROOT / "search_spaces" / f"{name}.yaml", [*overrides, f"storage={name}"])
-    return Sweep(spec.directory / SPEC, "", spec, ())
+    return Sweep(spec, ())
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from gdpo_tune.core.errors import PickError
+from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
-from gdpo_tune.results.pick_language import Bound, Metric, parse_pick
-from gdpo_tune.results.picking import pick_trial
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.model import ObjectiveSpec
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 
@@ -46,14 +47,14 @@ RECORDS = [*FRONT, build_trial(4, 0.5, 0.5)]
 
 
 def pick_number(text: str, records: list[TrialRecord] = RECORDS, spec: Any = SPEC) -> int:
-    return pick_trial(records, spec, parse_pick(text)).record.number
+    return pick_trial(Sweep(spec, records), parse_pick(text)).record.number
 
 
 def test_conditions_are_parsed_with_their_positions():
     pick = parse_pick(BOUNDS)
-    assert [str(bound) for bound in pick.bounds] == ["length >= 0.9", "format >= 0.95"]
-    assert [BOUNDS[b.metric.position - 1 :][:6] for b in pick.bounds] == ["length", "format"]
-    assert parse_pick("max_correctness").rule.metric.name == "correctness"
+    assert [str(bound) for bound in pick.conditions] == ["length >= 0.9", "format >= 0.95"]
+    assert [BOUNDS[b.position - 1 :][:6] for b in pick.conditions] == ["length", "format"]
+    assert parse_pick("max_correctness").rule.metric == "correctness"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_conditions_are_parsed_with_their_positions():
     ],
 )
 def test_a_short_pick_is_part_of_the_directory_name(text, label):
-    assert pick_trial(RECORDS, SPEC, parse_pick(text)).label == label
+    assert pick_trial(Sweep(SPEC, RECORDS), parse_pick(text)).label == label
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_an_error_points_at_the_problem(text, position, message):
     ],
 )
 def test_a_bound(comparison, value, holds, shortfall):
-    bound = Bound(Metric("a", 1), comparison, 0.9)
+    bound = Condition("a", comparison, 0.9)
     assert bound.holds(value) is holds
     assert bound.compute_shortfall(value) == pytest.approx(shortfall)
 
@@ -185,12 +186,12 @@ def test_a_metric_that_is_no_objective_can_be_picked():
     records = [with_cost(record, 5.0 - record.number) for record in FRONT]
     assert pick_number("min cost", records) == 3
     assert pick_number("max a where cost < 3.5", records) == 2
-    lines = pick_trial(records, SPEC, parse_pick("min cost")).lines
+    lines = pick_trial(Sweep(SPEC, records), parse_pick("min cost")).lines
     assert lines[0].endswith("trial 3: a 0.100 ± 0.020, b 0.900 ± 0.020, cost 2.000 ± 0.100")
 
 
 def test_a_pick_is_described():
-    lines = pick_trial(RECORDS, SPEC, parse_pick("max a where b >= 0.49")).lines
+    lines = pick_trial(Sweep(SPEC, RECORDS), parse_pick("max a where b >= 0.49")).lines
     assert lines[0].endswith("trial 1: a 0.800 ± 0.020, b 0.500 ± 0.020")
     noise = "b >= 0.49 is satisfied by less than its standard error"
     assert lines[1:] == ("provisional: one seed", noise)
@@ -200,7 +201,7 @@ def test_the_wrong_end_of_an_objective_is_pointed_out():
     spec: Any = Spec((GOALS[0], Objective("b", "minimize", 1.0)))
     records = [build_trial(0, 0.9, 0.8), build_trial(1, 0.5, 0.2)]
     assert pick_number("min b", records, spec) == 1
-    lines = pick_trial(records, spec, parse_pick("max_b")).lines
+    lines = pick_trial(Sweep(spec, records), parse_pick("max_b")).lines
     assert "trial 0" in lines[0]
     assert lines[-1] == "the sweep minimizes b"
 
@@ -235,7 +236,7 @@ CANDIDATES = [
     ],
 )
 def test_any_candidate_can_be_picked(text, name, label):
-    picked = pick_trial(CANDIDATES, SPEC, parse_pick(text))
+    picked = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick(text))
     assert (picked.name, picked.label) == (name, label)
 
 
@@ -253,7 +254,7 @@ def test_any_candidate_can_be_picked(text, name, label):
 )
 def test_a_candidate_that_does_not_exist_is_refused_with_those_that_do(text, message, fix):
     with pytest.raises(PickError) as caught:
-        pick_trial(CANDIDATES, SPEC, parse_pick(text))
+        pick_trial(Sweep(SPEC, CANDIDATES), parse_pick(text))
     assert message in str(caught.value)
     assert f"fix: {fix}" in str(caught.value)
     assert caught.value.position == 1
@@ -261,25 +262,25 @@ def test_a_candidate_that_does_not_exist_is_refused_with_those_that_do(text, mes
 
 def test_a_sweep_without_merges_says_so():
     with pytest.raises(PickError, match="it has no merges"):
-        pick_trial(RECORDS, SPEC, parse_pick("merge-3"))
+        pick_trial(Sweep(SPEC, RECORDS), parse_pick("merge-3"))
 
 
 def test_a_picked_candidate_is_described_by_its_name():
-    merge = pick_trial(CANDIDATES, SPEC, parse_pick("merge-3"))
+    merge = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick("merge-3"))
     assert merge.lines[0].startswith("chosen by 'merge-3': merge-3: a 0.650 ± ")
-    checkpoint = pick_trial(CANDIDATES, SPEC, parse_pick("0@40"))
+    checkpoint = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick("0@40"))
     assert "checkpoint 0@40: a 0.950" in checkpoint.lines[0]
-    stopped = pick_trial(CANDIDATES, SPEC, parse_pick("merge-6"))
+    stopped = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick("merge-6"))
     assert stopped.lines == ("chosen by 'merge-6': merge-6, pruned",)
 
 
 def test_a_choice_among_trainings_names_the_merge_of_the_whole_front():
-    picked = pick_trial(CANDIDATES, SPEC, parse_pick("knee"), merges=False)
+    picked = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick("knee"), merges=False)
     assert picked.name != "merge-3"
     assert picked.lines[-1].startswith("of the whole front it is merge-3, a merge")
 
 
 def test_a_part_that_was_not_evaluated_on_its_own_has_no_values():
-    part = pick_trial(CANDIDATES, SPEC, parse_pick("1@20"))
+    part = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick("1@20"))
     assert part.name == "1@20"
     assert part.lines[0].endswith("checkpoint 1@20, without an evaluation on test prompts")

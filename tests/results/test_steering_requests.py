@@ -15,7 +15,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.request_files import find_user, list_pending
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search.applied_requests import RequestInbox
+from gdpo_tune.tuning.lifecycle import RequestInbox
 from tests.support.tuning import build_outcome, load_code_spec
 
 

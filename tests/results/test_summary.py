@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.trials import Estimate, Objective, Part, Role, State, TrialRecord
-from gdpo_tune.results.front_csv import format_front_csv
-from gdpo_tune.results.summary import describe_role, describe_states
+from gdpo_tune.results.front_table import format_front_csv
+from gdpo_tune.results.wording import describe_role, describe_states
 
 
 def build(number: int, role: Role, state: State, *parts: Part) -> TrialRecord:

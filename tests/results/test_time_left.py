@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune.results.time_left import (
+from gdpo_tune.results.live import (
     EVALUATION,
     estimate_seconds_left,
     measure_planned_work,

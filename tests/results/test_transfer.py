@@ -7,7 +7,7 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.transfer_recipe import FREE
+from gdpo_tune.results.transfer import FREE
 from tests.support.transfers import (
     DATA,
     GIVEN,

@@ -4,7 +4,7 @@ import pytest
 
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.transfer_recipe import list_fitting_spaces
+from gdpo_tune.results.transfer import list_fitting_spaces
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
 from tests.support.transfers import POLICY, refuse, split_fix, store_sweep, transfer

@@ -7,7 +7,7 @@ import pytest
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
-from gdpo_tune.results.warnings import explain_dead_start, list_result_warnings
+from gdpo_tune.results.wording import explain_dead_start, list_result_warnings
 from gdpo_tune.spec import Uniform
 from tests.support.figures import make_records, make_spec
 

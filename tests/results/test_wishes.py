@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.analysis.wish_choice import Limit
 from gdpo_tune.core.errors import PickError, UsageError
-from gdpo_tune.results.wishes import (
-    build_aim,
-    list_conditions,
-    name_directory,
-    parse_shares,
-    parse_wish,
-)
+from gdpo_tune.core.metrics import Condition
+from gdpo_tune.results.merge_request import build_aim, name_directory, parse_shares, parse_wish
 from tests.support.tuning import load_code_spec
 
 
@@ -26,7 +20,7 @@ def list_limits(spec, toward: str, prefer: str = ""):
 def test_conditions_become_limits_and_the_rest_is_preferred(tmp_path: Path, joint: str):
     spec = load_code_spec(tmp_path, ["constraints={}"])
     aim = list_limits(spec, f"length >= 0.6{joint}format > 0.8")
-    assert aim.limits == (Limit("length", True, 0.6), Limit("format", True, 0.8))
+    assert aim.limits == (Condition("length", ">=", 0.6), Condition("format", ">", 0.8))
     assert [metric.name for metric in aim.metrics] == ["correctness", "format", "length"]
     assert aim.preferences == (1.0, 0.0, 0.0)
 
@@ -47,17 +41,17 @@ def test_preferences_stand_alone_or_beside_conditions(tmp_path: Path):
 def test_constraints_of_the_sweep_are_conditions_too_but_not_costs(tmp_path: Path):
     bounds = 'constraints={correctness: ">= 0.2", cpu_seconds: "<= 60"}'
     aim = list_limits(load_code_spec(tmp_path, [bounds]), "length >= 0.6")
-    assert aim.limits == (Limit("length", True, 0.6), Limit("correctness", True, 0.2))
+    assert aim.limits == (Condition("length", ">=", 0.6), Condition("correctness", ">=", 0.2))
     assert "cpu_seconds" not in [metric.name for metric in aim.metrics]
 
 
 def test_a_constraint_on_a_baseline_counts_once_the_baseline_is_measured(tmp_path: Path):
     spec = load_code_spec(tmp_path, ['constraints={correctness: ">= untrained - 0.02"}'])
     wish = parse_wish("length >= 0.6", "")
-    assert [str(bound) for bound in list_conditions(wish, spec)] == ["length >= 0.6"]
+    assert [str(limit) for limit in build_aim(wish, spec).limits] == ["length >= 0.6"]
     measured = spec.constraints["correctness"].model_copy(update={"value": 0.5})
     spec = spec.model_copy(update={"constraints": {"correctness": measured}})
-    assert [str(bound) for bound in list_conditions(wish, spec)][1:] == ["correctness >= 0.48"]
+    assert [str(limit) for limit in build_aim(wish, spec).limits][1:] == ["correctness >= 0.48"]
 
 
 def test_a_condition_may_name_any_metric_of_the_task(tmp_path: Path):

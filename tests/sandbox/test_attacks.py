@@ -202,7 +202,7 @@ START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
         ),
         (
             f"{RESTRICT}refuse_files_in_memory()",
-            "memfd: Permission denied; a service can run",
+            "memfd: Permission denied; code runs only",
         ),
         ("import sys; sys.platform = 'darwin'", "platform: "),
         ("import sys; sys.executable = '/nowhere/python'", "start: "),

@@ -44,7 +44,7 @@ def test_every_number_gets_its_decision(name):
     program = build_candidate_filter(machine)
     groups = {
         seccomp.ALLOW: ALLOWED.split(),
-        seccomp.refuse(errno.EACCES): PATHS.split(),
+        seccomp.fail_with(errno.EACCES): PATHS.split(),
         seccomp.KILL: FORBIDDEN.split(),
     }
     decisions = {call: decision for decision, calls in groups.items() for call in calls}
@@ -52,7 +52,7 @@ def test_every_number_gets_its_decision(name):
     for number in range(1024):
         call = named.get(number)
         if call not in SPECIAL:
-            expected = decisions.get(call, seccomp.refuse(errno.EPERM))
+            expected = decisions.get(call, seccomp.fail_with(errno.EPERM))
             assert run_filter(program, machine.audit, number) == expected, (number, call)
 
 
@@ -68,12 +68,12 @@ def test_arguments_decide_about_memory_and_threads(name):
 
     for call in ("mmap", "mprotect"):
         assert decision(call, 2, 3) == seccomp.ALLOW
-        assert decision(call, 2, 7) == seccomp.refuse(errno.EACCES)
+        assert decision(call, 2, 7) == seccomp.fail_with(errno.EACCES)
     assert decision("clone", 0, 0x11) == seccomp.KILL
-    assert decision("clone", 0, 0x3D0F00) == seccomp.refuse(errno.EAGAIN)
+    assert decision("clone", 0, 0x3D0F00) == seccomp.fail_with(errno.EAGAIN)
     assert decision("fcntl", 1, 3) == seccomp.ALLOW
     assert decision("fcntl", 1, 1030) == seccomp.ALLOW
-    assert decision("fcntl", 1, 4) == seccomp.refuse(errno.EPERM)
+    assert decision("fcntl", 1, 4) == seccomp.fail_with(errno.EPERM)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -88,7 +88,7 @@ def test_another_calling_convention_kills(name):
 
 
 def test_a_tree_too_large_for_conditional_jumps_still_decides_right():
-    rules = {number: seccomp.refuse(number % 97) for number in range(0, 3000, 2)}
+    rules = {number: seccomp.fail_with(number % 97) for number in range(0, 3000, 2)}
     program = seccomp.assemble(1, 1 << 30, rules, seccomp.ALLOW)
     assert max(max(step.if_true, step.if_false) for step in program) <= 255
     for number in (0, 1, 2, 777, 778, 1499, 1500, 2998, 2999, 3000):

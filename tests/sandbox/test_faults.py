@@ -130,7 +130,7 @@ def test_a_candidate_killed_from_outside_is_retried_and_then_raises():
 
 def test_a_failed_batch_leaves_the_sandbox_usable(monkeypatch):
     with CodeSandbox() as sandbox:
-        monkeypatch.setattr("gdpo_tune.sandbox.local._GRACE_SECONDS", -7.9)
+        monkeypatch.setattr("gdpo_tune.sandbox.local_sandbox._GRACE_SECONDS", -7.9)
         # The job sleeps longer than the trainer waits: 2 * 4 - 7.9 seconds.
         with pytest.raises(SandboxInfraError, match="does not answer"):
             sandbox.run_batch([SLOW, GOOD])
@@ -145,7 +145,7 @@ def test_an_unforeseen_error_leaves_no_answers_to_the_next_batch(monkeypatch):
         raise KeyError("verdict")
 
     with CodeSandbox() as sandbox:
-        monkeypatch.setattr("gdpo_tune.sandbox.local.conclude", broken)
+        monkeypatch.setattr("gdpo_tune.sandbox.local_sandbox.conclude", broken)
         with pytest.raises(SandboxInfraError, match="KeyError"):
             sandbox.run_batch([GOOD] * 3)
         monkeypatch.undo()

@@ -10,7 +10,7 @@ from gdpo_tune.sandbox.external import RemoteJob
 from gdpo_tune.sandbox.guest.grading import CandidateReport
 from gdpo_tune.sandbox.guest.protocol import Allowance, ExitStatus
 from gdpo_tune.sandbox.jobs import InfraFault, conclude, read_assert
-from gdpo_tune.sandbox.local import encode_job
+from gdpo_tune.sandbox.local_sandbox import encode_job
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,15 @@ from contextlib import suppress
 import pytest
 
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
-from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, UnsafeNoIsolationSandbox, local
-from gdpo_tune.sandbox.local import count_workers_in_memory
+from gdpo_tune.sandbox import (
+    Call,
+    CodeSandbox,
+    Job,
+    Limits,
+    UnsafeNoIsolationSandbox,
+    local_sandbox,
+)
+from gdpo_tune.sandbox.local_sandbox import count_workers_in_memory
 
 GIB = 1 << 30
 
@@ -42,7 +49,7 @@ class ScriptedWorker:
 
 @pytest.fixture
 def scripted(monkeypatch):
-    monkeypatch.setattr(local, "Worker", ScriptedWorker)
+    monkeypatch.setattr(local_sandbox, "Worker", ScriptedWorker)
     monkeypatch.setattr(ScriptedWorker, "open", 0)
     return ScriptedWorker
 
@@ -83,7 +90,7 @@ def test_a_job_that_the_machine_cannot_hold_is_refused():
 
 @pytest.mark.parametrize(("memory", "most"), [(64 * GIB, 4), (4 * GIB, 2), (GIB, 1)])
 def test_no_more_workers_are_asked_than_fit(scripted, monkeypatch, memory, most):
-    monkeypatch.setattr(local, "read_machine_memory", lambda: memory)
+    monkeypatch.setattr(local_sandbox, "read_machine_memory", lambda: memory)
     together, ready = [], threading.Condition()
 
     def run(worker, waiting, results):
@@ -102,7 +109,7 @@ def test_no_more_workers_are_asked_than_fit(scripted, monkeypatch, memory, most)
 
 
 def test_a_batch_with_a_job_too_large_runs_nothing(scripted, monkeypatch):
-    monkeypatch.setattr(local, "read_machine_memory", lambda: GIB)
+    monkeypatch.setattr(local_sandbox, "read_machine_memory", lambda: GIB)
     with CodeSandbox() as sandbox:
         with pytest.raises(ValueError, match="this machine has 1024 MiB"):
             sandbox.run_batch([job(), job(2 * GIB)])
@@ -136,7 +143,7 @@ def test_a_closed_sandbox_runs_nothing(scripted, jobs):
 def test_a_fork_cannot_use_its_parents_sandbox_and_does_not_close_it(scripted, monkeypatch):
     with CodeSandbox() as sandbox:
         with monkeypatch.context() as fork:
-            fork.setattr("gdpo_tune.sandbox.local.os.getpid", lambda: -1)
+            fork.setattr("gdpo_tune.sandbox.local_sandbox.os.getpid", lambda: -1)
             with pytest.raises(RuntimeError, match="belongs to process"):
                 sandbox.run_batch([job()])
             sandbox.close()
@@ -158,7 +165,7 @@ def test_an_unforeseen_error_of_a_start_is_raised(monkeypatch):
     def broken(worker, modules, *, isolated):
         raise MemoryError("no room for a worker")
 
-    monkeypatch.setattr(local.Worker, "__init__", broken)
+    monkeypatch.setattr(local_sandbox.Worker, "__init__", broken)
     with pytest.raises(SandboxUnavailable, match="no room for a worker") as caught:
         CodeSandbox(workers=2)
     assert isinstance(caught.value.__cause__, MemoryError)
@@ -172,7 +179,7 @@ def test_one_worker_that_does_not_start_ends_the_others(scripted, monkeypatch):
                 raise SandboxUnavailable("start: no room")
             super().__init__(modules, isolated=isolated)
 
-    monkeypatch.setattr(local, "Worker", Third)
+    monkeypatch.setattr(local_sandbox, "Worker", Third)
     with pytest.raises(SandboxUnavailable, match="start: no room"):
         CodeSandbox(workers=4)
     assert scripted.open == 0
@@ -197,12 +204,12 @@ def test_a_thread_that_cannot_be_started_ends_the_others(scripted, monkeypatch):
 @pytest.mark.parametrize("kind", [CodeSandbox, UnsafeNoIsolationSandbox])
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_another_system_is_refused_and_told_what_it_can_have(kind, platform, monkeypatch):
-    monkeypatch.setattr(local.sys, "platform", platform)
+    monkeypatch.setattr(local_sandbox.sys, "platform", platform)
     with pytest.raises(SandboxUnavailable) as caught:
         kind()
     message = str(caught.value)
     assert message.startswith(f"platform: the sandbox needs Linux, this is {platform}")
-    assert "sandbox: {type: external, url: http://" in message
+    assert "docs/sandbox.md lists causes" in message
     assert "\n" not in message
 
 
@@ -220,7 +227,7 @@ def test_only_the_unsafe_sandbox_asks_for_no_isolation(scripted, monkeypatch, ca
             asked.append(isolated)
             super().__init__(modules, isolated=isolated)
 
-    monkeypatch.setattr(local, "Worker", Noting)
+    monkeypatch.setattr(local_sandbox, "Worker", Noting)
     with CodeSandbox() as sandbox:
         assert sandbox.info.tier == "seccomp"
     assert not caplog.records

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from gdpo_tune.core.errors import SandboxUnavailable
-from gdpo_tune.sandbox import CodeSandbox, local, process
+from gdpo_tune.sandbox import CodeSandbox, local_sandbox, process
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
@@ -52,14 +52,14 @@ def test_a_judge_that_cannot_be_launched(before, monkeypatch):
 
 
 def test_an_unforeseen_error_between_the_two(before, monkeypatch):
-    make = local.SandboxProcess
+    make = local_sandbox.SandboxProcess
 
     def broken(role, *rest, **more):
         if role == "judge":
             raise MemoryError("no room")
         return make(role, *rest, **more)
 
-    monkeypatch.setattr(local, "SandboxProcess", broken)
+    monkeypatch.setattr(local_sandbox, "SandboxProcess", broken)
     with pytest.raises(SandboxUnavailable, match="no room"):
         CodeSandbox()
 
@@ -111,7 +111,7 @@ def test_an_unforeseen_error_in_a_process_is_reported_with_its_step(before, tmp_
     shutil.copy(process._LAUNCHER, tmp_path)
     shutil.copytree(process._LAUNCHER.parent / "guest", tmp_path / "guest")
     with (tmp_path / "guest/judge.py").open("a") as judge:
-        judge.write("def prepare(): raise LookupError(3)\n")
+        judge.write("def _fail(): raise LookupError(3)\nROLE = ROLE[0], _fail\n")
     monkeypatch.setattr(process, "_LAUNCHER", tmp_path / "launch.py")
     with pytest.raises(SandboxUnavailable, match=r"prepare: LookupError\(3\)"):
         CodeSandbox()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.sandbox import Call, Job, Stream
 from gdpo_tune.sandbox.guest.grading import is_same_output
-from gdpo_tune.sandbox.local import encode_job
+from gdpo_tune.sandbox.local_sandbox import encode_job
 
 
 @pytest.mark.parametrize(

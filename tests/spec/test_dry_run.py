@@ -84,11 +84,6 @@ def test_dry_run_tells_the_sandbox(load):
     )
     text = render_dry_run(load("sandbox={modules: [json, re], workers: 2, cpu_seconds: 0.5}"))
     assert "# Sandbox: local with json, re, up to 2 at a time: 0.5 s CPU, 4 s wall" in text
-    secret = "http://me:secret@host:8080/secret/run_code?token=secret"
-    text = render_dry_run(load(f"sandbox={{type: external, url: '{secret}'}}"))
-    assert "# Sandbox: external at http://host:8080, up to 1 at a time: 4 s wall, 512" in text
-    assert 'url: "http://host:8080"' in text
-    assert "secret" not in text
 
 
 def test_dry_run_tells_the_workers_of_a_trial(load):
@@ -197,7 +192,6 @@ def test_lint(case, load):
         ("{workers: 1, memory_mb: 2048}", 2048, None),
         ("{workers: 2, memory_mb: 2049}", 2048, None),
         ("{workers: 9}", None, None),
-        ("{type: external, url: 'http://a', workers: 9, memory_mb: 4096}", 2048, None),
     ],
 )
 def test_lint_of_memory(settings, room, start, load, monkeypatch):
@@ -318,5 +312,3 @@ def test_code_that_may_use_more_memory_than_there_is(load, tmp_path, monkeypatch
     assert "--set sandbox.memory_mb=512" in str(e.value)
     check_resources(spec, {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
     check_resources(load("sandbox.memory_mb=1024"), {}, tmp_path)
-    service = "sandbox={type: external, url: 'http://a', memory_mb: 1025}"
-    check_resources(load(service), {}, tmp_path)

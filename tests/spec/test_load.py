@@ -384,7 +384,6 @@ def test_what_changes_the_identity(load, override):
         "training.optimizer=adamw",
         "rollout.engine=transformers",
         "rollout={engine: vllm, importance_sampling: sequence_mask, importance_sampling_cap: 3}",
-        "sandbox={type: external, url: 'http://host:8080', workers: 8}",
         "sandbox.type=unsafe_no_isolation",
         "sandbox={modules: [], cpu_seconds: 1, wall_seconds: 4, memory_mb: 512}",
     ],
@@ -428,7 +427,7 @@ def test_the_order_of_modules_leaves_the_identity(load):
 @pytest.mark.parametrize(
     "section",
     [
-        "{type: external, url: 'https://me:secret@host/api', workers: 3, memory_mb: 100}",
+        "{workers: 3, memory_mb: 100}",
         "{type: unsafe_no_isolation, modules: [json, xml.dom], cpu_seconds: 0.5}",
         "{modules: []}",
     ],

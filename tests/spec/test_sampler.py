@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.spec import choose_sampler, render_dry_run
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.proposals import SamplerView
 from tests.support.tuning import load_code_spec
 
 FIFO = "search.scheduler={type: fifo}"
@@ -43,7 +43,7 @@ def test_auto_picks_by_what_is_asked_and_says_why(
     chosen = choose_sampler(spec, slots)
     assert chosen.name == name
     assert why in chosen.why
-    assert Projection(spec, slots).sampler == chosen
+    assert SamplerView(spec, slots).sampler == chosen
 
 
 def test_trials_that_run_side_by_side_still_learn_from_an_earlier_sweep(tmp_path: Path):

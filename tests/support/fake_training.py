@@ -23,7 +23,7 @@ from gdpo_tune.core.errors import NonFiniteError, SandboxUnavailable
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Report
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray import trainable
+from gdpo_tune.tuning.ray import attempt
 
 GATE = "go"
 """File in the sweep's directory that opens the gate."""
@@ -50,7 +50,7 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
         report(Measurement(start, {}, resumed.cost, resumed.validation), resume)
     checkpoint = resume
     if fault == "grow":
-        trainable.MEMORY_SHARE = 0.0  # this process is too large for a second trial
+        attempt.MEMORY_SHARE = 0.0  # this process is too large for a second trial
     for step in range(start + 1, config.training.steps + 1):
         if fault == "slow":
             time.sleep(0.3)

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.analysis.racing import choose_replicate
+from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core.trials import Cost, Estimate, Part, Role, TrialRecord
 from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
 from tests.support.paths import ROOT

@@ -23,36 +23,40 @@ def refuse_namespaces():
     """Refuse the calls that Docker's default profile refuses without capabilities."""
     refused = "unshare setns mount umount2 pivot_root fsopen fsmount move_mount open_tree"
     _load_filter(
-        dict.fromkeys(refused.split(), seccomp.refuse(errno.EPERM))
+        dict.fromkeys(refused.split(), seccomp.fail_with(errno.EPERM))
         | {
             "clone": seccomp.ArgumentRule(
                 0,
                 seccomp.JUMP_ANY_BIT,
                 (NAMESPACES,),
-                yes=seccomp.refuse(errno.EPERM),
+                yes=seccomp.fail_with(errno.EPERM),
                 no=seccomp.ALLOW,
             ),
-            "clone3": seccomp.refuse(errno.ENOSYS),
+            "clone3": seccomp.fail_with(errno.ENOSYS),
         }
     )
 
 
 def refuse_landlock():
     """Act like a kernel that was built without Landlock."""
-    _load_filter({"landlock_create_ruleset": seccomp.refuse(errno.ENOSYS)})
+    _load_filter({"landlock_create_ruleset": seccomp.fail_with(errno.ENOSYS)})
 
 
 def refuse_seccomp():
     """Act like a container that refuses to load a filter."""
     rule = seccomp.ArgumentRule(
-        0, seccomp.JUMP_EQUAL, (PR_SET_SECCOMP,), yes=seccomp.refuse(errno.EINVAL), no=seccomp.ALLOW
+        0,
+        seccomp.JUMP_EQUAL,
+        (PR_SET_SECCOMP,),
+        yes=seccomp.fail_with(errno.EINVAL),
+        no=seccomp.ALLOW,
     )
     _load_filter({"prctl": rule})
 
 
 def refuse_files_in_memory():
     """Act like a kernel whose `vm.memfd_noexec` is 2."""
-    _load_filter({"memfd_create": seccomp.refuse(errno.EACCES)})
+    _load_filter({"memfd_create": seccomp.fail_with(errno.EACCES)})
 
 
 def _load_filter(rules):

@@ -10,42 +10,44 @@ from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
+    FINISHED,
+    WAIT,
     Failed,
     Fatal,
     Finished,
     Interrupted,
     Setup,
     TrialResult,
-    TrialUpdate,
-    pack,
-    unpack_attempt,
 )
-from gdpo_tune.tuning.search.searcher import LedgerSearcher
+from gdpo_tune.tuning.lifecycle import Lifecycle
+from gdpo_tune.tuning.nodes import Nodes
 from tests.support.tuning import build_trade_off
 
 
 class Driver:
     """A fake of Ray Tune that keeps as many trials in flight as the searcher suggests."""
 
-    def __init__(self, ledger: Ledger, slots: int = 2) -> None:
+    def __init__(self, ledger: Ledger, slots: int = 2, nodes: Nodes | None = None) -> None:
         self.events: list[Event] = []
         setup = Setup("none:none", ledger.directory / SPEC)
         chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
         self.scheduler = registry.load(chosen.target)(ledger)
-        self.searcher = LedgerSearcher(ledger, setup, slots, self.events.append, self.scheduler)
+        self.searcher: Any = Lifecycle(
+            ledger, self.scheduler, setup, slots, self.events.append, nodes
+        )
+        self.searcher.FINISHED = FINISHED
         self.in_flight: dict[str, TrialConfig] = {}
         self.ends_at: dict[str, tuple[int, ...]] = {}
         self._count = 0
 
-    def ask(self) -> Any:
+    def ask(self, host: str = "") -> Any:
         """Request a suggestion: a trial's id, None, or FINISHED."""
         trial_id = f"ray{self._count}"
-        answer = self.searcher.suggest(trial_id)
-        if not isinstance(answer, dict):
-            return answer
+        attempt = self.searcher.next_attempt(trial_id, host)
+        if isinstance(attempt, str):
+            return None if attempt == WAIT else attempt
         self._count += 1
-        attempt = unpack_attempt(answer)
         self.in_flight[trial_id] = attempt.trial
         self.ends_at[trial_id] = tuple(attempt.ends_at)
         return trial_id
@@ -68,11 +70,11 @@ class Driver:
             result = Fatal(fatal)
         elif interrupted:
             result = Interrupted()
-        self.searcher.on_trial_complete(trial_id, pack(result))
+        self.searcher.on_end(trial_id, result)
 
     def report(self, trial_id: str, measurement: Measurement) -> None:
         """Report a measurement of one trial."""
-        self.searcher.on_trial_result(trial_id, pack(TrialUpdate(measurement)))
+        self.searcher.on_measurement(trial_id, measurement)
 
     def run(self) -> None:
         """Run trials until the searcher is finished."""

@@ -15,8 +15,8 @@ from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.trial_encoding import list_stored_rungs
 from gdpo_tune.spec import AshaSettings
-from gdpo_tune.tuning.schedulers.asha import Asha
-from gdpo_tune.tuning.schedulers.rung_decisions import NEVER_PROMOTED
+from gdpo_tune.tuning.halving import Asha
+from gdpo_tune.tuning.lifecycle import NEVER_PROMOTED
 from tests.support.killed_sweeps import KilledSweep, read_steps_written
 
 

@@ -13,8 +13,14 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Params
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tuning.ray import reporter
-from gdpo_tune.tuning.ray.messages import AttemptConfig, Setup, TrialUpdate, unpack_message
+from gdpo_tune.tuning.attempts import (
+    AttemptConfig,
+    Setup,
+    TrialPlaced,
+    TrialUpdate,
+    unpack_message,
+)
+from gdpo_tune.tuning.ray import attempt
 from tests.support.paths import ROOT
 
 SPACE = ROOT / "search_spaces" / "code.yaml"
@@ -84,8 +90,9 @@ def record_reports(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
 
     def receive(result: dict[str, Any]) -> None:
         message = unpack_message(result)
-        assert isinstance(message, TrialUpdate)
-        arrived.append(message.measurement)
+        if not isinstance(message, TrialPlaced):
+            assert isinstance(message, TrialUpdate)
+            arrived.append(message.measurement)
 
-    monkeypatch.setattr(reporter.tune, "report", receive)
+    monkeypatch.setattr(attempt.tune, "report", receive)
     return arrived

@@ -11,11 +11,11 @@ import httpx
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.search.applied_requests import RequestInbox
+from gdpo_tune.tuning.lifecycle import RequestInbox
 from gdpo_tune.web.guard import Guard
 from gdpo_tune.web.live_sweep import LiveSweep, Plan
+from gdpo_tune.web.page_content import View
 from gdpo_tune.web.page_server import build_app, build_server, open_socket
-from gdpo_tune.web.view import View
 from tests.support.free_ports import find_free_port
 from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome

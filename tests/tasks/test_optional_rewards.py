@@ -5,7 +5,7 @@ import pytest
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning.search.plan import build_published
+from gdpo_tune.tuning.plan import build_published
 from tests.support.paths import ROOT
 
 CODE = ROOT / "search_spaces" / "code.yaml"

@@ -21,8 +21,7 @@ from gdpo_tune.core.errors import NonFiniteError, PackError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
-from gdpo_tune.training.packs import Pack
-from gdpo_tune.training.packs.global_state import read_global_state, restore_global_state
+from gdpo_tune.training.packs import Pack, read_global_state, restore_global_state
 from tests.support.packs import measure_difference, run_side_by_side, run_trial
 from tests.support.training import SETTINGS, ToyTask, build_trial_config, register_toy_task
 

@@ -9,8 +9,7 @@ import pytest
 
 from gdpo_tune.core.compute_lock import ComputeLock
 from gdpo_tune.training import vllm_engine
-from gdpo_tune.training.live_engine import SampleRequest
-from gdpo_tune.training.packs.shared_engine import SharedEngine
+from gdpo_tune.training.engine import EnginePool, SampleRequest
 from tests.support.vllm_double import RecordingLLM
 
 WAIT = 30.0
@@ -21,9 +20,8 @@ class Packed:
 
     def __init__(self, slots: int) -> None:
         self.llms: list[RecordingLLM] = []
-        self.shared = SharedEngine(slots)
+        self.shared = EnginePool(slots, 8)
         self.turns = ComputeLock(lambda: None, lambda _: None, self.shared.start_batch)
-        self.source = self.shared.build_source(8)
 
     def start(self) -> RecordingLLM:
         llm = RecordingLLM()
@@ -32,9 +30,7 @@ class Packed:
         return llm
 
     def open(self):
-        if not self.source.has(None):
-            self.source.close()
-        return self.source.open(None, self.start, 1)
+        return self.shared.open(None, self.start, 1)
 
     def run_trial(self, number: int, steps: int = 1) -> list[int]:
         """Open a share, sample prompts of the trial, and return tokens and the adapter's number."""
@@ -95,15 +91,15 @@ def test_completions_are_passed_on_as_they_end_with_numbers_of_their_trial(packe
 def test_a_place_is_free_only_once_its_adapter_is_gone(packed):
     with packed.turns.hold():
         share, taken = packed.open(), []
-        plain = share.live.forget_adapter
+        plain = share.engine.forget
 
         def forget(number):
-            share.live.forget_adapter = plain
+            share.engine.forget = plain
             with ThreadPoolExecutor(1) as other:  # a trial that begins at this moment
                 taken.append(other.submit(packed.run_trial, 1).result(WAIT)[0])
             plain(number)
 
-        share.live.forget_adapter = forget
+        share.engine.forget = forget
         packed.shared.release()
     assert (share.adapter, taken) == (1, [2])
     assert packed.run_trial(2)[0] == 1

@@ -14,8 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import NonFiniteError, NoSignalError, TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
-from gdpo_tune.core.prompt_order import order_prompts
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_files import read_completions, read_steps
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import step_reporter, train, worker_cache

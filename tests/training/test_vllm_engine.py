@@ -24,13 +24,15 @@ from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import (
     colocated_engine,
-    live_engine,
     lora,
     rollout,
     step_reporter,
     train,
     vllm_engine,
     worker_cache,
+)
+from gdpo_tune.training import (
+    engine as engines,
 )
 from gdpo_tune.training import memory as gpu_module
 from gdpo_tune.training.rollout import Decoding
@@ -206,15 +208,15 @@ def test_without_a_gpu_there_is_no_lock(tmp_path, monkeypatch):
 def engine(monkeypatch):
     """A stand-in for vLLM's class; yields the options of every engine."""
     Accelerator(cpu=True)  # as a trainer does before it sets seeds
-    engines = []
+    built = []
 
     def build(**options):
-        engines.append(options)
+        built.append(options)
         return RecordingLLM()
 
     monkeypatch.setattr(trl_vllm, "LLM", build, raising=False)
-    yield engines
-    live_engine.close_engine()
+    yield built
+    engines.OF_PROCESS.close()
 
 
 def start(config, policy, **changes):
@@ -377,7 +379,7 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
 
     llm = RecordingLLM()
     llm.llm_engine.add_lora = add_lora
-    engine = live_engine.LiveEngine(lambda: llm, threads=1)
+    engine = engines.EnginePool().open("a", lambda: llm, threads=1)
     generation = SimpleNamespace(model=adapted, llm=engine, generate=None, sync_weights=None)
     told = []
     trainer = SimpleNamespace(
@@ -419,7 +421,7 @@ def test_an_engine_that_dies_says_so_with_its_last_words(trainer):
         except RuntimeError as error:
             raise ValueError("see the log above") from error
 
-    trainer.vllm_generation.llm.llm.generate = die
+    trainer.vllm_generation.llm.engine.llm.generate = die
     sampler = colocated_engine.ColocatedEngine(trainer)
     with pytest.raises(EngineDiedError) as caught:
         sampler.generate(None, [[3]], DECODING, torch.Generator())
@@ -450,7 +452,7 @@ def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer
 def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
     sampler = colocated_engine.ColocatedEngine(trainer, sleeps=True)
     steps = trainer.vllm_generation.llm
-    llm = steps.engine.llm
+    llm = steps.seat.engine.llm
     prompts = [{"prompt_token_ids": [3]}]
     synced = []
     for step in range(2):
@@ -471,15 +473,15 @@ def test_an_engine_stays_awake_without_being_asked_to_sleep(trainer):
     colocated_engine.ColocatedEngine(trainer)
     steps = trainer.vllm_generation.llm
     steps.generate([{"prompt_token_ids": [3]}], sampling_params=SimpleNamespace(), use_tqdm=False)
-    assert steps.engine.llm.naps == 0
+    assert steps.seat.engine.llm.naps == 0
 
 
 def test_the_next_trial_wakes_the_engine():
-    engine = live_engine.open_engine("a", RecordingLLM, threads=1)
-    engine.run(live_engine.fall_asleep, engine.llm)
-    assert live_engine.open_engine("a", RecordingLLM, threads=1) is engine
+    engine = engines.OF_PROCESS.open("a", RecordingLLM, threads=1).engine
+    engine.run(engines.fall_asleep, engine.llm)
+    assert engines.OF_PROCESS.open("a", RecordingLLM, threads=1).engine is engine
     assert not engine.llm.llm_engine.is_asleep
-    live_engine.close_engine()
+    engines.OF_PROCESS.close()
 
 
 def test_vllm_is_told_that_it_will_sleep(config, policy, engine, gpu, monkeypatch):
@@ -501,7 +503,7 @@ def trainer(monkeypatch, gpu):
     fake = ModuleType("vllm")
     fake.SamplingParams = lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    engine = live_engine.LiveEngine(RecordingLLM, threads=1)
+    engine = engines.EnginePool().open("a", RecordingLLM, threads=1)
     generation = SimpleNamespace(model=None, llm=engine, synced=0, generate=None)
 
     def sync_weights():
@@ -526,7 +528,7 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     def sample(seed):
         drawn = sampler.generate(None, prompts, DECODING, torch.Generator().manual_seed(seed))
         assert drawn == [[3], [3], [8]]
-        inputs, settings = trainer.vllm_generation.llm.engine.llm.requests[-1]
+        inputs, settings = trainer.vllm_generation.llm.seat.engine.llm.requests[-1]
         assert inputs == [{"prompt_token_ids": prompt} for prompt in prompts]
         return settings
 
@@ -541,7 +543,7 @@ def test_no_temperature_is_greedy(trainer):
     sampler = colocated_engine.ColocatedEngine(trainer)
     decoding = replace(DECODING, temperature=None)
     sampler.generate(None, [[3]], decoding, torch.Generator())
-    assert trainer.vllm_generation.llm.engine.llm.requests[0][1][0]["temperature"] == 0
+    assert trainer.vllm_generation.llm.seat.engine.llm.requests[0][1][0]["temperature"] == 0
 
 
 def test_weights_are_sent_once_per_step(trainer):

@@ -13,10 +13,11 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.kept_checkpoints import delete_unkept_checkpoints
-from gdpo_tune.tuning.ray.stopping import HALT
-from gdpo_tune.tuning.schedulers.rungs import Rungs, Verdict
-from gdpo_tune.tuning.search.plan import is_finished
+from gdpo_tune.tuning.attempts import HALT, Failed
+from gdpo_tune.tuning.halving import Rungs
+from gdpo_tune.tuning.plan import is_finished
+from gdpo_tune.tuning.retention import delete_unkept_checkpoints
+from gdpo_tune.tuning.schedulers import Verdict
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -259,7 +260,7 @@ def test_a_trial_that_fails_after_a_request_to_stop_is_pruned(tmp_path: Path):
             )
         driver.end(trials[1], failure="the disk is on fire")
         driver.in_flight.pop(trials[2])
-        driver.searcher.on_failure(trials[2], "the trial's process died")
+        driver.searcher.on_end(trials[2], Failed("the trial's process died"))
         assert [ledger.get_record(number).state for number in (3, 4)] == ["pruned", "pruned"]
         assert not (ledger.get_trial_directory(3) / HALT).exists()
 

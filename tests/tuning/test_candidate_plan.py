@@ -15,15 +15,16 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, Uniform, list_warnings
 from gdpo_tune.spec.model import MERGES_PER_TRAINING
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.tuning.kept_checkpoints import list_kept_steps
-from gdpo_tune.tuning.schedulers.candidate_verdict import explain_stop
-from gdpo_tune.tuning.search.candidate_plan import (
-    choose_candidate,
+from gdpo_tune.tuning.plan import (
+    PlannedTrial,
+    count_planned,
+    explain_stop,
+    find_next_step,
+    plan_candidate,
     tighten_references,
 )
-from gdpo_tune.tuning.search.plan import count_planned, find_next_step
-from gdpo_tune.tuning.search.quasi_random import draw_point, map_share
-from gdpo_tune.tuning.search.startup import draw_startup_point, list_corners
+from gdpo_tune.tuning.retention import list_kept_steps
+from gdpo_tune.tuning.startup import draw_point, draw_startup_point, list_corners, map_share
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -71,19 +72,18 @@ def add_merge(records: list[TrialRecord], parts: tuple[Part, ...]) -> None:
 def test_merges_are_spread_over_the_trainings(tmp_path: Path, ended: int, merges: int):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(ended)
     chosen = set[tuple[Part, ...]]()
-    while (candidate := choose_candidate(spec, records)) is not None:
-        role, parts = candidate
-        assert role == "merge"  # every checkpoint is dominated by its own end
-        assert parts not in chosen
-        chosen.add(parts)
-        add_merge(records, parts)
+    while (candidate := plan_candidate(spec, records)) is not None:
+        assert candidate.role == "merge"  # every checkpoint is dominated by its own end
+        assert candidate.parts not in chosen
+        chosen.add(candidate.parts)
+        add_merge(records, candidate.parts)
     assert len(chosen) == merges
 
 
 @pytest.mark.parametrize("setting", ["search.merges.budget=0", "keep=none"])
 def test_merges_can_be_switched_off(tmp_path: Path, setting: str):
     spec = load_code_spec(tmp_path, [*MERGES, setting])
-    assert choose_candidate(spec, build_records(4)) is None
+    assert plan_candidate(spec, build_records(4)) is None
     assert list_corners(spec) == []
     with_checkpoints = 4 + 6 if setting != "keep=none" else 0  # and at most 6 fresh seeds of them
     assert count_planned(spec, []) == 2 + 4 + 6 + with_checkpoints
@@ -111,8 +111,8 @@ def test_a_small_sweep_evaluates_few_merges(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search={trials: 3, merges: {budget: 1000}}"])
     assert count_planned(spec, []) == 2 + 3 + 6 + 3 * MERGES_PER_TRAINING + 6
     records, count = build_records(3), 0
-    while (candidate := choose_candidate(spec, records)) is not None:
-        add_merge(records, candidate[1])
+    while (candidate := plan_candidate(spec, records)) is not None:
+        add_merge(records, candidate.parts)
         count += 1
     assert 0 < count <= 3 * MERGES_PER_TRAINING
 
@@ -123,9 +123,9 @@ def test_most_parts_bounds_a_merge(tmp_path: Path):
         merges = spec.search.merges.model_copy(update={"most_parts": most})
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"merges": merges})})
         records, found = build_records(4), set[int]()
-        while (candidate := choose_candidate(spec, records)) is not None:
-            found.add(len(candidate[1]))
-            add_merge(records, candidate[1])
+        while (candidate := plan_candidate(spec, records)) is not None:
+            found.add(len(candidate.parts))
+            add_merge(records, candidate.parts)
         assert found == sizes
 
 
@@ -133,13 +133,13 @@ def test_a_promising_checkpoint_is_evaluated(tmp_path: Path):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
     early = Rung(20, {**records[4].validation, "length": Estimate(0.95, 0.01)}, Cost(1280))
     records[4] = replace(records[4], rungs=(early, records[4].rungs[1]))
-    assert choose_candidate(spec, records) == ("checkpoint", (Part(4, 20, 1.0),))
-    step = find_next_step(spec, records)
-    assert step is not None
-    assert step.params == records[4].params
+    expected = PlannedTrial("checkpoint", "candidate", records[4].params, parts=(Part(4, 20, 1.0),))
+    assert plan_candidate(spec, records) == find_next_step(spec, records) == expected
     broken = Rung(20, {**early.validation, "correctness": Estimate(0.1, 0.01)}, Cost(1280))
     records[4] = replace(records[4], rungs=(broken, records[4].rungs[1]))
-    assert choose_candidate(spec, records)[0] == "merge"  # type: ignore[index]
+    candidate = plan_candidate(spec, records)
+    assert candidate is not None
+    assert candidate.role == "merge"
 
 
 @pytest.mark.parametrize("budget", ["trials: 4", "completions: 1000"])
@@ -162,7 +162,7 @@ def test_costs_that_are_judged_leave_no_room_for_candidates(tmp_path: Path):
     """A merge would win every cost: its own is that of an evaluation."""
     cost = "objectives.cpu_seconds={direction: minimize, reference: 100}"
     spec = load_code_spec(tmp_path, [*MERGES, cost])
-    assert choose_candidate(spec, build_records(4)) is None
+    assert plan_candidate(spec, build_records(4)) is None
     assert list_corners(spec) == []
     assert [w for w in list_warnings(spec) if "search.merges.budget" in w]
 
@@ -179,11 +179,11 @@ def test_a_share_of_a_range_lies_in_it(low: float, factor: float, log: bool, sha
 def test_a_parent_whose_merges_fail_is_left_alone(tmp_path: Path):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
     for _ in range(8):
-        candidate = choose_candidate(spec, records)
+        candidate = plan_candidate(spec, records)
         if candidate is None:
             break
-        add_merge(records, candidate[1])
-        failed = any(part.trial == 2 for part in candidate[1])
+        add_merge(records, candidate.parts)
+        failed = any(part.trial == 2 for part in candidate.parts)
         values = {} if failed else records[1].validation
         records[-1] = replace(
             records[-1],
@@ -205,9 +205,9 @@ def test_a_constraint_on_an_objective_is_the_worst_value_of_interest(tmp_path: P
 def test_an_infeasible_parent_may_be_merged(tmp_path: Path):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
     records[3] = replace(records[3], feasible=False)
-    candidate = choose_candidate(spec, records)
+    candidate = plan_candidate(spec, records)
     assert candidate is not None
-    assert 3 in {part.trial for part in candidate[1]}
+    assert 3 in {part.trial for part in candidate.parts}
 
 
 @pytest.fixture

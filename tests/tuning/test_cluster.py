@@ -22,9 +22,10 @@ from ray._private.utils import validate_socket_filepath
 
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.system import identify_start
-from gdpo_tune.tuning.ray import cluster, stopping
-from gdpo_tune.tuning.ray.joining import LOST_SECONDS
-from gdpo_tune.tuning.ray.stopping import STOP, ClusterLostInterrupt, Interruption, StopFlag
+from gdpo_tune.tuning.attempts import STOP, StopFlag
+from gdpo_tune.tuning.ray import cluster
+from gdpo_tune.tuning.ray.cluster import LOST_SECONDS
+from gdpo_tune.tuning.ray.tune import ClusterLostInterrupt, TuneStopper
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -270,9 +271,16 @@ def test_a_cluster_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch):
     assert not ask()
 
 
+def fake(directory: Path) -> Any:
+    def nothing() -> None:
+        return None
+
+    return SimpleNamespace(apply_requests=nothing, stop=nothing, stop_flag=StopFlag(directory))
+
+
 def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: Path):
     alive = [True, False]
-    interruption = Interruption(StopFlag(tmp_path), lambda: alive.pop(0))
+    interruption = TuneStopper(fake(tmp_path), lambda: alive.pop(0))
     assert not interruption.stop_all()
     with pytest.raises(ClusterLostInterrupt):
         interruption.stop_all()
@@ -282,8 +290,7 @@ def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: 
 def test_an_interruption_requests_stops_and_later_ends_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(stopping, "GRACE", 0.05)
-    interruption = Interruption(StopFlag(tmp_path), lambda: True)
+    interruption = TuneStopper(fake(tmp_path), lambda: True, 0.05)
     assert not interruption.stop_all()
     assert not (tmp_path / STOP).exists()
     interruption.request()

@@ -12,8 +12,7 @@ from optuna.trial import TrialState
 from gdpo_tune.core.trials import Cost, Rung, State, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search.drift import count_used
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.proposals import SamplerView, count_used
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -53,7 +52,7 @@ def build_record(
     )
 
 
-def list_entries(projection: Projection) -> dict[int, tuple[str, float | None]]:
+def list_entries(projection: SamplerView) -> dict[int, tuple[str, float | None]]:
     """Return the number of each trial -> state and value of its entry."""
     trials = [t for t in projection.study.trials if t.state != TrialState.FAIL]
     by_number = {round((t.params["learning_rate"] - 3e-5) * 1e6): t for t in trials}
@@ -64,7 +63,7 @@ def list_entries(projection: Projection) -> dict[int, tuple[str, float | None]]:
 
 
 def test_a_stopped_trial_counts_as_its_rung_plus_the_median_change_to_the_end(spec: SweepSpec):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     projection.observe(build_record(spec, 0, "pruned", (7, 0.1)))
     assert list_entries(projection) == {0: ("COMPLETE", 0.1)}, "no complete trial has that rung yet"
     changes = [0.1, 0.5, 0.2]
@@ -82,7 +81,7 @@ def test_a_stopped_trial_counts_as_its_rung_plus_the_median_change_to_the_end(sp
 
 
 def test_constraints_are_extrapolated_like_objectives(spec: SweepSpec):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     projection.observe(build_record(spec, 0, "pruned", (7, 0.1)))
     projection.observe(build_record(spec, 1, "complete", (7, 0.3), end=0.45))
     guessed = next(t for t in projection.study.trials if t.values == pytest.approx([0.25] * 3))
@@ -90,7 +89,7 @@ def test_constraints_are_extrapolated_like_objectives(spec: SweepSpec):
 
 
 def test_a_running_trial_is_in_the_study_from_its_first_rung_on(spec: SweepSpec):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     projection.observe(build_record(spec, 0, "running"))
     assert list_entries(projection) == {0: ("RUNNING", None)}
     projection.observe(build_record(spec, 0, "running", (7, 0.1)))
@@ -102,7 +101,7 @@ def test_a_running_trial_is_in_the_study_from_its_first_rung_on(spec: SweepSpec)
 
 def test_a_paused_trial_of_a_large_sweep_stays_in_the_study_when_it_resumes(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search.trials=301"])
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     running = build_record(spec, 0, "running", (7, 0.1))
     projection.observe(running)
     assert list_entries(projection) == {0: ("RUNNING", None)}
@@ -116,7 +115,7 @@ def test_a_paused_trial_of_a_large_sweep_stays_in_the_study_when_it_resumes(tmp_
 
 
 def test_a_complete_replicate_counts_more_than_a_stopped_one(spec: SweepSpec):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     stopped = build_record(spec, 0, "pruned", (7, 0.1))
     projection.observe(stopped)
     again = build_record(spec, 1, "complete", end=0.6)
@@ -134,7 +133,7 @@ def test_a_new_process_builds_the_same_study(spec: SweepSpec):
         else:
             records.append(build_record(spec, number, "complete", (7, value), end=value + change))
         if number % 7 == 6:
-            watching, loading = Projection(spec), Projection(spec)
+            watching, loading = SamplerView(spec), SamplerView(spec)
             for record in records:
                 watching.observe(record)
             loading.load((record, {}) for record in records)
@@ -162,7 +161,7 @@ search: {trials: 4, sampler: random, scheduler: {type: asha}}
 def test_a_stopped_configuration_is_not_proposed_again(tmp_path: Path):
     (tmp_path / "small.yaml").write_text(SMALL)
     spec = load_code_spec(tmp_path, [], tmp_path / "small.yaml")
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     proposed: list[object] = []
     for number in range(4):
         params = projection.propose().params

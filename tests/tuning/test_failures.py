@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,25 +17,25 @@ from ray.train import TrainingFailedError
 from gdpo_tune.core.errors import EngineDiedError, StoreUnreachableError
 from gdpo_tune.core.events import Incident, IncidentOccurred
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.ray import failures, workers
-from gdpo_tune.tuning.ray.failures import FOR_EVER, Attempts, classify_error
-from gdpo_tune.tuning.ray.messages import (
-    NODE_DIED,
+from gdpo_tune.tuning import lifecycle
+from gdpo_tune.tuning.attempts import (
+    DEATHS,
+    LOSSES,
+    RETRIES,
     AttemptError,
-    Failed,
-    Fatal,
+    AttemptFailure,
+    OpenTrial,
     TrialNotice,
     TrialPlaced,
     TrialUpdate,
     pack,
-    unpack_attempt,
-    unpack_message,
 )
-from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
-from gdpo_tune.tuning.ray.trainable import run_trial
-from gdpo_tune.tuning.ray.trial_history import DEATHS, LOSSES, RETRIES, TrialHistory
+from gdpo_tune.tuning.nodes import ClusterNode, Nodes
+from gdpo_tune.tuning.ray import tune, workers
+from gdpo_tune.tuning.ray.attempt import NODE_DIED
+from gdpo_tune.tuning.ray.tune import TuneCallback, TuneSearcher, describe_failure
 from tests.support.search_driver import Driver
-from tests.support.tuning import build_attempt, build_measurement, load_code_spec
+from tests.support.tuning import build_measurement, load_code_spec
 
 NODE_LOST = RayActorError(error_msg=f"The actor died because {NODE_DIED}. Node Id: b")
 DIED = ActorDiedError()
@@ -71,8 +70,9 @@ def wrap_task_error(error: Exception) -> RayTaskError:
         (None, False, "own"),
     ],
 )
-def test_errors_are_classified(error, gone, expected):
-    assert classify_error(error, node_lost=gone) == expected
+def test_errors_are_classified(error, gone, expected, sweep):
+    trial = OpenTrial(0, "gone" if gone else "a")
+    assert sweep.driver.searcher._find_cause(describe_failure(error), trial).cause == expected
 
 
 def test_a_process_of_several_that_lost_its_node_is_no_failure():
@@ -83,33 +83,35 @@ def test_a_process_of_several_that_lost_its_node_is_no_failure():
     assert cause.cause == "lost"
 
 
+def fail(cause: str) -> AttemptFailure:
+    return AttemptFailure(cause, "")
+
+
 def test_failures_of_a_trial_are_counted():
-    history = TrialHistory()
-    assert [history.count("own", "a", 0.0) for _ in range(RETRIES + 1)] == [True] * RETRIES + [
-        False
-    ]
-    assert TrialHistory().count("own", "a", 0.0)
+    trial = OpenTrial(0)
+    counted = [trial.count_failure(fail("own"), 0.0) for _ in range(RETRIES + 1)]
+    assert counted == [True] * RETRIES + [False]
 
 
 def test_lost_nodes_are_counted_apart_from_failures():
-    history = TrialHistory()
-    assert all(history.count("lost", "a", 0.0) for _ in range(LOSSES))
-    assert history.count("own", "a", 0.0)
-    assert not history.count("store", "a", 0.0)
+    trial = OpenTrial(0)
+    assert all(trial.count_failure(fail("lost"), 0.0) for _ in range(LOSSES))
+    assert trial.count_failure(fail("own"), 0.0)
+    assert not trial.count_failure(fail("store"), 0.0)
 
 
 def test_a_process_is_excused_if_its_node_turns_out_to_have_died_with_it():
-    one, other, late = TrialHistory(), TrialHistory(), TrialHistory()
-    assert one.count("died", "node1", 100.0)
-    assert other.count("died", "node2", 100.0)
-    assert late.count("died", "node1", 39.0)
-    assert [history.reclassify_as_node_loss("node1", 100.0) for history in (one, other, late)] == [
-        True,
-        False,
-        False,
+    one, other, late = trials = [
+        OpenTrial(0, "node1"),
+        OpenTrial(1, "node2"),
+        OpenTrial(2, "node1"),
     ]
-    assert not one.reclassify_as_node_loss("node1", 100.0)
-    assert [history.failed for history in (one, other, late)] == [0, 1, 1]
+    assert one.count_failure(fail("died"), 100.0)
+    assert other.count_failure(fail("died"), 100.0)
+    assert late.count_failure(fail("died"), 39.0)
+    assert [trial.excuse("node1", 100.0) for trial in trials] == [True, False, False]
+    assert not one.excuse("node1", 100.0)
+    assert [trial.failed for trial in trials] == [0, 1, 1]
 
 
 class NodeTable:
@@ -146,11 +148,11 @@ def test_lost_and_joined_nodes_are_reported_once():
 
 
 class RayTrial:
-    """A fake of Ray's trial, with the attributes that callbacks read."""
+    """A trial of the sweep and Ray's name for its attempt, with what callbacks read of it."""
 
-    def __init__(self, name: str, config: dict[str, Any]) -> None:
-        self.trial_id, self.config, self.max_failures = name, config, -1
-        self.temporary_state = SimpleNamespace(ray_actor="")
+    def __init__(self, number: int, name: str) -> None:
+        self.number, self.trial_id = number, name
+        self.config: dict[str, Any] = {}
         self.error: BaseException | None = None
         self.evaluated_params, self.metric_analysis, self.metric_n_steps = {}, {}, {}
         self.run_metadata = SimpleNamespace()
@@ -160,30 +162,43 @@ class NodeSweep:
     """Two nodes with two trials each, in flight."""
 
     def __init__(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ledger, self.driver = ledger, Driver(ledger, slots=4)
+        self.ledger = ledger
         self.table = NodeTable(a=True, b=True)
         self.nodes = Nodes(self.table)
-        self.attempts = Attempts(self.driver.searcher, self.nodes, lambda: None)
-        monkeypatch.setattr(failures, "read_error", lambda trial: trial.error)
-        monkeypatch.setattr(failures, "find_node", str)
-        self.trials = [RayTrial(*self._request_trial()) for _ in range(4)]
+        self.driver = Driver(ledger, 4, self.nodes)
+        self.callback = TuneCallback(
+            self.driver.searcher,
+            TuneSearcher(self.driver.searcher, self.driver.searcher._setup),
+            lambda: None,
+        )
+        monkeypatch.setattr(tune, "read_error", lambda trial: trial.error)
+        self.trials = [RayTrial(number, self.driver.ask()) for number in range(4)]
         for trial, actor in zip(self.trials, ["a", "a", "b", "b"], strict=True):
             self.start(trial, actor)
 
-    def _request_trial(self) -> tuple[str, dict[str, Any]]:
-        name = self.driver.ask()
-        return name, pack(build_attempt(self.driver.in_flight[name]))
+    def start(self, trial: RayTrial, actor: str, host: str = "") -> None:
+        """Start an attempt, unless one is under way, on a node that has room for it."""
+        searcher = self.driver.searcher
+        while trial.trial_id not in searcher._running:
+            searcher.slots = 4
+            name = self.driver.ask()
+            number = int(self.driver.in_flight[name].directory.name)
+            next(other for other in self.trials if other.number == number).trial_id = name
+        self.report(trial, TrialPlaced(host or f"{actor} {trial.trial_id}", actor))
 
-    def start(self, trial: RayTrial, actor: str) -> None:
-        trial.temporary_state.ray_actor = actor
-        self.attempts.on_trial_start(0, [], trial)
+    def report(self, trial: RayTrial, message: Any) -> None:
+        self.callback.on_trial_result(0, [], trial, pack(message))
 
     def fail(self, trial: RayTrial, error: BaseException) -> None:
+        if trial.trial_id not in self.driver.searcher._running:
+            self.start(trial, "a")
+        self.driver.in_flight.pop(trial.trial_id)
         trial.error = error
-        self.attempts.on_trial_recover(0, [], trial)
+        self.callback.on_trial_error(0, [], trial)
 
     def get_reason_to_give_up(self, trial: RayTrial) -> str | Exception | None:
-        return unpack_attempt(trial.config).given_up
+        waiting = self.driver.searcher._trials.get(trial.number)
+        return waiting.given_up if waiting else self.ledger.get_record(trial.number).reason
 
     def list_incidents(self) -> list[str]:
         events = self.driver.events
@@ -200,8 +215,13 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_ray_can_write_a_snapshot_where_other_processes_are_known(sweep):
     """A process that had children before the sweep could not start one."""
     others = {psutil.Process()}  # contains a lock
-    attempts = Attempts(sweep.driver.searcher, sweep.nodes, lambda: others.clear())
-    cloudpickle.dumps(attempts)
+    cloudpickle.dumps(
+        TuneCallback(
+            sweep.driver.searcher,
+            TuneSearcher(sweep.driver.searcher, sweep.driver.searcher._setup),
+            lambda: others.clear(),
+        )
+    )
 
 
 def test_a_lost_node_is_reported_once_with_its_trials(sweep: NodeSweep):
@@ -239,15 +259,13 @@ def test_a_trial_that_was_given_up_is_excused_with_its_node_unless_it_already_en
     for _ in range(RETRIES):
         sweep.fail(trial, wrap_task_error(BROKEN))
         sweep.fail(other, wrap_task_error(BROKEN))
-    for broken in (trial, other):
+    for broken in (other, trial):
         sweep.start(broken, "b")
         sweep.fail(broken, DIED)
         assert sweep.get_reason_to_give_up(broken)
-    sweep.start(other, "a")  # where it finds that it is given up
     sweep.table.alive["b"] = False
     sweep.nodes.refresh()
     assert sweep.get_reason_to_give_up(trial) is None
-    assert trial.max_failures == FOR_EVER
     assert sweep.get_reason_to_give_up(other)
 
 
@@ -273,37 +291,26 @@ def test_a_trial_that_fails_by_itself_is_given_up(sweep: NodeSweep):
     assert sweep.get_reason_to_give_up(trial) is None
     sweep.fail(trial, wrap_task_error(BROKEN))
     assert sweep.get_reason_to_give_up(trial) == "ValueError: bad reward"
-    assert trial.max_failures == 0
-    assert unpack_message(run_trial(trial.config)) == Failed("ValueError: bad reward")
-    error_file = unpack_attempt(trial.config).trial.directory / "error.txt"
-    assert "a long traceback" in error_file.read_text()
-
-
-def test_a_trial_that_cannot_report_its_end_is_given_up(sweep: NodeSweep):
-    trial = sweep.trials[0]
-    for _ in range(RETRIES + 1):
-        sweep.fail(trial, wrap_task_error(BROKEN))
-    trial.error = DIED
-    sweep.attempts.on_trial_error(0, [], trial)
-    record = sweep.ledger.get_record(0)
-    assert (record.state, record.reason) == ("failed", "ValueError: bad reward")
-    assert trial.config == {}
+    sweep.driver.ask()
+    assert sweep.ledger.get_record(0).state == "failed"
+    assert "a long traceback" in (sweep.ledger.get_trial_directory(0) / "error.txt").read_text()
 
 
 def test_a_trial_that_kills_node_after_node_is_given_up(sweep: NodeSweep):
     trial = sweep.trials[0]
     for _ in range(LOSSES):
-        sweep.fail(trial, RayActorError(preempted=True))
+        sweep.fail(trial, ActorUnavailableError("no route", None))
         sweep.start(trial, "a")
     assert sweep.get_reason_to_give_up(trial) is None
-    sweep.attempts.on_trial_result(0, [], trial, pack(TrialUpdate(build_measurement(1))))
+    sweep.report(trial, TrialUpdate(build_measurement(1)))
     for _ in range(LOSSES):
-        sweep.fail(trial, RayActorError(preempted=True))
-        sweep.attempts.on_trial_result(0, [], trial, pack(TrialNotice("waits for the store")))
+        sweep.fail(trial, ActorUnavailableError("no route", None))
+        sweep.start(trial, "a")
+        sweep.report(trial, TrialNotice("waits for the store"))
     assert sweep.get_reason_to_give_up(trial) is None
     for _ in range(1):
-        sweep.fail(trial, RayActorError(preempted=True))
-    assert sweep.get_reason_to_give_up(trial) == failures.LOST_AGAIN
+        sweep.fail(trial, ActorUnavailableError("no route", None))
+    assert sweep.get_reason_to_give_up(trial) == lifecycle.LOST_AGAIN
 
 
 def test_a_node_without_the_store_is_avoided_and_costs_no_attempt(sweep: NodeSweep):
@@ -313,15 +320,11 @@ def test_a_node_without_the_store_is_avoided_and_costs_no_attempt(sweep: NodeSwe
         sweep.fail(trial, wrap_task_error(AttemptError("store", away.summary, away)))
         sweep.start(trial, "a")
     assert sweep.get_reason_to_give_up(trial) is None
-    assert not (unpack_attempt(trial.config).trial.directory / "error.txt").exists()
+    assert not (sweep.ledger.get_trial_directory(0) / "error.txt").exists()
     assert sweep.list_incidents()[0] == f"trial 0 leaves node h (a): {away.summary}"
     sweep.fail(trial, wrap_task_error(AttemptError("store", away.summary, away)))
-    ended = run_trial(trial.config)
-    result = unpack_message(ended)
-    assert isinstance(result, Fatal)
-    assert str(result.error) == str(away)
-    sweep.driver.searcher.on_trial_complete(trial.trial_id, ended)
-    assert sweep.driver.searcher.fatal is result.error
+    assert sweep.driver.ask() == sweep.driver.searcher.FINISHED
+    assert str(sweep.driver.searcher.fatal) == str(away)
     assert sweep.ledger.get_record(0).state == "running"  # the same command resumes it
 
 
@@ -333,14 +336,11 @@ def test_a_crowded_gpu_costs_no_attempt_and_never_fails_a_trial(sweep: NodeSweep
         sweep.start(trial, "a")
     assert sweep.get_reason_to_give_up(trial) is None
     assert sweep.list_incidents()[0] == "trial 0 is tried again: other processes hold memory"
-    sweep.attempts.on_trial_result(0, [], trial, pack(TrialUpdate(build_measurement(1))))
+    sweep.report(trial, TrialUpdate(build_measurement(1)))
     for _ in range(LOSSES + 1):
         sweep.fail(trial, crowded)
-    ended = run_trial(trial.config)
-    result = unpack_message(ended)
-    assert isinstance(result, Fatal)
-    assert "fix: end the other processes on that GPU" in str(result.error)
-    sweep.driver.searcher.on_trial_complete(trial.trial_id, ended)
+    assert sweep.driver.ask() == sweep.driver.searcher.FINISHED
+    assert "fix: end the other processes on that GPU" in str(sweep.driver.searcher.fatal)
     assert sweep.ledger.get_record(0).state == "running"  # the same command goes on with it
 
 
@@ -373,93 +373,93 @@ def test_a_change_of_process_uses_up_no_attempt(sweep: NodeSweep):
     assert sweep.list_incidents() == []
 
 
-HOST_DIED = wrap_task_error(AttemptError("host", "the process that it shared died"))
+HOST_DIED = AttemptFailure("died", "the process that it shared died")
 
 
 class SharedSweep(NodeSweep):
     """Two nodes with a process each, which two trials share."""
 
     def start(self, trial: RayTrial, actor: str, host: str = "") -> None:
-        attempt = unpack_attempt(trial.config)
-        trial.config = pack(replace(attempt, setup=replace(attempt.setup, pack=2)))
-        super().start(trial, "head")  # the trial's own process trains nothing
-        placed = TrialPlaced(host or f"host on {actor}", actor)
-        self.attempts.on_trial_result(0, [], trial, pack(placed))
+        """Let a process ask for its trials; the next one of the queue need not be this one."""
 
-    def report(self, trial: RayTrial, step: int) -> None:
-        self.attempts.on_trial_result(0, [], trial, pack(TrialUpdate(build_measurement(step))))
+    def fill(self, host: str) -> list[int]:
+        """Fill the places of a process; return the numbers of its trials."""
+        driver, started = self.driver, list[int]()
+        driver.searcher.slots = 4
+        while len(started) < 2 and (name := driver.ask(host)) not in (None, "FINISHED"):
+            driver.searcher.on_placed(name, host[0])
+            started.append(int(driver.in_flight[name].directory.name))
+        return started
 
-    def is_alone(self, trial: RayTrial) -> bool:
-        return unpack_attempt(trial.config).alone
+    def progress(self, host: str, step: int) -> None:
+        for name, trial in self.driver.searcher._running.items():
+            if trial.host == host:
+                self.driver.searcher.on_measurement(name, build_measurement(step))
+
+    def kill(self, host: str) -> None:
+        self.driver.searcher.on_host_failure(host, HOST_DIED)
 
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with Ledger.open(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
         ledger.begin_session(0.0, 4, {})
-        yield SharedSweep(ledger, monkeypatch)
+        sweep = SharedSweep.__new__(SharedSweep)
+        sweep.ledger, sweep.table = ledger, NodeTable(a=True, b=True)
+        sweep.nodes = Nodes(sweep.table)
+        sweep.driver = Driver(ledger, 4, sweep.nodes)
+        assert (sweep.fill("a"), sweep.fill("b")) == ([0, 1], [2, 3])
+        yield sweep
 
 
 def test_the_death_of_a_shared_process_is_reported_once_and_blames_no_trial(shared: SharedSweep):
     for turn in range(RETRIES + 2):
-        for trial in shared.trials[:2]:
-            shared.report(trial, 50 * turn + 1)
-        for trial in shared.trials[:2]:
-            shared.fail(trial, HOST_DIED)
-        for trial in shared.trials[:2]:
-            shared.start(trial, "a", f"host {turn}")
+        shared.progress("a", 50 * turn + 1)
+        shared.kill("a")
+        assert sorted(shared.fill("a")) == [0, 1], "there was progress between the deaths"
     assert shared.list_incidents() == [
         "each of trials 0, 1 is tried again: the process that it shared died"
     ] * (RETRIES + 2)
-    for trial in shared.trials[:2]:
-        assert shared.get_reason_to_give_up(trial) is None
-        assert not shared.is_alone(trial), "there was progress between the deaths"
 
 
 def test_trials_whose_shared_processes_die_without_progress_are_tried_alone(shared: SharedSweep):
-    first, second = shared.trials[:2]
-    for turn in range(DEATHS):
-        assert not shared.is_alone(first)
-        for trial in (first, second):
-            shared.report(trial, 1)
-            shared.fail(trial, HOST_DIED)
-        for trial in (first, second):
-            shared.start(trial, "a", f"host {turn}")
-    assert shared.is_alone(first)
-    assert shared.is_alone(second)
-    shared.start(second, "b")
-    for turn in range(RETRIES + 1):
-        assert shared.get_reason_to_give_up(first) is None
-        shared.start(first, "a", f"alone {turn}")
-        shared.fail(first, HOST_DIED)
-    assert "died" in str(shared.get_reason_to_give_up(first))
-    assert shared.get_reason_to_give_up(second) is None
+    for _ in range(DEATHS):
+        shared.progress("a", 1)
+        shared.kill("a")
+        started = shared.fill("a")
+    (suspect,) = started
+    other = 1 - suspect
+    assert shared.driver.ask("b") is None, "it waits for a process of its own"
+    for _ in range(RETRIES):
+        shared.kill("a")
+        assert shared.fill("a") == [suspect]
+    shared.kill("a")
+    assert shared.fill("a") == [other]
+    assert shared.ledger.get_record(suspect).state == "failed"
+    assert shared.ledger.get_record(other).state == "running"
 
 
 def test_a_trial_that_was_alone_in_its_process_is_blamed_for_its_death(shared: SharedSweep):
-    trial = shared.trials[0]
-    for turn in range(RETRIES + 1):
-        shared.start(trial, "a", f"host {turn}")
-        shared.fail(trial, HOST_DIED)
-    assert "died" in str(shared.get_reason_to_give_up(trial))
+    shared.driver.end(next(n for n, t in shared.driver.searcher._running.items() if t.number == 1))
+    for _ in range(RETRIES + 1):
+        shared.kill("a")
+        shared.driver.searcher.slots = 3
+        shared.driver.ask("a")
+    assert "died" in shared.ledger.get_record(0).reason
 
 
 def test_a_shared_process_that_died_with_its_node_is_a_lost_node(shared: SharedSweep):
-    first, second = shared.trials[2:]
-    shared.fail(first, HOST_DIED)
-    shared.start(first, "a")
+    shared.kill("b")
     shared.table.alive["b"] = False
     shared.nodes.refresh()
-    shared.fail(second, HOST_DIED)
-    shared.start(second, "a")
     assert shared.list_incidents() == [
         "each of trials 2, 3 is tried again: the process that it shared died",
         "node h (b) was lost, with trials 2, 3",
-        "trial 3 resumes on node h (a)",
     ]
-    for trial in (first, second):
-        shared.fail(trial, HOST_DIED)
-        assert not shared.is_alone(trial)
+    for _ in range(DEATHS - 1):
+        assert len(shared.fill("a2")) == 2
+        shared.kill("a2")
+    assert not any(t.is_suspect for t in shared.driver.searcher._trials.values())
 
 
 def test_the_number_of_running_trials_follows_the_slots_of_the_nodes(sweep: NodeSweep):

@@ -13,8 +13,8 @@ from optuna.trial import create_trial
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.tuning.search import gaussian_process
-from gdpo_tune.tuning.search.gaussian_process import (
+from gdpo_tune.tuning import samplers
+from gdpo_tune.tuning.samplers import (
     BOX_SIDE,
     BOX_STARTUP,
     GaussianProcess,
@@ -83,7 +83,7 @@ def test_discrete_domains_are_not_narrowed(domain: optuna.distributions.BaseDist
 def test_local_proposals_lie_around_the_trial_that_adds_to_the_hypervolume(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
+    monkeypatch.setattr(samplers, "BOX_SHARE", 1.0)
     study = build_study(*draw_trials(seed))
     study.sampler = GaussianProcess(GOALS, seed, 4)
     params = study.ask(SPACE).params
@@ -92,7 +92,7 @@ def test_local_proposals_lie_around_the_trial_that_adds_to_the_hypervolume(
 
 
 def test_without_a_feasible_trial_proposals_cover_the_whole_space(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
+    monkeypatch.setattr(samplers, "BOX_SHARE", 1.0)
     hopeless = [t for t in draw_trials(0) if t[2] == [-1.0, 0.5] or t[3] > 0]
     chosen = build_study(*hopeless)
     chosen.sampler = GaussianProcess(GOALS, 0, 4)
@@ -100,7 +100,7 @@ def test_without_a_feasible_trial_proposals_cover_the_whole_space(monkeypatch: p
 
 
 def test_there_is_no_box_before_enough_trials_are_complete(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gaussian_process, "BOX_SHARE", 1.0)
+    monkeypatch.setattr(samplers, "BOX_SHARE", 1.0)
     few = draw_trials(0)[-BOX_STARTUP + 1 :]
     chosen = build_study(*few)
     chosen.sampler = GaussianProcess(GOALS, 0, 4)
@@ -111,7 +111,7 @@ def propose_without_box(
     monkeypatch: pytest.MonkeyPatch, trials: list[tuple[float, float, list[float], float]]
 ):
     """Return the proposal without a box."""
-    monkeypatch.setattr(gaussian_process, "BOX_SHARE", 0.0)
+    monkeypatch.setattr(samplers, "BOX_SHARE", 0.0)
     study = build_study(*trials)
     study.sampler = GaussianProcess(GOALS, 0, 4)
     return study.ask(SPACE).params

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.spec import Resources
-from gdpo_tune.tuning.ray.gpus import read_cluster_memory
+from gdpo_tune.tuning.ray.preflight import read_cluster_memory
 from tests.support.ray_nodes import make_short_directory, open_ray_cluster
 
 

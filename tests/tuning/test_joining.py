@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import AuthenticationError, RpcError
 
 from gdpo_tune.core.errors import ClusterError, UsageError
-from gdpo_tune.tuning.ray import joining
+from gdpo_tune.tuning.ray import cluster
 from tests.support.jobs import hide_tokens
 
 
@@ -40,7 +40,7 @@ def test_a_cluster_is_joined_with_the_environment_of_trials(head, monkeypatch):
     fake_client(monkeypatch, None)
     environment = {}
     monkeypatch.setattr(ray, "init", lambda **options: environment.update(options))
-    joining.connect_to_cluster({"log_to_driver": False}, {"A": "1"})
+    cluster.connect_to_cluster({"log_to_driver": False}, {"A": "1"})
     assert environment == {
         "address": head,
         "runtime_env": {"env_vars": {"A": "1"}},
@@ -58,13 +58,13 @@ def test_a_cluster_that_wants_a_token(head, monkeypatch, mode, message):
     with pytest.raises(
         ClusterError, match=f"{head} {message}\n    fix: export RAY_AUTH_MODE=token"
     ):
-        joining.connect_to_cluster({}, {})
+        cluster.connect_to_cluster({}, {})
 
 
 def test_a_missing_token_is_reported_before_ray_connects(head, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(UsageError, match="there is no token"):
-        joining.connect_to_cluster({}, {})
+        cluster.connect_to_cluster({}, {})
 
 
 def test_a_head_that_does_not_listen(monkeypatch, tmp_path):
@@ -72,14 +72,14 @@ def test_a_head_that_does_not_listen(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     named = r"^RAY_ADDRESS = 127.0.0.1:9: .* does not answer \(.*refused"
     with pytest.raises(ClusterError, match=named) as caught:
-        joining.connect_to_cluster({}, {})
+        cluster.connect_to_cluster({}, {})
     assert str(caught.value).endswith("to train on this machine alone, unset RAY_ADDRESS")
 
 
 def test_a_server_that_is_no_ray_head(head, monkeypatch):
     fake_client(monkeypatch, RpcError("Timed out while waiting for GCS to become available."))
     with pytest.raises(ClusterError, match="is not the head of a Ray cluster"):
-        joining.connect_to_cluster({}, {})
+        cluster.connect_to_cluster({}, {})
 
 
 def test_a_machine_that_is_not_a_node_of_the_cluster(head, monkeypatch):
@@ -90,7 +90,7 @@ def test_a_machine_that_is_not_a_node_of_the_cluster(head, monkeypatch):
 
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(ClusterError, match=r"no node of .* runs on this machine .*\n.*--submit"):
-        joining.connect_to_cluster({}, {})
+        cluster.connect_to_cluster({}, {})
 
 
 def test_no_cluster_on_this_machine(head, monkeypatch):
@@ -101,19 +101,19 @@ def test_no_cluster_on_this_machine(head, monkeypatch):
 
     monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", nothing)
     with pytest.raises(ClusterError, match="= auto: no Ray runs on this machine"):
-        joining.connect_to_cluster({}, {})
+        cluster.connect_to_cluster({}, {})
 
 
 def test_an_invalid_address_in_the_environment(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(UsageError, match="RAY_ADDRESS = ray://head:10001"):
-        joining.connect_to_cluster({}, {})
+        cluster.connect_to_cluster({}, {})
 
 
 def test_an_invalid_host_name(monkeypatch, tmp_path):
     hide_tokens(monkeypatch, tmp_path)
     with pytest.raises(ClusterError, match=r"a\.\.b:6379 does not answer \("):
-        joining.check_head("a..b:6379")
+        cluster.check_head("a..b:6379")
 
 
 # The head, once joined
@@ -125,10 +125,10 @@ class FakeHead:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.answers, self.leaves = 100.0, True, 0
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(joining, "time", clock)
-        monkeypatch.setattr(joining, "find_silence", lambda *_: "" if self.answers else "refused")
-        monkeypatch.setattr(joining, "exit_process", self.leave)
-        self.watch = joining.HeadWatch("head:6379")
+        monkeypatch.setattr(cluster, "time", clock)
+        monkeypatch.setattr(cluster, "probe_head", lambda *_: "" if self.answers else "refused")
+        monkeypatch.setattr(cluster, "exit_process", self.leave)
+        self.watch = cluster.HeadWatch("head:6379")
 
     def leave(self) -> None:
         self.leaves += 1
@@ -139,8 +139,8 @@ class FakeHead:
         return self.watch.seconds_silent
 
     def check_for(self, seconds: float) -> float:
-        for _ in range(int(seconds / joining.ASK_SECONDS)):
-            self.check_after(joining.ASK_SECONDS)
+        for _ in range(int(seconds / cluster.ASK_SECONDS)):
+            self.check_after(cluster.ASK_SECONDS)
         return self.watch.seconds_silent
 
 
@@ -148,17 +148,17 @@ def test_the_process_disconnects_some_time_after_the_head_is_lost(monkeypatch):
     head = FakeHead(monkeypatch)
     assert head.check_after(1000.0) == 0
     head.answers = False
-    assert head.check_for(joining.LOST_SECONDS) == joining.LOST_SECONDS
-    assert head.check_for(joining.LEAVE_SECONDS) > joining.LOST_SECONDS
+    assert head.check_for(cluster.LOST_SECONDS) == cluster.LOST_SECONDS
+    assert head.check_for(cluster.LEAVE_SECONDS) > cluster.LOST_SECONDS
     assert head.leaves == 0
-    head.check_after(joining.ASK_SECONDS)
+    head.check_after(cluster.ASK_SECONDS)
     assert head.leaves == 1
 
 
 def test_a_head_that_answers_again_is_not_lost(monkeypatch):
     head = FakeHead(monkeypatch)
     head.answers = False
-    assert head.check_for(joining.LOST_SECONDS) > 0
+    assert head.check_for(cluster.LOST_SECONDS) > 0
     head.answers = True
     assert head.check_after(2.0) == 0
 
@@ -166,16 +166,16 @@ def test_a_head_that_answers_again_is_not_lost(monkeypatch):
 def test_a_process_that_was_stopped_itself_gives_the_head_time_to_answer(monkeypatch):
     """A stopped driver lost its sweep: a minute had passed since the last answer."""
     head = FakeHead(monkeypatch)
-    head.check_after(joining.ASK_SECONDS)
+    head.check_after(cluster.ASK_SECONDS)
     head.now += 60.0
     assert head.watch.seconds_silent == 0
     head.answers = False  # the network of a machine that wakes up is not there at once
-    assert head.check_after(joining.ASK_SECONDS) == joining.POLL_SECONDS
+    assert head.check_after(cluster.ASK_SECONDS) == cluster.POLL_SECONDS
     assert head.leaves == 0
 
 
 def test_find_silence_checks_who_listens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert not joining.find_silence(address, 1.0)
-    assert "refused" in joining.find_silence(address, 1.0)
+        assert not cluster.probe_head(address, 1.0)
+    assert "refused" in cluster.probe_head(address, 1.0)

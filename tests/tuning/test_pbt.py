@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.analysis.lineage import Training, trace_training
+from gdpo_tune.analysis.front import Training, trace_training
 from gdpo_tune.core.events import Request
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
@@ -25,9 +25,9 @@ from gdpo_tune.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from gdpo_tune.tuning.schedulers import exploits
-from gdpo_tune.tuning.search import applied_requests
-from gdpo_tune.tuning.search.plan import is_finished
+from gdpo_tune.tuning import lifecycle, population
+from gdpo_tune.tuning.attempts import Failed
+from gdpo_tune.tuning.plan import is_finished
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -271,7 +271,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], i
         (Path, "rename"),
         (checkpoints.shutil, "rmtree"),
         (checkpoints.os, "link"),
-        (exploits, "write_atomically"),
+        (population, "write_atomically"),
     ):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
 
@@ -314,7 +314,7 @@ def test_a_failed_member_does_not_affect_the_others(spec: SweepSpec):
                 driver.train(next(iter(driver.in_flight)))
         trial_id = next(id for id, config in driver.in_flight.items() if config.evaluate_at)
         number = int(driver.in_flight.pop(trial_id).directory.name)
-        driver.searcher.on_failure(trial_id, "broken")
+        driver.searcher.on_end(trial_id, Failed("broken"))
         driver.run()
         records, generations = ledger.get_records(), ledger.get_generations()
     assert [r.state for r in list_members(records)].count("complete") == MEMBERS - 1
@@ -370,7 +370,7 @@ def test_a_donor_with_a_damaged_checkpoint_gives_the_previous_one(
         adopted.append(0 if before is None else read_checkpoint(before).step)
         return before
 
-    monkeypatch.setattr(exploits, "find_newest_checkpoint", damaged_first)
+    monkeypatch.setattr(population, "find_newest_checkpoint", damaged_first)
     run_population(spec)
     assert adopted[0] == 0
     assert any(adopted)
@@ -383,7 +383,7 @@ def test_a_donor_with_a_damaged_checkpoint_gives_the_previous_one(
 def test_the_others_of_a_population_meet_without_a_member_that_a_person_stops(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "POLL_SECONDS", 0.0)
     with Ledger.open(spec) as ledger:
         population = Population(ledger, slots=2)
         while not any(record.state == "paused" for record in ledger.get_records()):

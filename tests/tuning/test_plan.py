@@ -11,8 +11,8 @@ import pytest
 
 from gdpo_tune.core.trials import Estimate, Params, Proposer, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search.plan import (
-    Step,
+from gdpo_tune.tuning.plan import (
+    PlannedTrial,
     count_planned,
     explain_end,
     find_dead_start,
@@ -61,7 +61,7 @@ def test_a_point_may_be_added_at_any_place_of_a_resumed_sweep(tmp_path: Path, po
     assert [params["learning_rate"] for params in list_enqueued(before)] == [1e-4]
     after = list_planned(spec(*points), before)
     assert [params["learning_rate"] for params in list_enqueued(after)] == [1e-4, 2e-4]
-    assert find_next_step(spec(*points), after) == Step("search", "model", None)
+    assert find_next_step(spec(*points), after) == PlannedTrial("search", "model", None)
 
 
 def test_a_value_without_effect_does_not_repeat_a_point(tmp_path: Path):

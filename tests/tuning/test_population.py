@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core.trials import Exploit, Objective
 from gdpo_tune.spec import Choices, PbtSettings, Uniform
-from gdpo_tune.tuning.schedulers.population import (
+from gdpo_tune.tuning.population import (
     MemberStanding,
     compute_crowding,
     decide_exploits,

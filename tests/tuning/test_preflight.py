@@ -12,8 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gdpo_tune.core.errors import ClusterError
 from gdpo_tune.spec import Resources, SweepSpec
+from gdpo_tune.tuning.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray import preflight
-from gdpo_tune.tuning.ray.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray.preflight import (
     COMPILER,
     Answers,

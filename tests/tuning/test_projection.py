@@ -19,10 +19,9 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.trials import Outcome, Params, Part, Proposer, Role, State, TrialRecord
 from gdpo_tune.ledger import convert_to_distribution, copy_study
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search import quasi_random
-from gdpo_tune.tuning.search.projection import Projection, Suggestion
-from gdpo_tune.tuning.search.sampler_study import SamplerStudy
-from gdpo_tune.tuning.search.samplers import ParzenEstimator, SamplerFactory
+from gdpo_tune.tuning import startup
+from gdpo_tune.tuning.proposals import SamplerStudy, SamplerView, Suggestion
+from gdpo_tune.tuning.samplers import ParzenEstimator, SamplerFactory
 from tests.support.tuning import build_outcome, build_trade_off, load_code_spec
 
 CONDITIONAL = """
@@ -72,7 +71,7 @@ def build_point(spec: SweepSpec, **changes: float | str) -> Params:
     }
 
 
-def list_entries(projection: Projection) -> list[tuple[str, list[float] | None]]:
+def list_entries(projection: SamplerView) -> list[tuple[str, list[float] | None]]:
     """List state and values of every configuration in the sampler's study."""
     trials = projection.study.trials
     return [(t.state.name, t.values) for t in trials if t.state != TrialState.FAIL]
@@ -88,11 +87,11 @@ def test_members_of_a_population_are_left_out_and_so_are_their_replicates(spec: 
         replace(replicate, number=3, params=other, replicate_of=2),
     ]
     records = [build_record(0, params, build_outcome(), "member", "startup"), replicate, *alone]
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     projection.load((r, {}) for r in records)
     one = list_entries(projection)
     assert len(one) == 1
-    watching = Projection(spec)
+    watching = SamplerView(spec)
     for r in records:
         watching.observe(r)
     assert list_entries(watching) == one
@@ -107,7 +106,7 @@ def test_merges_and_checkpoints_change_no_proposal(spec: SweepSpec):
     )
     again = replace(checkpoint, number=2, role="replicate", replicate_of=1)
     merge = replace(checkpoint, number=3, role="merge", params={}, parts=(Part(0, 20, 0.5),) * 2)
-    alone, beside = Projection(spec), Projection(spec)
+    alone, beside = SamplerView(spec), SamplerView(spec)
     alone.load([(trained, {})])
     beside.load((record, {}) for record in (trained, checkpoint, again))
     beside.observe(merge)
@@ -115,7 +114,7 @@ def test_merges_and_checkpoints_change_no_proposal(spec: SweepSpec):
     assert beside.propose() == alone.propose()
 
 
-def run_trials(projection: Projection, trials: int, width: int = 2) -> list[Suggestion]:
+def run_trials(projection: SamplerView, trials: int, width: int = 2) -> list[Suggestion]:
     """Propose `trials` times with `width` trials in flight, which end in order of start."""
     suggestions: list[Suggestion] = []
     flying: list[TrialRecord] = []
@@ -134,7 +133,7 @@ def run_trials(projection: Projection, trials: int, width: int = 2) -> list[Sugg
 
 
 def test_running_is_pending_and_complete_has_validation_values(spec: SweepSpec):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     params = build_point(spec)
     projection.observe(build_record(0, params))
     assert list_entries(projection) == [("RUNNING", None)]
@@ -144,7 +143,7 @@ def test_running_is_pending_and_complete_has_validation_values(spec: SweepSpec):
 
 
 def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec: SweepSpec):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     params = build_point(spec)
     projection.observe(
         build_record(0, params, build_outcome(0.2), role="published", proposer="baseline")
@@ -159,7 +158,7 @@ def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec: SweepSpe
 
 @pytest.mark.parametrize(("sampler", "count"), [("tpe", 12), ("qmc", 0), ("random", 0)])
 def test_only_a_sampler_with_a_model_receives_trials(tmp_path: Path, sampler: str, count: int):
-    projection = Projection(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
+    projection = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
     run_trials(projection, 12)
     assert len(list_entries(projection)) == count
 
@@ -167,7 +166,7 @@ def test_only_a_sampler_with_a_model_receives_trials(tmp_path: Path, sampler: st
 def test_the_study_is_rebuilt_at_most_once_per_proposal(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     built: list[SamplerStudy] = []
 
     class Counted(SamplerStudy):
@@ -175,7 +174,7 @@ def test_the_study_is_rebuilt_at_most_once_per_proposal(
             super().__init__(*arguments)
             built.append(self)
 
-    monkeypatch.setattr("gdpo_tune.tuning.search.projection.SamplerStudy", Counted)
+    monkeypatch.setattr("gdpo_tune.tuning.proposals.SamplerStudy", Counted)
     for number in range(5):
         role = "replicate" if number else "search"
         projection.observe(
@@ -189,14 +188,14 @@ def test_the_study_is_rebuilt_at_most_once_per_proposal(
 
 
 def test_a_failed_configuration_stays_pending(spec: SweepSpec):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     projection.observe(build_record(0, build_point(spec), state="failed"))
     assert list_entries(projection) == [("RUNNING", None)]
 
 
 def test_trials_without_information_are_not_in_the_study(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     inside = build_point(spec, reward_weights__length=0.5)
     projection.observe(
         build_record(0, inside, build_outcome(), role="untrained", proposer="baseline")
@@ -213,7 +212,7 @@ def test_trials_without_information_are_not_in_the_study(tmp_path: Path):
 
 
 def test_an_inactive_parameter_has_the_middle_value_of_its_domain(conditional: SweepSpec):
-    projection = Projection(conditional)
+    projection = SamplerView(conditional)
     params = conditional.space.complete({"normalization": "grpo", "reward_weights.format": 1.0})
     projection.observe(build_record(0, params, build_outcome()))
     assert projection.study.trials[0].params["beta"] == 0.5
@@ -221,7 +220,7 @@ def test_an_inactive_parameter_has_the_middle_value_of_its_domain(conditional: S
 
 
 def test_proposals_of_a_conditional_space_leave_out_inactive_parameters(conditional: SweepSpec):
-    projection = Projection(conditional)
+    projection = SamplerView(conditional)
     suggestions = run_trials(projection, 30)
     without = [s for s in suggestions if s.params["normalization"] == "grpo"]
     assert {s.params["beta"] for s in without} == {0.0}
@@ -234,7 +233,7 @@ def test_proposals_of_a_conditional_space_leave_out_inactive_parameters(conditio
 @pytest.mark.parametrize("sampler", sorted(registry.SAMPLERS))
 def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sampler: str):
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=6"])
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     suggestions = run_trials(projection, 6)
     for suggestion in suggestions:
         assert set(suggestion.params) == set(spec.space.domains)
@@ -248,7 +247,7 @@ def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sam
 
 @pytest.mark.system
 def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_model(spec: SweepSpec):
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     suggestions = run_trials(projection, spec.search.trials, width=2)
     proposed = [s.proposer for s in suggestions]
     assert 2 * proposed.count("model") >= len(proposed)
@@ -262,7 +261,7 @@ def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_mode
 def test_a_model_avoids_a_configuration_that_failed(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search.sampler=gp"])
     history = [
-        build_record(number, spec.space.complete(quasi_random.draw_point(spec, number)))
+        build_record(number, spec.space.complete(startup.draw_point(spec, number)))
         for number in range(6)
     ]
     records = [build_record(r.number, r.params, build_trade_off(r.params)) for r in history]
@@ -274,8 +273,8 @@ def test_a_model_avoids_a_configuration_that_failed(tmp_path: Path):
     assert measure_distance(spec, first.params, second.params) > 0.05
 
 
-def load_projection(spec: SweepSpec, records: Iterable[TrialRecord]) -> Projection:
-    projection = Projection(spec)
+def load_projection(spec: SweepSpec, records: Iterable[TrialRecord]) -> SamplerView:
+    projection = SamplerView(spec)
     projection.load((record, {}) for record in records)
     return projection
 
@@ -291,8 +290,8 @@ def measure_distance(spec: SweepSpec, one: Params, other: Params) -> float:
 
 
 def test_a_new_process_continues_the_startup_of_the_old_one(spec: SweepSpec):
-    whole = run_trials(Projection(spec), 4)
-    stopped = Projection(spec)
+    whole = run_trials(SamplerView(spec), 4)
+    stopped = SamplerView(spec)
     run_trials(stopped, 2)
     records = [build_record(n, s.params, proposer="startup") for n, s in enumerate(whole[:2])]
     assert load_projection(spec, records).propose().params == whole[2].params
@@ -300,10 +299,10 @@ def test_a_new_process_continues_the_startup_of_the_old_one(spec: SweepSpec):
 
 def test_a_genetic_algorithm_restores_its_generations(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search.sampler=nsga2", "search.trials=20"])
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     suggestions = run_trials(projection, 14, width=1)
     assert max(read_generation(s) for s in suggestions) >= 2
-    again = Projection(spec)
+    again = SamplerView(spec)
     again.load(
         (build_record(n, s.params, build_trade_off(s.params), proposer=s.proposer), s.sampler_state)
         for n, s in enumerate(suggestions)
@@ -314,7 +313,7 @@ def test_a_genetic_algorithm_restores_its_generations(tmp_path: Path):
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
 def test_the_model_of_a_genetic_algorithm_is_its_second_generation(tmp_path: Path, sampler: str):
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=20"])
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     for number in (100, 101):
         params = build_point(spec, learning_rate=number * 1e-6)
         projection.observe(build_record(number, params, build_outcome(), "published", "baseline"))
@@ -325,7 +324,7 @@ def test_the_model_of_a_genetic_algorithm_is_its_second_generation(tmp_path: Pat
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe"])
 def test_a_model_proposal_has_no_sampler_state(tmp_path: Path, sampler: str):
-    projection = Projection(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
+    projection = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
     suggestions = run_trials(projection, 6)
     assert suggestions[-1].proposer == "model"
     assert [s.sampler_state for s in suggestions] == [{}] * 6
@@ -351,7 +350,7 @@ def test_a_finite_space_is_searched_without_repeats_until_it_is_exhausted(tmp_pa
         )
     )
     spec = load_code_spec(tmp_path, ["search.sampler=random"], path)
-    suggestions = run_trials(Projection(spec), 6)
+    suggestions = run_trials(SamplerView(spec), 6)
     kinds = [(s.params["normalization"], s.params["reward_weights.format"]) for s in suggestions]
     assert sorted(set(kinds[:4])) == sorted(itertools.product(["gdpo", "grpo"], [0.5, 1]))
 
@@ -378,7 +377,7 @@ def test_a_repeated_proposal_is_replaced_by_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     spec = load_code_spec(tmp_path, ["search.sampler=tpe"])
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     first = build_point(spec)
     projection.observe(build_record(0, first, build_outcome()))
     stubborn = SamplerFactory(lambda seed: Stubborn(), startup=0, quasi_random=False)
@@ -397,14 +396,14 @@ def test_a_space_without_dimensions_proposes_its_one_point(tmp_path: Path):
     searched = ("normalization=gdpo", "group_size=8", "learning_rate=1e-4")
     weights = ("reward_weights.format=1", "reward_weights.length=1")
     spec = load_code_spec(tmp_path, [f"space.{fixed}" for fixed in (*searched, *weights)])
-    assert Projection(spec).propose().params == spec.space.complete({})
+    assert SamplerView(spec).propose().params == spec.space.complete({})
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_the_order_of_records_does_not_change_the_study(spec: SweepSpec, order: Sequence[int]):
     params = build_point(spec)
     records = [build_record(n, params, build_outcome(0.1 * (n + 1))) for n in range(3)]
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     for index in order:
         projection.observe(replace(records[index], state="running"))
     for index in order:
@@ -413,8 +412,8 @@ def test_the_order_of_records_does_not_change_the_study(spec: SweepSpec, order: 
 
 
 def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec):
-    points = [quasi_random.draw_point(spec, index) for index in range(8)]
-    assert points == [quasi_random.draw_point(spec, index) for index in range(8)]
+    points = [startup.draw_point(spec, index) for index in range(8)]
+    assert points == [startup.draw_point(spec, index) for index in range(8)]
     assert sorted(p["group_size"] for p in points) == [4] * 4 + [8] * 4
     halves = [float(p["learning_rate"]) > (3e-5 * 3e-4) ** 0.5 for p in points]
     assert sum(halves) == 4
@@ -423,7 +422,7 @@ def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
 def test_a_genetic_algorithm_without_interruption_is_deterministic(tmp_path: Path, sampler: str):
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
-    one, two = ([s.params for s in run_trials(Projection(spec), 10)] for _ in range(2))
+    one, two = ([s.params for s in run_trials(SamplerView(spec), 10)] for _ in range(2))
     assert one == two
 
 
@@ -432,9 +431,9 @@ def test_a_genetic_algorithm_without_interruption_is_deterministic(tmp_path: Pat
 def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
     """A process that was killed after any trial would make the same proposal."""
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
-    projection, records = Projection(spec), []
+    projection, records = SamplerView(spec), []
     for number in range(8):
-        again = Projection(spec)
+        again = SamplerView(spec)
         again.load(records)
         suggestion = projection.propose()
         assert again.propose().params == suggestion.params
@@ -449,9 +448,9 @@ def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
 def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_own_does(
     conditional: SweepSpec,
 ):
-    projection = Projection(conditional)
+    projection = SamplerView(conditional)
     for number in range(12):
-        params = conditional.space.complete(quasi_random.draw_point(conditional, number))
+        params = conditional.space.complete(startup.draw_point(conditional, number))
         projection.observe(build_record(number, params, build_trade_off(params)))
     dimensions = {
         n: convert_to_distribution(d) for n, d in conditional.space.searched_domains.items()

@@ -12,9 +12,8 @@ import pytest
 
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.search import proposals
-from gdpo_tune.tuning.search.projection import Projection, Suggestion
-from gdpo_tune.tuning.search.proposals import Proposals
+from gdpo_tune.tuning import proposals
+from gdpo_tune.tuning.proposals import Proposals, SamplerView, Suggestion
 from tests.support.search_driver import Driver
 from tests.support.tuning import load_code_spec
 
@@ -130,13 +129,13 @@ def test_an_error_of_the_sampler_reaches_the_loop(asking: Proposals, slow: SlowP
 def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    gate, ask = threading.Semaphore(0), Projection.propose
+    gate, ask = threading.Semaphore(0), SamplerView.propose
 
-    def slow_ask(self: Projection) -> Suggestion:
+    def slow_ask(self: SamplerView) -> Suggestion:
         assert gate.acquire(timeout=60)
         return ask(self)
 
-    monkeypatch.setattr(Projection, "propose", slow_ask)
+    monkeypatch.setattr(SamplerView, "propose", slow_ask)
     monkeypatch.setattr(proposals, "IDLE_WAIT_SECONDS", 0.01)
     spec = load_code_spec(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
     with Ledger.open(spec) as ledger:
@@ -161,7 +160,7 @@ def test_a_free_slot_that_waits_for_a_proposal_is_not_the_end(
 
 @pytest.mark.parametrize(("sampler", "left"), [("random", []), ("nsga2", ["FAIL"])])
 def test_a_withdrawn_proposal_is_not_in_the_study(tmp_path: Path, sampler: str, left: list[str]):
-    projection = Projection(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
+    projection = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
     first = projection.propose()
     projection.withdraw(first)
     assert [trial.state.name for trial in projection.study.trials] == left

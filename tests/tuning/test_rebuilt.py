@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.tuning.schedulers import priority
-from gdpo_tune.tuning.schedulers import rungs as module
-from gdpo_tune.tuning.schedulers.priority import Floats, Ranks, compute_ranks, update_ranks
-from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant
+from gdpo_tune.tuning import halving as module
+from gdpo_tune.tuning import schedulers
+from gdpo_tune.tuning.halving import Rungs, Variant
+from gdpo_tune.tuning.schedulers import Floats, Ranks, compute_ranks, update_ranks
 
 OBJECTIVES = tuple(Objective(name, "maximize", 0) for name in "abc")
 LEVELS = (10, 30)
@@ -110,7 +110,7 @@ class WorkCounter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compared = self.pairs = self.ranked = 0
-        dominating, some_dominating = priority.find_dominating, priority.find_dominated
+        dominating, some_dominating = schedulers.find_dominating, schedulers.find_dominated
 
         def counted(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
             self.compared += len(losses)
@@ -124,9 +124,9 @@ class WorkCounter:
             self.ranked += len(losses)
             return compute_ranks(losses, broken)
 
-        for owner in (priority, module):
+        for owner in (schedulers, module):
             monkeypatch.setattr(owner, "find_dominating", counted)
-        monkeypatch.setattr(priority, "find_dominated", counted_pairs)
+        monkeypatch.setattr(schedulers, "find_dominated", counted_pairs)
         monkeypatch.setattr(module, "compute_ranks", counted_ranks)
 
 

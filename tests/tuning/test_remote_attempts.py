@@ -18,23 +18,25 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import iterate_whole_checkpoints
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray import reporter, stopping, trainable
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning import attempts
+from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     Failed,
     Fatal,
     Finished,
     Interrupted,
+    RemoteStopFlag,
     Setup,
     TrialMessage,
     TrialNotice,
+    TrialPlaced,
     TrialUpdate,
     pack,
     unpack_message,
 )
-from gdpo_tune.tuning.ray.stopping import RemoteStopFlag
-from gdpo_tune.tuning.ray.trainable import run_trial
+from gdpo_tune.tuning.ray import attempt
+from gdpo_tune.tuning.ray.attempt import run_trial
 
 SWEEP = "memory://bucket/night"
 actions_by_step: dict[int, Callable[[], None]] = {}
@@ -74,11 +76,12 @@ def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[T
     messages: list[TrialMessage] = []
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    monkeypatch.setattr(reporter.tune, "report", lambda packed: messages.append(unpack(packed)))
-    monkeypatch.setattr(trainable, "_trials_served", 0)
+    monkeypatch.setattr(attempt.tune, "report", lambda packed: messages.append(unpack(packed)))
+    monkeypatch.setattr(attempt, "_trials_served", 0)
+    monkeypatch.setattr(attempt, "describe_place", lambda: TrialPlaced("process", "node"))
     # the original queries Ray
-    monkeypatch.setattr(trainable, "compute_memory_limit", lambda *_: float("inf"))
-    monkeypatch.setattr(stopping, "ASK_SECONDS", 0.0)  # steps take no time
+    monkeypatch.setattr(attempt, "compute_memory_limit", lambda *_: float("inf"))
+    monkeypatch.setattr(attempts, "ASK_SECONDS", 0.0)  # steps take no time
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     yield messages
     actions_by_step.clear()
@@ -120,13 +123,15 @@ def test_a_checkpoint_is_reported_only_after_its_upload(
 ):
     def hear(packed: dict[str, Any]) -> None:
         update = unpack(packed)
+        if isinstance(update, TrialPlaced):
+            return
         assert isinstance(update, TrialUpdate)
         step = update.measurement.step
         if step % 2 == 0:
             assert find_newest() == f"checkpoint-{step}"
         messages.append(update)
 
-    monkeypatch.setattr(reporter.tune, "report", hear)
+    monkeypatch.setattr(attempt.tune, "report", hear)
     run_attempt(tmp_path)
     assert len(messages) == 6
 
@@ -167,16 +172,18 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
     tmp_path: Path, messages: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
     """Regardless of the time of the last request to the store."""
-    monkeypatch.setattr(stopping, "ASK_SECONDS", 1e9)
+    monkeypatch.setattr(attempts, "ASK_SECONDS", 1e9)
 
     def hear(packed: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
         update = unpack(packed)
+        if isinstance(update, TrialPlaced):
+            return
         assert isinstance(update, TrialUpdate)
         messages.append(update)
         if update.measurement.has_validation:
             RemoteStopFlag(SWEEP).request(3)
 
-    monkeypatch.setattr(reporter.tune, "report", hear)
+    monkeypatch.setattr(attempt.tune, "report", hear)
     monkeypatch.setattr(
         Measurement, "has_validation", property(lambda measurement: measurement.step == 4)
     )
@@ -188,7 +195,7 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
 def test_a_store_that_does_not_answer_neither_stops_nor_delays_a_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage: str
 ):
-    monkeypatch.setattr(stopping, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(attempts, "ANSWER_SECONDS", 0.1)
     flag, back = RemoteStopFlag(SWEEP), threading.Event()
     flag.request(3)
     cat_file = MemoryFileSystem.cat_file
@@ -215,7 +222,7 @@ def test_a_store_that_does_not_answer_neither_stops_nor_delays_a_trial(
 def test_a_request_that_the_store_rejects_is_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(stopping, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(attempts, "ANSWER_SECONDS", 0.1)
     back, pipe_file = threading.Event(), MemoryFileSystem.pipe_file
 
     def pipe(self: MemoryFileSystem, path: str, content: bytes) -> None:

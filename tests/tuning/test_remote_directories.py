@@ -17,7 +17,7 @@ from gdpo_tune.core.object_store import CACHE, StoreDirectory
 from gdpo_tune.core.trial_files import iterate_whole_checkpoints
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.training.checkpoints import find_checkpoint, write_checkpoint
-from gdpo_tune.tuning.ray.remote_attempts import (
+from gdpo_tune.tuning.ray.attempt import (
     download_trial,
     make_attempt_directory,
     upload_trial,

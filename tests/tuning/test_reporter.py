@@ -12,10 +12,9 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.tracking.run_content import select_curve_values
-from gdpo_tune.tuning.ray import reporter
-from gdpo_tune.tuning.ray.messages import TrialUpdate, unpack_message
-from gdpo_tune.tuning.ray.reporter import Reporter, choose_interval
-from gdpo_tune.tuning.ray.stopping import HALT
+from gdpo_tune.tuning.attempts import HALT, TrialUpdate, choose_interval, unpack_message
+from gdpo_tune.tuning.ray import attempt
+from gdpo_tune.tuning.ray.attempt import Reporter
 from tests.support.tuning import (
     build_attempt,
     build_measurement,
@@ -40,7 +39,7 @@ def test_a_fast_trial_has_20_to_60_points_per_curve(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch, steps: int
 ):
     """Measurements are thinned twice: for the driver and for the tracker."""
-    monkeypatch.setattr(reporter.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(attempt.time, "monotonic", lambda: 100.0)
     training = TrainingSettings(steps=steps)
     report = Reporter(build_attempt(replace(config, training=training)))
     for step in range(1, steps + 1):
@@ -54,7 +53,7 @@ def test_a_fast_trial_has_20_to_60_points_per_curve(
 def test_an_evaluation_is_always_sent(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(reporter.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(attempt.time, "monotonic", lambda: 100.0)
     report = Reporter(build_attempt(config))
     for step in range(1, 101):
         plain = Measurement(step, {"train/loss": 1.0}, Cost())
@@ -72,7 +71,7 @@ def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
         if message.measurement.has_validation:
             (config.directory / HALT).touch()
 
-    monkeypatch.setattr(reporter.tune, "report", halt)
+    monkeypatch.setattr(attempt.tune, "report", halt)
     report = Reporter(build_attempt(config))
     report(Measurement(1, {}, Cost()), None)
     with pytest.raises(SystemExit):
@@ -97,9 +96,9 @@ def test_held_measurements_are_sent_with_the_next_result(
     results: list[Any] = []
     clock = iter(range(1, 1000))
     monkeypatch.setattr(
-        reporter.tune, "report", lambda packed: results.append(unpack_message(packed))
+        attempt.tune, "report", lambda packed: results.append(unpack_message(packed))
     )
-    monkeypatch.setattr(reporter.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(attempt.time, "monotonic", lambda: float(next(clock)))
     training = TrainingSettings(steps=120)
     report = Reporter(build_attempt(replace(config, training=training), interval=5.0))
     for step in range(1, 121):
@@ -121,7 +120,7 @@ def test_a_slow_trial_sends_every_point(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
     clock = iter(range(0, 1000, 2))
-    monkeypatch.setattr(reporter.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(attempt.time, "monotonic", lambda: float(next(clock)))
     report = Reporter(build_attempt(config))
     for step in range(1, 8):
         report(Measurement(step, {}, Cost()), None)

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis import pareto
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.tuning.schedulers.priority import (
+from gdpo_tune.tuning.halving import Rungs, Variant
+from gdpo_tune.tuning.schedulers import (
     Floats,
     compute_ranks,
     find_first,
     order_evenly,
     sum_excess,
 )
-from gdpo_tune.tuning.schedulers.rungs import Rungs, Variant
 
 TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
 SHARE = st.sampled_from([i / 8 for i in range(9)])

@@ -8,7 +8,8 @@ import pickle
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ray import cloudpickle
@@ -21,20 +22,20 @@ from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.ray import failures
-from gdpo_tune.tuning.ray.failures import Attempts, describe_error
-from gdpo_tune.tuning.ray.messages import pack, unpack_attempt
-from gdpo_tune.tuning.ray.nodes import Nodes
+from gdpo_tune.tuning.attempts import Failed, TrialPlaced, pack, unpack_attempt
+from gdpo_tune.tuning.plan import count_planned, derive_seed, is_finished
+from gdpo_tune.tuning.ray.tune import (
+    TuneCallback,
+    TuneSearcher,
+    describe_failure,
+    free_trial,
+)
 from gdpo_tune.tuning.runner import run_sweep
-from gdpo_tune.tuning.search.plan import count_planned, derive_seed, is_finished
-from gdpo_tune.tuning.search.searcher import LedgerSearcher
 from tests.support.search_driver import Driver
 from tests.support.tuning import (
-    build_attempt,
     build_measurement,
     build_outcome,
     build_trade_off,
-    build_trial_config,
     load_code_spec,
 )
 
@@ -211,8 +212,7 @@ def test_an_error_is_recorded_with_the_reason_of_ray(spec: SweepSpec):
         trial_id = driver.ask()
         spent = Cost(completions=64, seconds=1.5)
         driver.report(trial_id, Measurement(1, {}, spent))
-        driver.searcher.on_trial_complete(trial_id, None, error=True)
-        driver.searcher.on_failure(trial_id, "RuntimeError: broken")
+        driver.searcher.on_end(trial_id, Failed("RuntimeError: broken"))
         record = ledger.get_record(0)
         assert (record.state, record.reason, record.cost) == (
             "failed",
@@ -225,9 +225,9 @@ def test_an_error_is_recorded_with_the_reason_of_ray(spec: SweepSpec):
 
 def test_reasons_are_one_readable_line():
     task = RayTaskError("train", "a long traceback", ValueError("bad reward"))
-    assert describe_error(task) == "ValueError: bad reward"
-    assert "process died" in describe_error(ActorDiedError())
-    assert describe_error(None) == "unknown"
+    assert describe_failure(task).reason == "ValueError: bad reward"
+    assert "process died" in describe_failure(ActorDiedError()).reason
+    assert describe_failure(None).reason == "unknown"
 
 
 def build_ray_trial(config: dict[str, Any], actor: object) -> Any:
@@ -238,17 +238,18 @@ def build_ray_trial(config: dict[str, Any], actor: object) -> Any:
     return trial
 
 
-def test_processes_are_recorded_when_ray_starts_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(Trial, "local_path", None)
+def test_processes_are_recorded_when_ray_starts_one(spec: SweepSpec):
     looked: list[str] = []
-    nodes, searcher = Nodes(list), cast("LedgerSearcher", None)
-    monkeypatch.setattr(failures, "find_node", lambda actor: "node")
-    callback = Attempts(searcher, nodes, lambda: looked.append("again"))
-    config = pack(build_attempt(build_trial_config(tmp_path)))
-    for actor in ("Actor(a)", "Actor(a)", "Actor(b)", "Actor(a)"):
-        callback.on_trial_start(0, [], build_ray_trial(config, actor))
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=4)
+        callback = TuneCallback(
+            driver.searcher,
+            TuneSearcher(driver.searcher, driver.searcher._setup),
+            lambda: looked.append("again"),
+        )
+        for actor in ("a", "a", "b", "a"):
+            trial = SimpleNamespace(trial_id=driver.ask())
+            callback.on_trial_result(0, [], trial, pack(TrialPlaced(actor, "node")))
     assert looked == ["again"] * 2
 
 
@@ -258,8 +259,7 @@ def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
     trial._default_result_or_future = "a reference to a remote object"
     assert trial.metric_analysis
     assert trial.metric_n_steps
-    callback = Attempts(cast("LedgerSearcher", None), Nodes(list), lambda: None)
-    callback.on_trial_complete(0, [trial], trial)
+    free_trial(trial)
     assert trial.config == trial.evaluated_params == {}
     assert trial.metric_analysis == trial.metric_n_steps == {}
     assert trial.last_result == {"ended": True, "trial_id": trial.trial_id}
@@ -269,7 +269,7 @@ def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
 def test_ray_copies_a_config_cheaply_and_names_it_briefly(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        config = driver.searcher.suggest("ray0")
+        config = TuneSearcher(driver.searcher, driver.searcher._setup).suggest("ray0")
     assert isinstance(config, dict)
     copied = copy.deepcopy(config)
     assert all(copied[key] is value for key, value in config.items())

@@ -14,9 +14,9 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.request_files import REQUESTS, list_pending, write_request
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.search import applied_requests
-from gdpo_tune.tuning.search.applied_requests import RequestInbox
-from gdpo_tune.tuning.search.plan import is_finished
+from gdpo_tune.tuning import lifecycle
+from gdpo_tune.tuning.lifecycle import RequestInbox
+from gdpo_tune.tuning.plan import is_finished
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, load_code_spec
 
@@ -27,7 +27,7 @@ POINT = {"learning_rate": 1e-4, "group_size": 4}
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the searcher look for requests whenever it can."""
-    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "POLL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -197,9 +197,9 @@ def test_the_sampler_is_that_of_a_new_process_after_a_change(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=4)  # as many as trials: none can learn from another
-        assert driver.searcher._proposals._projection.sampler.name == "qmc"
+        assert driver.searcher._proposals._view.sampler.name == "qmc"
         steer(driver, "trials", number=20)
-        assert driver.searcher._proposals._projection.sampler.name == "gp"
+        assert driver.searcher._proposals._view.sampler.name == "gp"
         driver.searcher.close()
 
 
@@ -266,7 +266,7 @@ def test_a_request_just_before_the_end_keeps_the_sweep_going(
             driver.end(next(iter(driver.in_flight)))
         if len(ledger.get_records()) == 5 and driver.in_flight:
             driver.end(next(iter(driver.in_flight)))
-    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(lifecycle, "POLL_SECONDS", 3600.0)
     Steering(ledger.directory).request("trials", {"number": 4})
     assert driver.ask() is None
     assert isinstance(driver.ask(), str)
@@ -313,7 +313,7 @@ def test_a_foreign_file_is_set_aside_with_an_incident(ledger: Ledger):
 def test_the_driver_looks_for_requests_once_a_second(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(applied_requests, "POLL_SECONDS", 1.0)
+    monkeypatch.setattr(lifecycle, "POLL_SECONDS", 1.0)
     now = 100.0
     inbox = RequestInbox(ledger, lambda: now)
     assert inbox.is_due()

@@ -9,7 +9,7 @@ import pytest
 
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tuning.ray.stopping import HALT
+from gdpo_tune.tuning.attempts import HALT
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
 from tests.support.paths import ROOT

@@ -10,23 +10,25 @@ import pytest
 from gdpo_tune.core.errors import DirectoryLostError
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Measurement
-from gdpo_tune.tuning.ray import trainable
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     Failed,
     Fatal,
+    TrialPlaced,
     TrialResult,
     pack,
     unpack_message,
 )
-from gdpo_tune.tuning.ray.reporter import Reporter, has_directory
-from gdpo_tune.tuning.ray.trainable import wait_for_directory
+from gdpo_tune.tuning.ray import attempt as adapter
+from gdpo_tune.tuning.ray.attempt import Reporter, has_directory, wait_for_directory
 from tests.support.tuning import build_attempt, build_trial_config
 
 
 @pytest.fixture
-def attempt(tmp_path: Path) -> AttemptConfig:
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptConfig:
+    monkeypatch.setattr(adapter, "describe_place", lambda: TrialPlaced("process", "node"))
+    monkeypatch.setattr(adapter.tune, "report", lambda _: None)
     return build_attempt(build_trial_config(tmp_path))
 
 
@@ -69,7 +71,7 @@ def test_a_missing_directory_is_waited_for(
 def test_the_wait_for_a_missing_directory_ends(
     attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trainable, "PATIENCE", -1.0)
+    monkeypatch.setattr(adapter, "PATIENCE", -1.0)
     spec_file.unlink()
     with pytest.raises(DirectoryLostError, match=r"is gone.*\n.*fix: mount it again"):
         wait_for_directory(attempt.setup)
@@ -85,18 +87,18 @@ def test_an_attempt_without_the_directory_does_not_count(
             raise FileNotFoundError("checkpoint-1")
         return Failed("no task file")
 
-    monkeypatch.setattr(trainable, "run_attempt", run)
-    monkeypatch.setattr(trainable, "wait_for_directory", lambda _: "waited")
+    monkeypatch.setattr(adapter, "run_attempt", run)
+    monkeypatch.setattr(adapter, "wait_for_directory", lambda _: "waited")
     with pytest.raises(AttemptError, match="waited"):
-        trainable.run_trial(pack(attempt))
+        adapter.run_trial(pack(attempt))
 
 
 def test_a_directory_that_stays_missing_ends_the_sweep(
     attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trainable, "PATIENCE", -1.0)
-    monkeypatch.setattr(trainable, "run_attempt", lambda _: spec_file.unlink())
-    result = unpack_message(trainable.run_trial(pack(attempt)))
+    monkeypatch.setattr(adapter, "PATIENCE", -1.0)
+    monkeypatch.setattr(adapter, "run_attempt", lambda _: spec_file.unlink())
+    result = unpack_message(adapter.run_trial(pack(attempt)))
     assert isinstance(result, Fatal)
     assert isinstance(result.error, DirectoryLostError)
 
@@ -107,11 +109,11 @@ def test_other_failures_are_returned_unchanged(
     def fail(attempt: AttemptConfig) -> TrialResult:
         raise RuntimeError("its own")
 
-    monkeypatch.setattr(trainable, "run_attempt", lambda _: Failed("its own"))
-    assert unpack_message(trainable.run_trial(pack(attempt))) == Failed("its own")
-    monkeypatch.setattr(trainable, "run_attempt", fail)
+    monkeypatch.setattr(adapter, "run_attempt", lambda _: Failed("its own"))
+    assert unpack_message(adapter.run_trial(pack(attempt))) == Failed("its own")
+    monkeypatch.setattr(adapter, "run_attempt", fail)
     with pytest.raises(RuntimeError, match="its own"):
-        trainable.run_trial(pack(attempt))
+        adapter.run_trial(pack(attempt))
 
 
 def test_a_report_without_the_directory_is_ignored(attempt: AttemptConfig, spec_file: Path):

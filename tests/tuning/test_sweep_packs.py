@@ -21,7 +21,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.training import train
-from gdpo_tune.tuning.ray.trial_history import RETRIES
+from gdpo_tune.tuning.attempts import RETRIES
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import GATE, list_executions
 from tests.support.paths import ROOT

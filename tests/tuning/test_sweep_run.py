@@ -28,8 +28,8 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
+from gdpo_tune.tuning.attempts import RETRIES
 from gdpo_tune.tuning.ray import cluster
-from gdpo_tune.tuning.ray.trial_history import RETRIES
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
 from tests.support.paths import ROOT

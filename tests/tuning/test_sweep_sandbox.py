@@ -4,8 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 
@@ -22,8 +20,8 @@ SPACE = ROOT / "search_spaces" / "code.yaml"
 ON_A_MAC = """
 import os, types
 from gdpo_tune import cli, sweep
-from gdpo_tune.sandbox import local
-local.sys = types.SimpleNamespace(platform="darwin")
+from gdpo_tune.sandbox import local_sandbox
+local_sandbox.sys = types.SimpleNamespace(platform="darwin")
 del os.sched_getaffinity
 cli.run_command(sweep.main)
 """
@@ -37,7 +35,7 @@ def refuse_seccomp():
     machine = MACHINES[os.uname().machine]
     prctl = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
     rule = seccomp.ArgumentRule(
-        0, seccomp.JUMP_EQUAL, (22,), yes=seccomp.refuse(errno.EINVAL), no=seccomp.ALLOW
+        0, seccomp.JUMP_EQUAL, (22,), yes=seccomp.fail_with(errno.EINVAL), no=seccomp.ALLOW
     )
     lockdown.forbid_new_privileges()
     rules = seccomp.assemble(machine.audit, machine.first_foreign, {prctl: rule}, seccomp.ALLOW)
@@ -79,7 +77,7 @@ def test_without_seccomp_no_work_starts(tmp_path):
     done = run_command(tmp_path, ["-m", "gdpo_tune.sweep"], preexec_fn=refuse_seccomp)
     line = read_refusal(done, tmp_path)
     assert line.startswith("seccomp: the kernel or the container refuses to load a filter")
-    assert "sandbox: {type: external, url: http://" in line
+    assert "docs/sandbox.md lists causes" in line
 
 
 @pytest.mark.parametrize("kind", ["local", "unsafe_no_isolation"])
@@ -87,13 +85,7 @@ def test_on_another_system_no_work_starts(tmp_path, kind):
     done = run_command(tmp_path, ["-c", ON_A_MAC], f"sandbox.type={kind}")
     line = read_refusal(done, tmp_path, warnings=kind == "unsafe_no_isolation")
     assert line.startswith("platform: the sandbox needs Linux, this is darwin")
-    assert "sandbox: {type: external, url: http://" in line
-
-
-def test_a_dead_service_is_refused_before_any_work(tmp_path):
-    service = "sandbox={type: external, url: 'http://127.0.0.1:9'}"
-    line = read_refusal(run_command(tmp_path, ["-m", "gdpo_tune.sweep"], service), tmp_path)
-    assert "http://127.0.0.1:9" in line
+    assert "docs/sandbox.md lists causes" in line
 
 
 def test_a_module_that_cannot_be_loaded_is_refused_before_any_work(tmp_path, monkeypatch):
@@ -121,28 +113,6 @@ def test_the_command_prints_the_tier_of_the_requirements(tmp_path, monkeypatch, 
     )
 
 
-class Service(BaseHTTPRequestHandler):
-    """A service that answers every request with 404."""
-
-    def do_POST(self):
-        self.server.requests += 1
-        self.send_error(404)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def service():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        server.requests = 0
-        thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 def is_correct(program, **settings) -> bool:
     """Return whether a program before a correct solution counts as correct."""
     with CodeTask(TrainingSettings(), SandboxSettings(**settings)) as task:
@@ -168,13 +138,6 @@ def test_each_setting_has_its_effect(name):
     program, allowing, *refusing = EFFECTS[name]
     assert is_correct(program, **allowing)
     assert not is_correct(program, **(refusing[0] if refusing else {}))
-
-
-def test_url_is_the_address_of_the_external_sandbox(service):
-    address = f"http://127.0.0.1:{service.server_port}"
-    with pytest.raises(SandboxUnavailable, match="404"):
-        is_correct("", type="external", url=address)
-    assert service.requests
 
 
 def test_workers_is_the_number_of_workers():

@@ -24,24 +24,24 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Measurement
-from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import Resources
-from gdpo_tune.tuning import runner
-from gdpo_tune.tuning.ray import trainable, workers
-from gdpo_tune.tuning.ray.messages import (
+from gdpo_tune.tuning.attempts import (
+    STOP,
     AttemptError,
     Failed,
     Fatal,
     Finished,
     Interrupted,
+    Setup,
     TrialMessage,
+    TrialPlaced,
     pack,
     unpack_message,
 )
-from gdpo_tune.tuning.ray.nodes import ClusterNode, count_slots
-from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.stopping import STOP
-from gdpo_tune.tuning.ray.trainable import compute_memory_limit, run_trial
+from gdpo_tune.tuning.nodes import ClusterNode, count_slots
+from gdpo_tune.tuning.ray import attempt as adapter
+from gdpo_tune.tuning.ray import tune, workers
+from gdpo_tune.tuning.ray.attempt import Reporter, compute_memory_limit, run_trial
 from tests.support.tuning import (
     build_attempt,
     build_outcome,
@@ -70,7 +70,8 @@ def config(tmp_path: Path) -> TrialConfig:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     """Measurements that were sent to Ray."""
-    monkeypatch.setattr(trainable, "_trials_served", 0)
+    monkeypatch.setattr(adapter, "_trials_served", 0)
+    monkeypatch.setattr(adapter, "describe_place", lambda: TrialPlaced("process", "node"))
     return record_reports(monkeypatch)
 
 
@@ -138,11 +139,11 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         {"NodeID": "here", "Resources": {"CPU": 4.0}},
         {"NodeID": "there", "Resources": {"CPU": 60.0}},
     ]
-    monkeypatch.setattr(trainable, "read_machine_memory", lambda: 8 * 2**30)
-    monkeypatch.setattr(trainable.ray, "nodes", lambda: table)
+    monkeypatch.setattr(adapter, "read_machine_memory", lambda: 8 * 2**30)
+    monkeypatch.setattr(adapter.ray, "nodes", lambda: table)
     context = SimpleNamespace(get_node_id=lambda: "here")
-    monkeypatch.setattr(trainable.ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(trainable, "count_on_node", trainable.count_on_node.__wrapped__)
+    monkeypatch.setattr(adapter.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(adapter, "count_on_node", adapter.count_on_node.__wrapped__)
     return table
 
 
@@ -152,13 +153,13 @@ def test_a_process_that_has_grown_too_large_takes_no_second_trial(
 ):
     first, second, third = (build_outcome(correctness=share) for share in (0.1, 0.2, 0.3))
     behaviour.extend([third, second, first])
-    monkeypatch.setattr(trainable, "read_machine_memory", lambda: 2**50)
+    monkeypatch.setattr(adapter, "read_machine_memory", lambda: 2**50)
     assert run_attempt(config) == Finished(first)
     assert run_attempt(config) == Finished(second)
-    monkeypatch.setattr(trainable, "read_machine_memory", lambda: 1)
+    monkeypatch.setattr(adapter, "read_machine_memory", lambda: 1)
     with pytest.raises(AttemptError, match="grown too large"):
         run_attempt(config)
-    monkeypatch.setattr(trainable, "_trials_served", 0)
+    monkeypatch.setattr(adapter, "_trials_served", 0)
     assert run_attempt(config) == Finished(third)  # or no trial would ever run
 
 
@@ -228,9 +229,11 @@ def test_a_trial_that_fits_nowhere_is_refused(
 def test_a_trial_that_may_use_an_engine_gets_a_new_process_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], reused: bool
 ):
-    monkeypatch.setattr("ray.tune.Tuner", lambda trainable, **options: options)
-    with Ledger.open(load_code_spec(tmp_path, overrides)) as ledger:
-        options: Any = runner.build_tuner(ledger, 64, None, None, None, None)
+    monkeypatch.setattr(tune, "Tuner", lambda trainable, **options: options)
+    lifecycle: Any = None
+    spec = load_code_spec(tmp_path, overrides)
+    setup = Setup("", tmp_path, gpus=spec.resources.gpus)
+    options: Any = tune.build_tuner(spec, tmp_path, 64, setup, lifecycle, lifecycle, lambda: None)
     assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
     assert options["tune_config"].reuse_actors is reused
 
@@ -261,9 +264,9 @@ def test_workers_that_do_not_fit_are_refused(tmp_path: Path):
 
 
 def test_a_process_that_waits_for_workers_takes_no_cpu(tmp_path: Path):
-    alone = runner.build_resources(load_code_spec(tmp_path))
+    alone = tune.build_resources(load_code_spec(tmp_path))
     assert alone == {"cpu": 1.0, "gpu": 0.0}
-    group = runner.build_resources(load_code_spec(tmp_path, ["resources.workers=2"]))
+    group = tune.build_resources(load_code_spec(tmp_path, ["resources.workers=2"]))
     assert group.required_resources == {"node:__internal_head__": 0.0001}
 
 
@@ -292,7 +295,7 @@ def test_the_error_of_a_group_is_its_first_cause(failures: dict[int, Exception],
 def test_a_full_disk_and_a_damaged_checkpoint_are_reported(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trainable, "read_machine_memory", lambda: 2**50)
+    monkeypatch.setattr(adapter, "read_machine_memory", lambda: 2**50)
     full = OSError(errno.ENOSPC, "No space left on device")
     behaviour.append(full)
     result = run_attempt(config)
@@ -318,7 +321,7 @@ def test_a_trial_of_one_process_gets_no_rendezvous_of_a_launcher(tmp_path, monke
 
     for name in RENDEZVOUS:
         monkeypatch.setenv(name, "2")
-    monkeypatch.setattr(trainable.registry, "load", lambda _: look)
+    monkeypatch.setattr(adapter.registry, "load", lambda _: look)
     attempt = build_attempt(build_trial_config(tmp_path))
-    assert trainable.run_attempt(attempt) == Interrupted()
+    assert adapter.run_attempt(attempt) == Interrupted()
     assert seen == dict.fromkeys(RENDEZVOUS)

@@ -12,7 +12,7 @@ import pytest
 from ray.experimental import internal_kv
 
 from gdpo_tune.core.errors import ClusterLostError
-from gdpo_tune.tuning.ray import variables
+from gdpo_tune.tuning.ray import cluster, head_store
 from tests.support.fake_training import VARIABLES, digest
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import make_short_directory, open_ray_cluster
@@ -22,7 +22,7 @@ GIVEN = {"HF_TOKEN": SECRET, "HF_HOME": "/models", "NCCL_DEBUG": "WARN"}
 
 
 def test_secrets_are_told_apart():
-    assert variables.split_secrets(GIVEN) == (
+    assert head_store.split_secrets(GIVEN) == (
         {"HF_HOME": "/models", "NCCL_DEBUG": "WARN"},
         {"HF_TOKEN": SECRET},
     )
@@ -31,7 +31,7 @@ def test_secrets_are_told_apart():
 def test_variables_of_this_process_are_as_before(monkeypatch):
     monkeypatch.setenv("HF_HOME", "/before")
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
-    with variables.set_variables(GIVEN):
+    with cluster.set_variables(GIVEN):
         assert os.environ["HF_HOME"] == "/models"
         assert os.environ["NCCL_DEBUG"] == "WARN"
     assert os.environ["HF_HOME"] == "/before"
@@ -53,30 +53,30 @@ def head(monkeypatch) -> dict[str, bytes]:
 
 
 def test_a_trial_reads_secrets_while_the_driver_is_there(head, monkeypatch):
-    monkeypatch.setenv(variables.SHARED, "key")
+    monkeypatch.setenv(head_store.SHARED, "key")
     monkeypatch.setenv("HF_TOKEN", "")
-    with variables.share_secrets("key", {"HF_TOKEN": SECRET}):
-        variables.read_shared_variables()
+    with head_store.share_secrets("key", {"HF_TOKEN": SECRET}):
+        head_store.read_shared_variables()
     assert os.environ["HF_TOKEN"] == SECRET
     assert head == {}
-    variables.read_shared_variables()  # the driver has ended; so will this process
-    with pytest.raises(KeyError), variables.share_secrets("key", {"HF_TOKEN": SECRET}):
+    head_store.read_shared_variables()  # the driver has ended; so will this process
+    with pytest.raises(KeyError), head_store.share_secrets("key", {"HF_TOKEN": SECRET}):
         raise KeyError
     assert head == {}
 
 
 def test_a_lost_head_is_not_called(head):
     secrets = {"HF_TOKEN": SECRET}
-    with pytest.raises(ClusterLostError), variables.share_secrets("key", secrets):
+    with pytest.raises(ClusterLostError), head_store.share_secrets("key", secrets):
         raise ClusterLostError("gone")
     assert head
-    with variables.share_secrets("another", {}):
+    with head_store.share_secrets("another", {}):
         assert "another" not in head
 
 
 def test_a_trial_without_secrets_asks_nobody(monkeypatch):
-    monkeypatch.delenv(variables.SHARED, raising=False)
-    variables.read_shared_variables()
+    monkeypatch.delenv(head_store.SHARED, raising=False)
+    head_store.read_shared_variables()
 
 
 SWEEP = """

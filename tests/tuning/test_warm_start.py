@@ -11,8 +11,7 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import Part, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import Space, SweepSpec, Uniform, list_warnings, load_spec
-from gdpo_tune.tuning.search.earlier_sweeps import load_earlier_trials
-from gdpo_tune.tuning.search.projection import Projection
+from gdpo_tune.tuning.proposals import SamplerView, load_earlier_trials
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_outcome, build_trade_off, load_code_spec
 
@@ -57,7 +56,7 @@ def test_trials_of_before_have_the_values_of_the_grid(
     values = {record.params["temperature"] for record in records}
     assert values <= {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0}  # 1: the published setting
     warm = load_warm_spec(tmp_path, spec, "search.sampler=tpe", "space.temperature=[0.3, 0.7]")
-    projection = Projection(warm)
+    projection = SamplerView(warm)
     projection.load_earlier(load_earlier_trials(warm))
     index = list(warm.space.searched_domains).index("temperature")
     assert {point[index] for point in projection._earlier} >= {0.3, 0.7}
@@ -104,7 +103,7 @@ def test_only_trained_trials_are_loaded_into_the_sampler(tmp_path: Path, earlier
     spec = load_warm_spec(tmp_path, earlier)
     records = load_earlier_trials(spec)
     assert [record.role for record in records] == ["published"] + ["search"] * 4
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     projection.load_earlier(records)
     states = [trial.state.name for trial in projection.study.trials]
     assert states == ["COMPLETE"] * 5
@@ -150,7 +149,7 @@ def test_earlier_trials_are_parents_of_a_genetic_algorithm(
     inherited = 0
     for seed in range(10):
         search = spec.search.model_copy(update={"seed": seed})
-        projection = Projection(spec.model_copy(update={"search": search}))
+        projection = SamplerView(spec.model_copy(update={"search": search}))
         projection.load_earlier(records)
         suggestion = projection.propose()
         assert suggestion.proposer == "model"
@@ -196,7 +195,7 @@ def test_earlier_trials_are_not_records_of_this_sweep(tmp_path: Path, earlier: S
 def test_an_own_trial_of_an_earlier_configuration_counts_alone(tmp_path: Path, earlier: SweepSpec):
     spec = load_warm_spec(tmp_path, earlier)
     records = load_earlier_trials(spec)
-    projection = Projection(spec)
+    projection = SamplerView(spec)
     projection.load_earlier(records)
     params = records[-1].params
     better = build_trade_off({**params, "learning_rate": 2 * float(params["learning_rate"])})
@@ -214,7 +213,7 @@ def list_values(record: TrialRecord) -> tuple[float, ...]:
     return tuple(record.validation[n].mean for n in ("correctness", "format", "length"))
 
 
-def list_study_values(projection: Projection) -> list[list[float]]:
+def list_study_values(projection: SamplerView) -> list[list[float]]:
     return [trial.values for trial in projection.study.trials if trial.state.name == "COMPLETE"]
 
 

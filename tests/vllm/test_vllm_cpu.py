@@ -35,7 +35,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
     from vllm import SamplingParams
 
     from gdpo_tune.training import colocated_engine, vllm_engine
-    from gdpo_tune.training.live_engine import SampleRequest
+    from gdpo_tune.training.engine import SampleRequest
 
     config = build_config()
     model, tokenizer = load_policy("embedded")

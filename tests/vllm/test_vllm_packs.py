@@ -70,7 +70,7 @@ def run_alone(open_pack, config, resume=None):
 
 
 def test_four_trials_equal_the_same_trials_alone(build, open_pack, monkeypatch):
-    from gdpo_tune.training import live_engine
+    from gdpo_tune.training.engine import Engine
 
     batches = []
 
@@ -78,9 +78,9 @@ def test_four_trials_equal_the_same_trials_alone(build, open_pack, monkeypatch):
         batches.append({request.adapter.lora_int_id for request in requests})
         return plain(self, requests, on_finished)
 
-    plain = live_engine.LiveEngine.generate
+    plain = Engine.generate
     alone = [run_alone(open_pack, build(number, "alone")) for number in range(4)]
-    monkeypatch.setattr(live_engine.LiveEngine, "generate", generate)
+    monkeypatch.setattr(Engine, "generate", generate)
     pack = open_pack(4)
     together = run_side_by_side(
         *(functools.partial(run_trial, pack.train, build(n, "together")) for n in range(4))
@@ -94,11 +94,12 @@ def test_four_trials_equal_the_same_trials_alone(build, open_pack, monkeypatch):
 
 def test_a_trial_in_a_pack_equals_one_with_the_engine_of_its_process(build, open_pack):
     """Of the largest rank: a smaller adapter is computed in its slot, and so rounded otherwise."""
-    from gdpo_tune.training import live_engine, train
+    from gdpo_tune.training import train
+    from gdpo_tune.training.engine import OF_PROCESS
 
     number = RANKS.index(LARGEST)
     alone = run_trial(train, build(number, "alone"))
-    live_engine.close_engine()
+    OF_PROCESS.close()
     pack = open_pack(4)
     together, _ = run_side_by_side(
         functools.partial(run_trial, pack.train, build(number, "together")),

@@ -56,7 +56,7 @@ def build(directory: Path, rank: int, name: str) -> TrialConfig:
 
 def run(config: TrialConfig, name: str) -> dict[str, Any]:
     """Train a trial; return what it reported, and how it ended."""
-    from gdpo_tune.training import live_engine, train
+    from gdpo_tune.training import engine, train
 
     answer: dict[str, Any] = {"ended": "", "reports": []}
     started = time.monotonic()
@@ -67,7 +67,7 @@ def run(config: TrialConfig, name: str) -> dict[str, Any]:
         if name == "stopped" and measurement.step == 2:
             raise SystemExit
         if name == "dies":
-            live_engine._engine.llm.llm_engine.step = lambda: 1 / 0
+            engine.OF_PROCESS._engine.llm.llm_engine.step = lambda: 1 / 0
 
     try:
         outcome = train(config, resume=None, report=report)
@@ -83,7 +83,7 @@ def run(config: TrialConfig, name: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print what the last of the trials gave."""
-    from gdpo_tune.training import live_engine, vllm_engine
+    from gdpo_tune.training import engine, vllm_engine
 
     registry.TASKS["shape"] = "tests.vllm.conftest:SHAPE"
     vllm_engine.CPU_CACHE = 2**26
@@ -93,7 +93,7 @@ def main() -> None:
     for name in names:
         answer = run(build(Path(directory), int(rank), name), name)
         print(name, answer["ended"], file=sys.stderr)
-        engines.append(live_engine._engine)
+        engines.append(engine.OF_PROCESS._engine)
     answer["engines"] = len({id(engine) for engine in engines})
     print(json.dumps(answer))
 

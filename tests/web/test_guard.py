@@ -2,7 +2,7 @@
 
 import pytest
 
-from gdpo_tune.web.guard import MOST_ADDRESSES, MOST_WRONG, WINDOW, is_loopback, list_own_names
+from gdpo_tune.web.guard import MAX_ADDRESSES, MAX_WRONG, WINDOW, is_loopback, list_own_names
 from tests.support.web import TOKEN, build_guard
 
 
@@ -19,10 +19,10 @@ def test_the_token_counts_in_the_address_and_in_the_cookie_of_this_server():
 def test_after_ten_wrong_tokens_an_address_has_to_wait(caplog):
     clock = [0.0]
     guard = build_guard(clock=lambda: clock[0])
-    assert [guard.note_wrong_token("10.0.0.1") for _ in range(MOST_WRONG)] == [403] * MOST_WRONG
+    assert [guard.note_wrong_token("10.0.0.1") for _ in range(MAX_WRONG)] == [403] * MAX_WRONG
     assert guard.note_wrong_token("10.0.0.1") == 429
     assert guard.note_wrong_token("10.0.0.2") == 403
-    assert sum("10.0.0.1: it has no valid" in line for line in caplog.messages) == MOST_WRONG
+    assert sum("10.0.0.1: it has no valid" in line for line in caplog.messages) == MAX_WRONG
     assert TOKEN not in caplog.text
     clock[0] = WINDOW + 1
     assert guard.note_wrong_token("10.0.0.1") == 403
@@ -30,9 +30,9 @@ def test_after_ten_wrong_tokens_an_address_has_to_wait(caplog):
 
 def test_addresses_without_end_take_no_memory_without_end():
     guard = build_guard()
-    for number in range(MOST_ADDRESSES + 50):
+    for number in range(MAX_ADDRESSES + 50):
         guard.note_wrong_token(f"address {number}")
-    assert len(guard._wrong) == MOST_ADDRESSES
+    assert len(guard._wrong) == MAX_ADDRESSES
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger.request_files import list_pending
-from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MOST_BYTES, open_socket
-from gdpo_tune.web.view import View
+from gdpo_tune.web.page_content import View
+from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MAX_BYTES, open_socket
 from tests.support.tuning import load_code_spec
 from tests.support.web import (
     TOKEN,
@@ -248,7 +248,7 @@ def test_a_refused_request_has_one_clear_line(client, ledger):
         b'{"action": 3, "arguments": {}}',
         b'{"action": "stop", "arguments": []}',
         b"[" * 5000,
-        b'{"action": "' + b"x" * MOST_BYTES + b'", "arguments": {}}',
+        b'{"action": "' + b"x" * MAX_BYTES + b'", "arguments": {}}',
         b"\xff\xfe",
     ],
 )

@@ -13,8 +13,15 @@ from gdpo_tune.core.text import NO_VALUE
 from gdpo_tune.ledger.journal import Driver
 from gdpo_tune.ledger.steering_state import SteeringState
 from gdpo_tune.web.live_sweep import LiveSweep, Plan, Snapshot
-from gdpo_tune.web.running_curves import MOST_CURVES, draw_running, list_drawn
-from gdpo_tune.web.state import SILENCE, build_state, describe_sweep, list_fields
+from gdpo_tune.web.page_content import (
+    MAX_CURVES,
+    SILENCE,
+    build_state,
+    describe_sweep,
+    draw_running,
+    list_curve_colors,
+    list_fields,
+)
 from tests.support.tuning import build_outcome, load_code_spec
 from tests.support.web import apply_requests, build_view, report_step, start_sweep
 
@@ -189,7 +196,7 @@ def test_the_front_is_drawn_again_only_after_the_end_of_a_trial(spec):
             assert after["front"] == before["front"]
             assert after["running"] != before["running"]
             ledger.complete(2, build_outcome(0.95, 0.95, 0.95))
-            view._front_due = 0.0
+            view._front.expire()
             assert get_state(view)["figures"]["front"] != before["front"]
             assert view.get_figure("nonsense") is None
 
@@ -222,9 +229,9 @@ def test_curves_hold_rungs_and_steps_of_the_running_trials(spec):
 
 
 def test_many_running_trials_have_curves_of_the_latest(spec):
-    with start_sweep(spec, ended=0, running=MOST_CURVES + 3) as ledger:
-        drawn = list_drawn(ledger.get_records())
-    assert [record.number for record in drawn] == list(range(3, MOST_CURVES + 3))
+    with start_sweep(spec, ended=0, running=MAX_CURVES + 3) as ledger:
+        colors = list_curve_colors(ledger.get_records())
+    assert list(colors) == list(range(3, MAX_CURVES + 3))
 
 
 def test_a_parameter_without_effect_is_not_shown(tmp_path):

@@ -36,13 +36,13 @@ from .protocol import (
     decode,
     dump,
     encode,
-    pack,
+    pack_frame,
     parse,
     read_frame,
     write_all,
 )
 from .supervision import PARTNER_DESCRIPTOR
-from .untrusted import ExceptionCapture, describe_error
+from .untrusted import ExceptionCapture, describe_exception
 
 _CANDIDATE_DESCRIPTOR = PARTNER_DESCRIPTOR + 1
 _APPLY_CHANGES = "apply changes"
@@ -168,7 +168,7 @@ class Candidate:
             raise self.gone
         # NOTE: a candidate that has ended may have sent the reason before.
         with contextlib.suppress(ConnectionError):
-            write_all(_CANDIDATE_DESCRIPTOR, pack(request))
+            write_all(_CANDIDATE_DESCRIPTOR, pack_frame(request))
         try:
             frame = read_frame(partial(os.read, _CANDIDATE_DESCRIPTOR), self._limit)
         except (EOFError, OSError):
@@ -222,7 +222,7 @@ class Candidate:
         raise self.gone
 
 
-def run(tests: list[Encoded], limit: int) -> NoReturn:
+def run_tests(tests: list[Encoded], limit: int) -> NoReturn:
     """Run the tests in order, report each, and end this process.
 
     Args:
@@ -251,7 +251,7 @@ def run(tests: list[Encoded], limit: int) -> NoReturn:
             _send(["test", "passed" if passed else "failed", "", ""])
         else:
             verdict = "failed" if isinstance(attempt.error, AssertionError) else "error"
-            _send(["test", verdict, *describe_error(attempt.error)])
+            _send(["test", verdict, *describe_exception(attempt.error)])
     _send(["end"])
     os._exit(0)
 
@@ -333,4 +333,4 @@ class _InsertChanges(ast.NodeTransformer):
 
 
 def _send(frame: list[Encoded]) -> None:
-    write_all(PARTNER_DESCRIPTOR, pack(dump(frame)))
+    write_all(PARTNER_DESCRIPTOR, pack_frame(dump(frame)))

@@ -171,7 +171,11 @@ def matches(expected: object, received: Encoded) -> bool:
         payload = _read_payload(received, "dict")
         return payload is not None and _dict_matches(expected, payload)
     if isinstance(received, Tagged) and received.tag == "fraction":
-        return _fraction_matches(expected, *decode_parts(received.payload))
+        # NOTE: reducing a foreign fraction takes quadratic time, so it is not built.
+        numerator, denominator = decode_parts(received.payload)
+        if isinstance(expected, (int, Fraction)):
+            return (expected.numerator, expected.denominator) == (numerator, denominator)
+        return isinstance(expected, float) and _is_close(expected, numerator / denominator)
     return _is_scalar(received) and scalar_matches(expected, decode(received))
 
 
@@ -201,13 +205,6 @@ def scalar_matches(expected: object, received: object) -> bool:
             and _is_close(expected.imag, received.imag)
         )
     return expected == received
-
-
-def _fraction_matches(expected: object, numerator: int, denominator: int) -> bool:
-    # NOTE: reducing a foreign fraction takes quadratic time, so it is not built.
-    if isinstance(expected, (int, Fraction)):
-        return (expected.numerator, expected.denominator) == (numerator, denominator)
-    return isinstance(expected, float) and _is_close(expected, numerator / denominator)
 
 
 def _is_close(expected: float, received: float) -> bool:

@@ -5,7 +5,7 @@ compares what it reads with the values; for tests it forks a locked checker:
 
     [bytes, "values", values, rule]      expected results of calls
     [bytes, "streams", pairs, rule]      expected output of a program, and its tolerance
-    [bytes, "tests", tests, *allowance]  see `checker.run` and `Allowance`
+    [bytes, "tests", tests, *allowance]  see `checker.run_tests` and `Allowance`
 
 The first field is the most that the candidate may send altogether. A rule is one of
 `equality`. The answer is a report:
@@ -39,13 +39,13 @@ from .protocol import (
     Allowance,
     Encoded,
     decode,
-    pack,
+    pack_frame,
     parse,
     read_exactly,
     read_frame,
     write_all,
 )
-from .supervision import fork_with_limits, receive_with_descriptor, supervise
+from .supervision import fork_with_limits, receive_with_descriptor, supervise_fork
 
 _MAX_REQUEST_BYTES = 1 << 30
 _COMPARISON_SECONDS = 5.0
@@ -57,7 +57,7 @@ class Overload(Exception):
     """A received value takes too long to compare."""
 
 
-def prepare() -> None:
+def _prepare() -> None:
     """Limit the time and memory of comparisons."""
     signal.signal(signal.SIGPROF, _raise_overload)
     soft = cap_at_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
@@ -68,7 +68,7 @@ def _raise_overload(number: int, frame: object) -> NoReturn:
     raise Overload
 
 
-def answer(control: socket.socket, isolation: Isolation) -> None:
+def _answer(control: socket.socket, isolation: Isolation) -> None:
     """Judge one candidate and send the report about it."""
     head, candidate = receive_with_descriptor(control, HEADER.size)
     limit, kind, tests, *rest = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
@@ -78,7 +78,7 @@ def answer(control: socket.socket, isolation: Isolation) -> None:
         if read_exactly(receive, len(READY)) == READY:
             report.started = True
             if kind == "tests":
-                program = partial(checker.run, tests, limit)
+                program = partial(checker.run_tests, tests, limit)
                 _check(program, Allowance(*rest), candidate, report, control, isolation)
             else:
                 _compare(receive, kind, tests, limit, report, *rest)
@@ -86,7 +86,7 @@ def answer(control: socket.socket, isolation: Isolation) -> None:
         report.stop = "ended"
     finally:
         os.close(candidate)
-    write_all(control.fileno(), pack(json.dumps(asdict(report)).encode()))
+    write_all(control.fileno(), pack_frame(json.dumps(asdict(report)).encode()))
 
 
 def _compare(
@@ -120,7 +120,7 @@ def _check(
     child = fork_with_limits(allowance, isolation.seccomp, [sending, candidate], program)
     os.close(sending)
     try:
-        ending = supervise(child, allowance, control.fileno())
+        ending = supervise_fork(child, allowance, control.fileno())
         # NOTE: a checker that is killed at a limit may have sent some verdicts, and half of one.
         with contextlib.suppress(*([EOFError] if ending.timed_out else [])):
             _read_verdicts(partial(os.read, receiving), report)
@@ -144,3 +144,7 @@ def _read_verdicts(receive: Callable[[int], bytes], report: CandidateReport) -> 
                 return
             case _:
                 return
+
+
+ROLE = _answer, _prepare
+"""What `launch` has this process do for each request, and before it is locked."""

@@ -92,7 +92,10 @@ def lock_process(control: socket.socket, parent: int, isolated: bool) -> Isolati
         os._exit(0)
     seccomp = _build_filter() if isolated else None
     _require("pidfd", lambda: os.close(os.pidfd_open(os.getpid())))
-    _silence_standard_streams()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
     layers = _drop_rights(control) if isolated else []
     _require("limits", _set_limits)
     layers.append("limits")
@@ -119,7 +122,8 @@ def _drop_rights(control: socket.socket) -> list[str]:
     drop_capabilities()
     _require("no_new_privs", forbid_new_privileges)
     layers += ["no-capabilities", "no-new-privileges"]
-    version = get_landlock_version()
+    # NOTE: 0 where it is missing in this kernel, or switched off.
+    version = max(0, _create_landlock_rules(None, 0, _LANDLOCK_VERSION))
     if version:
         _require("landlock", lambda: deny_everything_by_landlock(version))
         layers.append(f"landlock-{version}")
@@ -147,13 +151,6 @@ def _build_filter() -> Filter:
             "seccomp", f"no system call table for {machine}; there is one for {names}"
         )
     return Filter(build_candidate_filter(MACHINES[machine]))
-
-
-def _silence_standard_streams() -> None:
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    os.close(nowhere)
 
 
 def _enter_namespaces(control: socket.socket) -> bool:
@@ -240,26 +237,22 @@ def _try_filter(seccomp: Filter) -> None:
     """Load the filter in a fork, which must fail to open a file and die at a socket."""
     child = os.fork()
     if child == 0:
-        _attempt_forbidden_calls(seccomp)
+        try:
+            seccomp.load()
+        except OSError:
+            os._exit(_NOT_LOADED)
+        try:
+            os.open("/", os.O_RDONLY)
+        except PermissionError:
+            socket.socket()
+            os._exit(_SOCKET_OPENED)
+        os._exit(_FILE_OPENED)
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
         return
     code = os.waitstatus_to_exitcode(status)
     reason = _TRIAL_FAILURES.get(code, f"the trial process ended with status {code}")
     raise LockdownError("seccomp", reason)
-
-
-def _attempt_forbidden_calls(seccomp: Filter) -> None:
-    try:
-        seccomp.load()
-    except OSError:
-        os._exit(_NOT_LOADED)
-    try:
-        os.open("/", os.O_RDONLY)
-    except PermissionError:
-        socket.socket()
-        os._exit(_SOCKET_OPENED)
-    os._exit(_FILE_OPENED)
 
 
 # Kernel calls that Python does not offer; each raises OSError on refusal.
@@ -324,11 +317,6 @@ def enter_empty_root(over: bytes) -> None:
     _check(_libc.umount2(b".", _MNT_DETACH))
     _check(_libc.mount(None, b"/", None, _MS_REMOUNT | _MS_RDONLY | guards, None))
     os.chdir("/")
-
-
-def get_landlock_version() -> int:
-    """Return the version of Landlock in this kernel; 0 where it is missing or switched off."""
-    return max(0, _create_landlock_rules(None, 0, _LANDLOCK_VERSION))
 
 
 def deny_everything_by_landlock(version: int) -> None:

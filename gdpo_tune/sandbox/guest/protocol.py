@@ -58,7 +58,7 @@ class FrameTooLong(Exception):
     """A header that announces more than the receiver takes."""
 
 
-def pack(payload: bytes) -> bytes:
+def pack_frame(payload: bytes) -> bytes:
     """Put the length in front of a payload."""
     return HEADER.pack(len(payload)) + payload
 

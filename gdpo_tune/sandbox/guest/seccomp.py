@@ -26,7 +26,7 @@ _REACH = 255
 the other branch may need, is written between this one and its target."""
 
 
-def refuse(error: int) -> int:
+def fail_with(error: int) -> int:
     """Return the decision that lets a system call fail with `error` without running it."""
     return 0x00050000 | error
 
@@ -87,7 +87,7 @@ def assemble(
         Instruction(JUMP_EQUAL, 1, 0, audit),
         _return_decision(KILL),
         Instruction(LOAD, 0, 0, OFFSET_NUMBER),
-        *search.list_instructions(),
+        *reversed(search.instructions),
     ]
 
 
@@ -111,7 +111,8 @@ class _Search:
     """
 
     def __init__(self) -> None:
-        self._reversed: list[Instruction] = []
+        self.instructions: list[Instruction] = []
+        """The last one first."""
         self._positions: dict[Rule, int] = {}
 
     def add(self, intervals: Sequence[tuple[int, Rule]]) -> int:
@@ -120,26 +121,22 @@ class _Search:
         if len(intervals) == 1:
             if rule not in self._positions:
                 block = [_return_decision(rule)] if isinstance(rule, int) else rule.assemble()
-                self._reversed += reversed(block)
-                self._positions[rule] = len(self._reversed)
+                self.instructions += reversed(block)
+                self._positions[rule] = len(self.instructions)
             return self._positions[rule]
         above = self.add(intervals[len(intervals) // 2 :])
         below = self.add(intervals[: len(intervals) // 2])
         above, below = self._bring_near(above), self._bring_near(below)
-        end = len(self._reversed)
-        self._reversed.append(Instruction(JUMP_NOT_LESS, end - above, end - below, first))
+        end = len(self.instructions)
+        self.instructions.append(Instruction(JUMP_NOT_LESS, end - above, end - below, first))
         return end + 1
 
     def _bring_near(self, position: int) -> int:
-        distance = len(self._reversed) - position
+        distance = len(self.instructions) - position
         if distance < _REACH:
             return position
-        self._reversed.append(Instruction(JUMP, 0, 0, distance))
-        return len(self._reversed)
-
-    def list_instructions(self) -> list[Instruction]:
-        """Return all instructions in the order in which they run."""
-        return self._reversed[::-1]
+        self.instructions.append(Instruction(JUMP, 0, 0, distance))
+        return len(self.instructions)
 
 
 def _return_decision(decision: int) -> Instruction:
@@ -217,20 +214,20 @@ _PROT_EXEC = 0x4
 _CLONE_THREAD = 0x10000
 _F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
 _FCNTL_COMMANDS = (_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC)
-_EACCES, _EPERM = refuse(errno.EACCES), refuse(errno.EPERM)
+_EACCES, _EPERM = fail_with(errno.EACCES), fail_with(errno.EPERM)
 _NO_NEW_CODE = ArgumentRule(2, JUMP_ANY_BIT, (_PROT_EXEC,), yes=_EACCES, no=ALLOW)
 # NOTE: a thread fails as it does at the limit of processes; anything else is a fork.
-_NO_FORK = ArgumentRule(0, JUMP_ANY_BIT, (_CLONE_THREAD,), yes=refuse(errno.EAGAIN), no=KILL)
+_NO_FORK = ArgumentRule(0, JUMP_ANY_BIT, (_CLONE_THREAD,), yes=fail_with(errno.EAGAIN), no=KILL)
 
 SPECIAL: dict[str, Rule] = {
     "mmap": _NO_NEW_CODE,
     "mprotect": _NO_NEW_CODE,
     "fcntl": ArgumentRule(1, JUMP_EQUAL, _FCNTL_COMMANDS, yes=ALLOW, no=_EPERM),
-    "ioctl": refuse(errno.ENOTTY),
-    "getcwd": refuse(errno.ENOENT),
+    "ioctl": fail_with(errno.ENOTTY),
+    "getcwd": fail_with(errno.ENOENT),
     "clone": _NO_FORK,
     # NOTE: the C library falls back to clone, whose flags a filter can read.
-    "clone3": refuse(errno.ENOSYS),
+    "clone3": fail_with(errno.ENOSYS),
 }
 
 

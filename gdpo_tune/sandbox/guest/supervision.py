@@ -21,7 +21,7 @@ from typing import NoReturn
 from . import lockdown
 from .lockdown import OPEN_FILES, Isolation, LockdownError, cap_at_hard_limit, lock_process
 from .modules import preload
-from .protocol import READY, Allowance, ExitStatus, pack, read_exactly
+from .protocol import READY, Allowance, ExitStatus, pack_frame, read_exactly
 
 CONTROL_DESCRIPTOR = OPEN_FILES - 1
 """The last one, so that the first one is free for the descriptor of a request."""
@@ -39,7 +39,7 @@ def receive_with_descriptor(control: socket.socket, size: int) -> tuple[bytes, i
     return head + read_exactly(control.recv, size - len(head)), descriptors[0]
 
 
-def serve(
+def serve_trainer(
     descriptor: int,
     parent: int,
     isolated: bool,
@@ -93,7 +93,7 @@ def serve(
 
 
 def _send_json(control: socket.socket, message: dict[str, object]) -> None:
-    control.sendall(pack(json.dumps(message).encode()))
+    control.sendall(pack_frame(json.dumps(message).encode()))
 
 
 _PULSE = 0.002
@@ -116,7 +116,7 @@ def fork_with_limits(
     """Fork; limit and lock the child, tell its partner that it is ready, and run `program` in it.
 
     The descriptors stay open, numbered from `PARTNER_DESCRIPTOR` on; the first is the connection
-    to the partner. `supervise` measures wall time.
+    to the partner. `supervise_fork` measures wall time.
 
     Returns:
         Process id of the child.
@@ -156,7 +156,7 @@ def _keep_only(descriptors: Sequence[int]) -> None:
     os.closerange(PARTNER_DESCRIPTOR + len(descriptors), OPEN_FILES)
 
 
-def supervise(child: int, allowance: Allowance, control: int) -> ExitStatus:
+def supervise_fork(child: int, allowance: Allowance, control: int) -> ExitStatus:
     """Wait for the child, kill it at its limits, and reap it.
 
     Raises:

@@ -38,7 +38,7 @@ class ExceptionCapture:
         return True
 
 
-def describe_error(error: BaseException) -> list[str]:
+def describe_exception(error: BaseException) -> list[str]:
     """Return type and text of an exception; the text is empty if making it fails."""
     text = ""
     with ExceptionCapture():
@@ -46,7 +46,7 @@ def describe_error(error: BaseException) -> list[str]:
     return [type(error).__name__, text]
 
 
-def load(code: str, name: str) -> tuple[dict[str, Any], BaseException | None]:
+def load_code(code: str, name: str) -> tuple[dict[str, Any], BaseException | None]:
     """Run a candidate's code as a fresh module; return its names and the exception, if any."""
     names = create_module(name)
     loading = ExceptionCapture()
@@ -57,10 +57,10 @@ def load(code: str, name: str) -> tuple[dict[str, Any], BaseException | None]:
 
 def load_solution(code: str, send: Callable[[bytes], None]) -> dict[str, Any] | None:
     """Load code whose functions will be called; if that fails, send the reason, return None."""
-    names, error = load(code, MODULE)
+    names, error = load_code(code, MODULE)
     if error is None:
         return names
-    send(dump(["load", *describe_error(error)]))
+    send(dump(["load", *describe_exception(error)]))
     return None
 
 
@@ -126,7 +126,7 @@ def _keep_object(names: dict[str, Any], value: object) -> dict[str, list[str]]:
     return {"object": [str(type(value).__name__)[:80], name]}
 
 
-def read_name(names: dict[str, Any], name: str) -> bytes:
+def read_value(names: dict[str, Any], name: str) -> bytes:
     """Return the frame for the value of one of the candidate's names."""
     return _build_frame(lambda: ["value", encode(names[name], keep=partial(_keep_object, names))])
 
@@ -137,14 +137,11 @@ def _build_frame(make: Callable[[], list[Encoded]]) -> bytes:
     with attempt:
         frame = dump(make())
     if attempt.error is not None:
-        return dump(["raise", *describe_error(attempt.error), _find_built_in(attempt.error)])
+        # NOTE: the built-in class as which a test can catch this exception.
+        kinds = (kind for kind in type(attempt.error).__mro__ if kind in _CATCHABLE)
+        built_in = next(kinds, Exception).__name__
+        return dump(["raise", *describe_exception(attempt.error), built_in])
     return frame
-
-
-def _find_built_in(error: BaseException) -> str:
-    """Return the built-in class as which a test can catch this exception."""
-    kinds = (kind for kind in type(error).__mro__ if kind in _CATCHABLE)
-    return next(kinds, Exception).__name__
 
 
 class PrintedBytes(io.RawIOBase):
@@ -189,7 +186,7 @@ def run_remotely(job: str) -> None:
     # NOTE: a service that limits stacks to the whole memory leaves no room for a thread's own.
     threading.stack_size(_THREAD_STACK)
     if calls is None:
-        _, error = load(code, "__main__")
+        _, error = load_code(code, "__main__")
         if error is not None:
             raise error
         return

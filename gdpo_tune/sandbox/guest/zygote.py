@@ -53,20 +53,25 @@ from .protocol import (
     ExitStatus,
     decode,
     dump,
-    pack,
+    pack_frame,
     parse,
     read_frame,
     write_all,
 )
-from .supervision import PARTNER_DESCRIPTOR, fork_with_limits, receive_with_descriptor, supervise
+from .supervision import (
+    PARTNER_DESCRIPTOR,
+    fork_with_limits,
+    receive_with_descriptor,
+    supervise_fork,
+)
 from .untrusted import (
     ExceptionCapture,
     PrintedBytes,
     call_function,
     create_module,
-    describe_error,
+    describe_exception,
     load_solution,
-    read_name,
+    read_value,
     run_calls,
 )
 
@@ -77,7 +82,7 @@ _builtins_before: dict[str, Any] = {}
 """Contents of `builtins` before any program."""
 
 
-def answer(control: socket.socket, isolation: Isolation) -> None:
+def _answer(control: socket.socket, isolation: Isolation) -> None:
     """Fork one candidate, supervise it, and send its ending."""
     request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
     allowance = Allowance(*Allowance.FORMAT.unpack(request))
@@ -85,7 +90,7 @@ def answer(control: socket.socket, isolation: Isolation) -> None:
     child = fork_with_limits(allowance, isolation.seccomp, [job, *files], _run_candidate)
     for file in files:
         os.close(file)
-    ending = supervise(child, allowance, control.fileno())
+    ending = supervise_fork(child, allowance, control.fileno())
     # NOTE: not only closed: the judge must see the end even where the trainer has been forked.
     with socket.socket(fileno=job) as connection:
         connection.shutdown(socket.SHUT_RDWR)
@@ -93,13 +98,13 @@ def answer(control: socket.socket, isolation: Isolation) -> None:
 
 
 def _send(frame: bytes) -> None:
-    write_all(PARTNER_DESCRIPTOR, pack(frame))
+    write_all(PARTNER_DESCRIPTOR, pack_frame(frame))
 
 
 _printed = PrintedBytes(_send)
 
 
-def prepare() -> None:
+def _prepare() -> None:
     """Give the zygote the standard streams of a candidate, and the built-ins of programs."""
     _printed.replace_streams()
     # NOTE: `site`, which is not loaded, would have defined these.
@@ -122,7 +127,7 @@ def _run_candidate() -> NoReturn:
     if calls is not None:
         run_calls(code, calls, _send, start_clock)
     elif (names := load_solution(code, _send)) is not None:
-        _serve(names)
+        _serve(names)  # a checker, until it ends
     os._exit(0)
 
 
@@ -136,7 +141,6 @@ def _start_clocks(clocks: list[float]) -> None:
 
 
 def _serve(names: dict[str, Any]) -> None:
-    """Answer a checker until it ends."""
     # NOTE: under names that code cannot spell, because a candidate may define its own `next`.
     names.update({f"own {each.__name__}": each for each in (getattr, setattr, iter, next)})
     DECODERS["name"] = lambda name: (names if " " in name else builtins.__dict__)[name]
@@ -146,7 +150,7 @@ def _serve(names: dict[str, Any]) -> None:
         except EOFError:
             return
         if arguments is None:
-            _send(read_name(names, function))
+            _send(read_value(names, function))
             continue
         options = {name: decode(value) for name, value in keywords}
         _send(call_function(names, function, arguments, options, with_arguments=True))
@@ -170,7 +174,7 @@ def _run_program(
         program = compile(code, "<solution>", "exec", dont_inherit=True)
     if program is None:
         assert loading.error is not None
-        _send(dump(["load", *describe_error(loading.error)]))
+        _send(dump(["load", *describe_exception(loading.error)]))
         os._exit(0)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     _replace_threads()
@@ -231,7 +235,7 @@ def _run_once(program: types.CodeType) -> list[str] | None:
     with ExceptionCapture():
         sys.stdout.flush()
     has_failed = not (isinstance(running.error, SystemExit) and running.error.code in (None, 0))
-    error = describe_error(running.error) if running.error is not None and has_failed else None
+    error = describe_exception(running.error) if running.error is not None and has_failed else None
     # NOTE: its frames hold the program's objects.
     running.error = None
     # NOTE: an unclosed file writes its buffer, or closes its descriptor, when it is collected;
@@ -262,15 +266,19 @@ def _replace_fstat() -> None:
 
 def _replace_threads() -> None:
     """Let `start` run a thread's target in the caller, so that it has ended when it returns."""
-    threading.Thread.start = _run_in_caller
+
+    def run_in_caller(self: threading.Thread) -> None:
+        running = ExceptionCapture()
+        with running:
+            self.run()
+        # NOTE: an exit ends a thread alone. Anything else is reported as the program's error.
+        if running.error is not None and not isinstance(running.error, SystemExit):
+            raise running.error
+
+    threading.Thread.start = run_in_caller
     threading.Thread.join = lambda self, timeout=None: None
     threading.Thread.is_alive = lambda self: False
 
 
-def _run_in_caller(self: threading.Thread) -> None:
-    running = ExceptionCapture()
-    with running:
-        self.run()
-    # NOTE: an exit ends a thread alone. Anything else is reported as the program's error.
-    if running.error is not None and not isinstance(running.error, SystemExit):
-        raise running.error
+ROLE = _answer, _prepare
+"""What `launch` has this process do for each request, and before it is locked."""

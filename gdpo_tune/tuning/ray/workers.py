@@ -20,15 +20,14 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.training import distributed, worker_cache
-from gdpo_tune.tuning.ray.messages import (
-    NODE_DIED,
+from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     pack,
     unpack_attempt,
 )
-from gdpo_tune.tuning.ray.reporter import Reporter
-from gdpo_tune.tuning.ray.variables import read_shared_variables
+from gdpo_tune.tuning.ray.attempt import NODE_DIED, Reporter
+from gdpo_tune.tuning.ray.head_store import read_shared_variables
 
 PATIENCE = 3600
 """Seconds that a process waits for the others: one may be writing a large checkpoint."""

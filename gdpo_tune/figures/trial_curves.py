@@ -1,0 +1,396 @@
+"""Figures of trials over steps and time: curves, populations, reward shares, hypervolume, slots."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from gdpo_tune.analysis.front import Front
+from gdpo_tune.core.text import (
+    abbreviate_parameter,
+    format_duration,
+    format_parameter,
+    format_percent,
+    get_mode,
+)
+from gdpo_tune.core.trial_files import REWARDS, read_steps
+from gdpo_tune.core.trials import Measurement, TrialRecord, title_candidate
+from gdpo_tune.figures import style
+from gdpo_tune.figures.layout import choose_time_unit, make_layout
+
+REWARD = f"train/{REWARDS}"
+MAX_CURVES, MAX_RUNG_CURVES = 60, 120
+"""Most trials that are drawn: those on the front first, then the latest."""
+WINDOW = 5
+"""Steps that a curve is averaged over."""
+REWARD_ROWS = {"mean": "mean reward", "frac_reward_zero_std": "dead groups"}
+"""Metric of each reward -> title of its row."""
+ROW = 150
+"""Height of the row of one parameter, in pixels."""
+MAX_BARS = 24
+"""Most trainings whose shares are drawn."""
+CROWDED = 60
+"""Trials above which the marks along the hypervolume are smaller."""
+ENDED_MARKS = {
+    "complete": style.Mark("#0072b2", "circle", "o"),
+    "replicate": style.Mark("#e69f00", "diamond", "D"),
+    **{role: mark for role, (_, mark) in style.CANDIDATES.items()},
+    "failed or stopped": style.Mark("#d55e00", "x", "X"),
+}
+"""Kind of a trial that ended -> its mark along the hypervolume."""
+BARS = {
+    "complete": ("complete", "#0072b2"),
+    "replicate": ("replicate", "#e69f00"),
+    **{role: (name, mark.color) for role, (name, mark) in style.CANDIDATES.items()},
+    "pruned": ("stopped early", "#56b4e9"),
+    "failed": ("failed", "#d55e00"),
+    "open": ("unfinished", "#7f7f7f"),
+}
+"""Kind of a trial -> its name in the timeline's legend, and its colour."""
+
+Steps = Mapping[int, Sequence[Measurement]]
+"""Trial number -> its steps, at least one."""
+
+
+def read_all_steps(records: Sequence[TrialRecord]) -> Steps:
+    """Return the steps of the trials that have any."""
+    steps = {r.number: read_steps(r.directory) for r in records if r.directory is not None}
+    return {number: measured for number, measured in steps.items() if measured}
+
+
+def list_rewards(steps: Steps) -> list[str]:
+    """Return the rewards that any trial reports, in the order of their first appearance."""
+    metrics = {name: None for measured in steps.values() for name in measured[0].metrics}
+    return [
+        name.removeprefix(REWARD).removesuffix("/mean")
+        for name in metrics
+        if name.startswith(REWARD) and name.endswith("/mean")
+    ]
+
+
+def draw_learning(front: Front, steps: Steps) -> go.Figure:
+    """Draw each reward's mean, and the share of groups that teach nothing, in a column.
+
+    Curves are running means over `WINDOW` steps; the front's trials are strong. `steps` is not
+    empty.
+    """
+    rewards = list_rewards(steps)
+    figure: go.Figure = make_subplots(
+        rows=len(REWARD_ROWS),
+        cols=max(len(rewards), 1),
+        shared_xaxes=True,
+        vertical_spacing=0.08,
+        horizontal_spacing=0.06,
+        column_titles=[abbreviate_parameter(name) for name in rewards],
+    )
+    shown = _sort_by_front(front, (r for r in front.records if r.number in steps))
+    for record in shown[-MAX_CURVES:]:
+        mode, title = get_mode(record.params), f"trial {record.number}"
+        line = _make_line(mode, strong=record.number in front.trial_numbers)
+        for column, reward in enumerate(rewards, start=1):
+            for row, kind in enumerate(REWARD_ROWS, start=1):
+                metric = f"{REWARD}{reward}/{kind}"
+                measured = [step for step in steps[record.number] if metric in step.metrics]
+                values = [step.metrics[metric] for step in measured]
+                windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
+                figure.add_scatter(
+                    x=[step.step for step in measured],
+                    y=[sum(window) / len(window) for window in windows],
+                    mode="lines",
+                    name=title,
+                    hovertemplate=f"{title}, step %{{x}}: %{{y:.4~g}}<extra></extra>",
+                    showlegend=False,
+                    legendgroup=mode,
+                    line=line,
+                    row=row,
+                    col=column,
+                )
+    for mode in sorted({get_mode(record.params) for record in shown}):
+        line = _make_line(mode, strong=True)
+        figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=mode, legendgroup=mode)
+    figure.update_layout(**make_layout(520, t=72))
+    for row, title in enumerate(REWARD_ROWS.values(), start=1):
+        figure.update_yaxes(title_text=title, row=row, col=1)
+    figure.update_xaxes(title_text="step", row=len(REWARD_ROWS))
+    return figure
+
+
+def draw_rungs(front: Front) -> go.Figure:
+    """Draw validation values at rungs, a panel per objective; a cross is an early stop."""
+    figure: go.Figure = make_subplots(
+        rows=1,
+        cols=len(front.objectives),
+        horizontal_spacing=0.06,
+        column_titles=[abbreviate_parameter(goal.name) for goal in front.objectives],
+    )
+    modes: set[str] = set()
+    shown = _sort_by_front(front, (r for r in front.records if r.rungs and r.is_training))
+    for record in shown[-MAX_RUNG_CURVES:]:
+        mode, strong = get_mode(record.params), record.number in front.trial_numbers
+        line = _make_line(mode, strong=strong)
+        for column, goal in enumerate(front.objectives, start=1):
+            rungs = [rung for rung in record.rungs if goal.name in rung.validation]
+            symbols = [style.get_mark(mode).plotly] * len(rungs)
+            if record.state == "pruned" and symbols:
+                symbols[-1] = "x"
+            figure.add_scatter(
+                x=[rung.step for rung in rungs],
+                y=[rung.validation[goal.name].mean for rung in rungs],
+                mode="lines+markers",
+                line=line,
+                marker={"symbol": symbols, "size": 7 if strong else 5, "color": line["color"]},
+                name=mode,
+                legendgroup=mode,
+                showlegend=column == 1 and strong and mode not in modes,
+                hovertemplate=f"trial {record.number}, step %{{x}}: %{{y:.4~g}}<extra></extra>",
+                row=1,
+                col=column,
+            )
+        modes |= {mode} if strong else set()
+    figure.update_layout(**make_layout(360, t=72))
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(title_text="on validation prompts", col=1)
+    return figure
+
+
+def draw_population(front: Front) -> go.Figure:
+    """Draw one row per parameter and one line per member, with a dot where it copied another.
+
+    Some member has to have copied another one.
+    """
+    members = [record for record in front.records if record.role == "member"]
+    names = list(dict.fromkeys(n for r in members for e in r.lineage for n in e.params))
+    members = _sort_by_front(front, members)
+    last = max(rung.step for record in members for rung in record.rungs)
+    figure: go.Figure = make_subplots(
+        rows=len(names), cols=1, shared_xaxes=True, vertical_spacing=0.2 / len(names)
+    )
+    for row, name in enumerate(names, start=1):
+        is_positive = True
+        for record in members:
+            # Step from which a value holds, the value, and the member that was copied for it.
+            points = [(0, record.params[name], "")]
+            points += [(e.step, e.params[name], f" from {e.donor}") for e in record.lineage]
+            points.append((max(last, points[-1][0]), points[-1][1], ""))
+            is_positive &= all(float(value) > 0 for _, value, _ in points)
+            strong = record.number in front.trial_numbers
+            line = _make_line(get_mode(record.params), strong=strong)
+            symbols = ["circle" if origin else "line-ns" for _, _, origin in points]
+            figure.add_scatter(
+                x=[step for step, _, _ in points],
+                y=[value for _, value, _ in points],
+                mode="lines+markers",
+                line=line | {"shape": "hv"},
+                marker={"symbol": symbols, "color": line["color"], "size": 7},
+                text=[
+                    f"trial {record.number}{origin}, step {step}: {format_parameter(value)}"
+                    for step, value, origin in points
+                ],
+                hovertemplate="%{text}<extra></extra>",
+                showlegend=False,
+                row=row,
+                col=1,
+            )
+        kind = "log" if is_positive else "linear"
+        figure.update_yaxes(title_text=abbreviate_parameter(name), type=kind, row=row, col=1)
+    figure.update_layout(**make_layout(ROW * len(names) + 90, l=84, t=24))
+    figure.update_xaxes(title_text="step", row=len(names))
+    return figure
+
+
+def _sort_by_front(front: Front, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Return the records by number, those on the front last: what comes later lies on top."""
+    return sorted(records, key=lambda r: (r.number in front.trial_numbers, r.number))
+
+
+def _make_line(mode: str, *, strong: bool) -> dict[str, Any]:
+    color = style.get_mark(mode).color
+    return {"color": color if strong else style.fade(color, 0.3), "width": 2 if strong else 1}
+
+
+def draw_shares(front: Front, steps: Steps) -> go.Figure:
+    """Draw a bar for each training on the front and the published weights, by rewards' shares.
+
+    The share of reward k is |w_k sigma_k| over the sum of all, averaged over steps and seeds: the
+    effect of a weight once the spread of its reward is counted. The best member in the first
+    objective is on top; many are thinned evenly, so that they can be read.
+    """
+    published = [c for c in front.baselines if c.role == "published" and not c.is_on_front]
+    members = [member for member in front.members if member.is_training]
+    stride = math.ceil(len(members) / MAX_BARS) or 1
+    listed = [*members[::stride], *published]
+    shown = [c for c in reversed(listed) if any(number in steps for number in c.numbers)]
+    names = [
+        f"trial {c.first} ({get_mode(c.params)}{', published' if c.role == 'published' else ''})"
+        for c in shown
+    ]
+    figure = go.Figure()
+    for index, reward in enumerate(list_rewards(steps)):
+        metric = f"{REWARD}{reward}/share"
+        measured = [
+            [s.metrics[metric] for n in c.numbers for s in steps.get(n, ()) if metric in s.metrics]
+            for c in shown
+        ]
+        shares = [sum(values) / len(values) if values else 0.0 for values in measured]
+        color = style.REWARDS[index % len(style.REWARDS)]
+        figure.add_bar(
+            y=names,
+            x=shares,
+            orientation="h",
+            name=abbreviate_parameter(reward),
+            marker={"color": color, "line": {"color": style.PAPER, "width": 1.5}},
+            text=[f"{share:.0%}" if share >= 0.06 else "" for share in shares],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            hovertemplate="%{y}: %{x:.1%}<extra>" + reward + "</extra>",
+        )
+    figure.update_layout(**make_layout(120 + 30 * max(len(shown), 1)), barmode="stack", bargap=0.35)
+    figure.update_layout(legend_traceorder="normal")
+    figure.update_xaxes(title_text="share of the training signal", tickformat=".0%", range=[0, 1])
+    figure.update_yaxes(ticks="", showline=False)
+    return figure
+
+
+def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
+    """Draw the front's hypervolume after each trial that ended, in order of ending.
+
+    Three panels: over trials, over time since the first start, and over GPU time of all trials that
+    had ended by then, or CPU time without a GPU. Replicates are marked: the curve may fall
+    there, when they correct a lucky first trial. A failed or stopped trial leaves it level.
+
+    `front.hypervolume_over_trials` is not empty; `gpus` are those of one trial.
+    """
+    records = {record.number: record for record in front.records}
+    ended = [records[point.number] for point in front.hypervolume_over_trials]
+    values = [point.hypervolume for point in front.hypervolume_over_trials]
+    zero = min((r.started for r in front.records if r.started is not None), default=0.0)
+    work = [r.cost.seconds * gpus if gpus else r.cost.cpu_seconds for r in ended]
+    times = [(r.finished or zero) - zero for r in ended]
+    processor = "GPU" if gpus else "CPU"
+    axes = {"trials ended": [float(count) for count in range(1, len(ended) + 1)]}
+    spans = {"{} since the first start": times, f"{processor}-{{}}": list(accumulate(work))}
+    for title, seconds in spans.items():
+        length, unit = choose_time_unit(max(seconds))
+        axes[title.format(unit)] = [value / length for value in seconds]
+    kinds = [_classify(record, ENDED_MARKS, "failed or stopped") for record in ended]
+    figure: go.Figure = make_subplots(
+        rows=1, cols=len(axes), shared_yaxes=True, horizontal_spacing=0.03
+    )
+    line = {"color": style.INK, "width": 1.6, "shape": "hv"}
+    size = 7 if len(ended) <= CROWDED else 4
+    for column, (title, x) in enumerate(axes.items(), start=1):
+        cell: dict[str, Any] = {"row": 1, "col": column}
+        figure.add_scatter(
+            x=x, y=values, mode="lines", line=line, hoverinfo="skip", showlegend=False, **cell
+        )
+        for name, mark in ENDED_MARKS.items():
+            indices = [index for index, kind in enumerate(kinds) if kind == name]
+            if indices:
+                figure.add_scatter(
+                    x=[x[index] for index in indices],
+                    y=[values[index] for index in indices],
+                    mode="markers",
+                    marker={"symbol": mark.plotly, "color": mark.color, "size": size},
+                    text=[title_candidate(ended[index].name) for index in indices],
+                    hovertemplate="%{text}: hypervolume %{y:.4~g} at %{x:.3~g}<extra></extra>",
+                    name=name,
+                    legendgroup=name,
+                    showlegend=column == 1,
+                    **cell,
+                )
+        figure.update_xaxes(title_text=title, rangemode="tozero", **cell)
+    figure.update_layout(**make_layout(330))
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text="hypervolume", col=1)
+    return figure
+
+
+def _classify(record: TrialRecord, kinds: Mapping[str, object], otherwise: str) -> str:
+    is_special = record.state == "complete" and record.role in kinds
+    kind = record.role if is_special else record.state
+    return kind if kind in kinds else otherwise
+
+
+def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
+    """Draw a bar per trial from its start to its end, in as few rows as trials ran side by side.
+
+    A trial that waited at a rung or resumed in a later session has one bar over all of that time.
+    At least one of `records` has started.
+    """
+    shown = sorted((r for r in records if r.started is not None), key=lambda r: r.started or 0.0)
+    now = max(r.finished or r.started or 0.0 for r in shown)
+    spans = [(r.started or 0.0, r.finished or now) for r in shown]
+    slots = _assign_slots(spans)
+    unit, unit_name = choose_time_unit(now - spans[0][0])
+    figure = go.Figure()
+    kinds = [_classify(record, BARS, "open") for record in shown]
+    for kind, (name, color) in BARS.items():
+        drawn = zip(shown, spans, slots, kinds, strict=True)
+        bars = [(record, span, slot) for record, span, slot, own in drawn if own == kind]
+        if bars:
+            figure.add_bar(
+                x=[(end - start) / unit for _, (start, end), _ in bars],
+                y=[slot for _, _, slot in bars],
+                base=[(start - spans[0][0]) / unit for _, (start, _), _ in bars],
+                orientation="h",
+                name=name,
+                marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
+                text=[
+                    f"{title_candidate(record.name)}, ran for "
+                    f"{format_duration(record.cost.seconds)}"
+                    for record, _, _ in bars
+                ],
+                textposition="none",
+                hovertemplate="%{text}<extra>" + name + "</extra>",
+            )
+    height = 130 + 26 * min(max(slots) + 1, 24)
+    figure.update_layout(**make_layout(height), barmode="overlay", bargap=0.2)
+    figure.update_xaxes(title_text=f"{unit_name} since the first start")
+    figure.update_yaxes(title_text="slot", showticklabels=False, ticks="", autorange="reversed")
+    return figure
+
+
+def describe_utilisation(
+    records: Sequence[TrialRecord], sessions: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return sentences on how much of the slots' time trials used; empty without sessions."""
+    ends = [r.finished for r in records if r.finished is not None]
+    if not sessions or not ends:
+        return ""
+    offered = 0.0
+    for session, following in zip(sessions, [*sessions[1:], None], strict=True):
+        # A session that was killed has no end: the last trial that ended before the next began.
+        until = following["started"] if following else float("inf")
+        last = max((end for end in ends if session["started"] < end <= until), default=None)
+        finished = session.get("finished", last)
+        if finished is not None:
+            offered += (finished - session["started"]) * session["slots"]
+    if not offered:
+        return ""
+    spent = sum(record.cost.seconds for record in records)
+    return (
+        f"Slot utilisation: {format_percent(min(1.0, spent / offered))}. Trials ran for "
+        f"{format_duration(spent)}; slots were available for {format_duration(offered)}. The rest "
+        "is process start-up, the search, and slots that were idle at the end."
+    )
+
+
+def _assign_slots(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Return for each span, in order of start, the first slot that is free."""
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    slots: list[int] = []
+    for start, end in spans:
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        slot = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, slot))
+        slots.append(slot)
+    return slots

@@ -1,0 +1,418 @@
+"""Picks: the language in which every command names one candidate of a sweep, and what it finds.
+
+    knee                                       the best compromise on the front
+    max correctness, or max_correctness        the largest value of a metric; `min`: the smallest
+    7                                          the end of a trial, by its number
+    7@40                                       its checkpoint after 40 steps
+    merge-27                                   a merge
+    max correctness where length >= 0.9 and format >= 0.95
+
+`where` may follow every rule that names no candidate. All rules but a candidate's name look at the
+front: means over seeds on test prompts, as in every table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from gdpo_tune.analysis.front import Front, choose_knee, find_configuration, find_smallest
+from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core.errors import PickError, UsageError
+from gdpo_tune.core.metrics import COMPARISONS, Condition
+from gdpo_tune.core.text import format_estimate
+from gdpo_tune.core.trials import MERGE_PREFIX, Estimate, Part, TrialRecord, title_candidate
+from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.text import join_names, suggest
+
+CONDITIONS = "length >= 0.6 and format >= 0.8"
+EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"
+_CHECKPOINT = re.compile(r"(\d{1,9})@(\d{1,9})")
+_MERGE = re.compile(rf"{MERGE_PREFIX}(\d{{1,9}})")
+_TOKEN = re.compile(r"\s*(>=|<=|==|[<>=,]|[^\s<>=,]+)")
+
+
+class Extreme(NamedTuple):
+    """Largest or smallest value of a metric."""
+
+    end: Literal["max", "min"]
+    metric: str
+    position: int
+    """Of the metric in the text, from 1."""
+
+
+class CheckpointName(NamedTuple):
+    """Name of a checkpoint: `7@40`."""
+
+    trial: int
+    step: int
+
+
+class MergeName(NamedTuple):
+    """Name of a merge: `merge-27`."""
+
+    number: int
+
+
+Rule = Literal["knee"] | Extreme | int | CheckpointName | MergeName
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Parsed choice of a candidate."""
+
+    text: str
+    rule: Rule
+    """Knee or extreme of the front; or any candidate: a trial's number, a checkpoint or a merge."""
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def names_candidate(self) -> bool:
+        """True if it names one candidate, on the front or not."""
+        return isinstance(self.rule, int | CheckpointName | MergeName)
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """Metrics that the text names, and where."""
+        rule = self.rule
+        found = {rule.metric: rule.position} if isinstance(rule, Extreme) else {}
+        for condition in self.conditions:
+            found.setdefault(condition.metric, condition.position)
+        return found
+
+    def error(self, position: int, reason: str, fix: str) -> PickError:
+        """Return an error that points at `position`, from 1."""
+        return PickError(self.text, position, reason, fix)
+
+    def list_broken(self, member: Configuration) -> list[Condition]:
+        """Return the conditions that the means of a member do not meet."""
+        return [c for c in self.conditions if not c.holds(_get_mean(member, c.metric))]
+
+
+@dataclass(frozen=True)
+class PickedCandidate:
+    """Candidate that a choice names."""
+
+    record: TrialRecord
+    """Trial with that name, or the first trial of the configuration that was picked."""
+    label: str
+    """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
+    lines: tuple[str, ...]
+    """Sentences about it: its values, and how certain its conditions are."""
+    values: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    """Means over seeds on test prompts; empty if it was not measured to its end."""
+
+    @property
+    def name(self) -> str:
+        """Name of the candidate."""
+        return self.record.name
+
+
+def parse_pick(text: str) -> Pick:
+    """Parse a choice of a candidate.
+
+    Raises:
+        PickError: the text does not follow the rules above; it has the position of the problem.
+    """
+    return _Parser(text).parse_pick()
+
+
+def parse_conditions(text: str) -> tuple[Condition, ...]:
+    """Parse conditions such as `length >= 0.6, format >= 0.8`; `and` stands for the comma too.
+
+    Raises:
+        PickError: the text has another form.
+    """
+    return _Parser(text).parse_conditions()
+
+
+class _Parser:
+    """Parser that reads a text once, from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = [(match[1], match.start(1) + 1) for match in _TOKEN.finditer(text)]
+        self._tokens.append(("", len(text) + 1))  # the end
+
+    def parse_pick(self) -> Pick:
+        rule = self._parse_rule()
+        conditions: list[Condition] = []
+        keyword = "where"
+        while self._tokens[0][0]:
+            word, position = self._take()
+            if word != keyword:
+                guess = suggest(word, [keyword])
+                reason = f"{word!r}: {guess}a condition begins with `{keyword}`"
+                raise self._error(position, reason)
+            if not (rule == "knee" or isinstance(rule, Extreme)):
+                what = "a trial number" if isinstance(rule, int) else "the name of a candidate"
+                reason = f"{what} has no conditions"
+                raise self._error(position, reason, "leave `where` out")
+            conditions.append(self._parse_condition())
+            keyword = "and"
+        return Pick(self._text, rule, tuple(conditions))
+
+    def parse_conditions(self) -> tuple[Condition, ...]:
+        conditions = [self._parse_condition("at the start of a condition")]
+        while self._tokens[0][0]:
+            word, position = self._take()
+            if word not in (",", "and"):
+                reason = f"{word!r}: conditions are joined by `and` or a comma"
+                raise self._error(position, reason, f"write for example {CONDITIONS!r}")
+            conditions.append(self._parse_condition("at the start of a condition"))
+        return tuple(conditions)
+
+    def _parse_rule(self) -> Rule:
+        word, position = self._take()
+        rule, _, name = word.partition("_")
+        if word == "knee":
+            return "knee"
+        if word.isdecimal() and len(word) < 10:  # `int` refuses thousands of digits
+            return int(word)
+        if match := _CHECKPOINT.fullmatch(word):
+            return CheckpointName(int(match[1]), int(match[2]))
+        if match := _MERGE.fullmatch(word):
+            return MergeName(int(match[1]))
+        if (rule == "max" or rule == "min") and (name or word == rule):
+            named = (name, position + 4) if name else self._parse_metric(f"after `{rule}`")
+            return Extreme(rule, *named)
+        guess = suggest(word, ("knee", "max", "min"))
+        rules = (
+            "a choice begins with knee, max or min, or is the number of a trial, a checkpoint such "
+            "as 7@40, or a merge such as merge-27"
+        )
+        reason = f"{word!r}: {guess}{rules}" if word else "the choice is empty"
+        raise self._error(position, reason)
+
+    def _parse_condition(self, where: str = "after `where` or `and`") -> Condition:
+        metric, place = self._parse_metric(where)
+        comparison, position = self._take()
+        if comparison not in COMPARISONS:
+            reason = f"{metric} is compared by >=, <=, > or <"
+            raise self._error(position, reason, f"write {metric} >= 0.9")
+        word, position = self._take()
+        try:
+            limit = float(word)
+        except ValueError:
+            limit = math.nan
+        if not math.isfinite(limit):
+            reason = f"{word!r} is not a number" if word else "a number is missing"
+            raise self._error(position, reason, "write a number there, such as 0.9")
+        return Condition(metric, comparison, limit, place)
+
+    def _parse_metric(self, where: str) -> tuple[str, int]:
+        word, position = self._take()
+        if not word or word[0] in "<>=,":
+            raise self._error(position, f"the name of a metric is missing {where}")
+        return word, position
+
+    def _take(self) -> tuple[str, int]:
+        return self._tokens.pop(0) if len(self._tokens) > 1 else self._tokens[0]
+
+    def _error(self, position: int, reason: str, fix: str = "") -> PickError:
+        return PickError(self._text, position, reason, fix or f"write for example {EXAMPLE!r}")
+
+
+def load_and_pick(
+    source: str, pick: str | None, option: str, *, merges: bool = True
+) -> tuple[Sweep, PickedCandidate]:
+    """Load a sweep and pick one of its candidates.
+
+    `source` is `DIRECTORY:PICK`, or `DIRECTORY` if `pick`, the value of `--pick`, is given; a name
+    under `runs` is enough. `option` is the name of the option that has `source`, for messages.
+    `merges` is as for `pick_trial`.
+
+    Raises:
+        UsageError: there is no such sweep, or the pick is missing or given twice.
+        PickError: the pick cannot be parsed, or no trial satisfies it.
+    """
+    directory, text = split_source(source, pick)
+    if text is None:
+        raise UsageError(
+            f"{option} {source}: write the sweep's directory, a colon and a choice, such as "
+            "runs/code:knee, runs/code:max_correctness or runs/code:12; or the directory and "
+            f"--pick '{EXAMPLE}'"
+        )
+    parsed = parse_pick(text)
+    sweep = read_sweep(resolve_location(directory), f"{option} {source}")
+    return sweep, pick_trial(sweep, parsed, merges=merges)
+
+
+def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandidate:
+    """Pick one candidate.
+
+    Without `merges`, a merge is chosen by its name alone, or where the front has nothing else that
+    satisfies the pick.
+
+    Raises:
+        PickError: the pick names an unknown candidate or metric, or nothing on the front satisfies
+            it.
+    """
+    records, spec, front, rule = sweep.records, sweep.spec, sweep.front, pick.rule
+    passed_over: Configuration | None = None
+    if rule == "knee" or isinstance(rule, Extreme):
+        configuration = _find_member(front, pick)
+        trained = [m for m in front.members if m.role != "merge" and not pick.list_broken(m)]
+        if configuration.role == "merge" and trained and not merges:
+            passed_over = configuration
+            configuration = _find_member(replace(front, members=tuple(trained)), pick)
+        record = records[configuration.first]
+    else:
+        record = _find_record(records, pick)
+        # None for a trial that was not measured to its end
+        configuration = find_configuration(front.configurations, record.name)
+    if not pick.conditions and not pick.names_candidate:
+        label = f"{rule.end}_{rule.metric}" if isinstance(rule, Extreme) else "knee"
+    elif record.role == "checkpoint":
+        label = f"trial-{record.parts[0].trial}-step-{record.parts[0].step}"
+    else:
+        label = record.name if record.role == "merge" else f"trial-{record.number}"
+    head = f"chosen by {pick.text!r}: {title_candidate(record.name)}"
+    if configuration is None:
+        why = (
+            "without an evaluation on test prompts" if record.state == "complete" else record.state
+        )
+        if not record.is_comparable:
+            why = f"not comparable with newer trials: {record.content}"
+        return PickedCandidate(record, label, (f"{head}, {why}",))
+    lines = _describe(head, pick, configuration, spec)
+    if passed_over is not None:
+        lines.append(
+            f"of the whole front it is {passed_over.name}, a merge, which no single training "
+            "repeats; this is the choice among trainings"
+        )
+    return PickedCandidate(record, label, tuple(lines), configuration.mean)
+
+
+def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
+    mean = configuration.mean
+    names = dict.fromkeys([*spec.objectives, *pick.metrics])
+    values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
+    lines = [f"{head}: {values}"]
+    if configuration.is_provisional and configuration.role != "untrained":
+        lines.append("provisional: one seed")
+    for c in pick.conditions:
+        estimate = mean[c.metric]
+        if abs(estimate.mean - c.limit) < estimate.se:
+            lines.append(f"{c} is satisfied by less than its standard error")
+    if isinstance(pick.rule, Extreme):
+        objective = spec.objectives.get(pick.rule.metric)
+        if objective and not objective.direction.startswith(pick.rule.end):
+            lines.append(f"the sweep {objective.direction}s {pick.rule.metric}")
+    return lines
+
+
+def _find_record(records: Sequence[TrialRecord], pick: Pick) -> TrialRecord:
+    match pick.rule:
+        case int(number):
+            return _find_trial(records, pick, number)
+        case CheckpointName(trial, step):
+            return _find_checkpoint(records, pick, trial, step)
+        case MergeName(number):
+            if number < len(records) and records[number].role == "merge":
+                return records[number]
+            names = [record.name for record in records if record.role == "merge"]
+            fix = f"write {join_names(names)}" if names else "write knee, or a trial's number"
+            reason = f"that sweep has no {MERGE_PREFIX}{number}" if names else "it has no merges"
+            raise pick.error(1, reason, fix)
+        case _:
+            raise AssertionError("a pick that names no candidate is about the front")
+
+
+def _find_trial(records: Sequence[TrialRecord], pick: Pick, number: int) -> TrialRecord:
+    if number >= len(records):
+        last = f"the last one is {len(records) - 1}" if records else "it has none"
+        raise pick.error(1, f"that sweep has no trial {number}; {last}", "write another number")
+    if records[number].role == "untrained":
+        raise pick.error(1, f"trial {number} is the untrained policy", "write another number")
+    return records[number]
+
+
+def _find_checkpoint(
+    records: Sequence[TrialRecord], pick: Pick, trial: int, step: int
+) -> TrialRecord:
+    training = _find_trial(records, pick, trial)
+    if not training.is_training:
+        reason = f"trial {trial} trains nothing, so it has no checkpoints"
+        raise pick.error(1, reason, f"write {training.name}")
+    steps: dict[int, TrialRecord] = {}
+    for record in records:
+        for part in record.parts:
+            if part.trial == trial and record.role == "checkpoint":
+                steps[part.step] = record
+            elif part.trial == trial and part.step not in steps:  # of a merge: without values
+                alone = (Part(trial, part.step, 1.0),)
+                steps[part.step] = replace(training, role="checkpoint", parts=alone, test={})
+    if training.state == "complete" and training.last_step is not None:
+        steps[training.last_step] = training
+    if step not in steps:
+        names = [f"{trial}@{known}" for known in sorted(steps)]
+        reason = f"trial {trial} has no candidate at step {step}"
+        fix = f"write {join_names(names)}" if names else f"write {trial}"
+        raise pick.error(1, reason, fix)
+    return steps[step]
+
+
+def _find_member(front: Front, pick: Pick) -> Configuration:
+    objectives = [objective.name for objective in front.objectives]
+    others = {name for member in front.members for name in member.mean} - set(objectives)
+    names = [*objectives, *sorted(others)]
+    for name, position in pick.metrics.items():
+        if name not in names:
+            reason = f"{name!r}: {suggest(name, names)}this metric is unknown"
+            raise pick.error(position, reason, f"the metrics of this sweep are {join_names(names)}")
+    if not front.members:
+        reason = "nothing is on the front of that sweep yet"
+        raise pick.error(
+            1, reason, "run more trials or loosen the constraints, or pick a trial by its number"
+        )
+    members = [member for member in front.members if not pick.list_broken(member)]
+    if not members:
+        raise _build_unsatisfied_error(front, pick)
+    if isinstance(pick.rule, Extreme):
+        name, position = pick.rule.metric, pick.rule.position
+        members = [member for member in members if name in member.mean]
+        if not members:
+            raise pick.error(position, f"no remaining trial has {name}", "leave it out")
+        sign = -1 if pick.rule.end == "max" else 1
+        column = [sign * member.mean[name].mean for member in members]
+        values = [member.get_values(front.objectives) for member in members]
+        return members[find_smallest(column, values, front.objectives)]
+    knee = choose_knee(members, front.baselines, front.objectives)
+    assert knee is not None, "only an empty list has no knee"
+    return knee
+
+
+def _build_unsatisfied_error(front: Front, pick: Pick) -> PickError:
+    """Build the error for a front without a member that satisfies every condition.
+
+    The closest member has the smallest sum of shortfalls, each as a share of the front's span.
+    """
+    spans: dict[str, float] = {}
+    for name in {c.metric for c in pick.conditions}:
+        values = [member.mean[name].mean for member in front.members if name in member.mean]
+        spans[name] = (max(values) - min(values)) or 1.0
+
+    def sum_shortfalls(member: Configuration) -> float:
+        return sum(
+            c.compute_shortfall(_get_mean(member, c.metric)) / spans[c.metric]
+            for c in pick.conditions
+        )
+
+    closest = min(front.members, key=sum_shortfalls)
+    broken = pick.list_broken(closest)
+    values = [f"{b.metric} {_get_mean(closest, b.metric):.3g}" for b in broken]
+    return pick.error(
+        broken[0].position,
+        "nothing on the front satisfies this: the closest, "
+        f"{title_candidate(closest.name)}, has {', '.join(values)}",
+        f"loosen {' and '.join(map(str, broken))}, or search with them as `constraints:`",
+    )
+
+
+def _get_mean(member: Configuration, name: str) -> float:
+    return member.mean[name].mean if name in member.mean else float("nan")

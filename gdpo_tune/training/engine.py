@@ -1,0 +1,356 @@
+"""vLLM in a thread of its own, kept for the next trials of its process, one or several at once.
+
+    seat = pool.open(key, start, threads)           # of the kept engine if its key is equal
+    outputs = seat.generate(requests, on_finished)  # any mix of adapters, seeds and decodings
+    seat.engine.run(function, *arguments)           # all else that touches vLLM's objects
+    pool.close()                                    # returns its memory
+
+Any thread may call an engine; calls run one after the other. A thread of its own leaves that of
+the trainer alone, in which vLLM on a CPU would change how torch computes. An engine that is kept
+samples bit for bit as a new one: adapters and caches of earlier trials are gone, each request has
+a seed, and a trainer sends its weights before it samples. One that has raised is never used again.
+
+Trials that share a process share its engine, which holds their adapters. A trial that waits for
+samples yields the compute lock. Once no trial wants that lock, the engine samples for all that wait
+in one batch: then it has the device for itself, and the batch is as large as it can be.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from gdpo_tune.core import compute_lock
+from gdpo_tune.core.errors import EngineMemoryError
+from gdpo_tune.core.gpu_memory import CONTEXT, GIB
+
+T = TypeVar("T")
+OnFinished = Callable[[int, Any], None]
+"""Gets the number of a request and vLLM's `RequestOutput`, in the engine's thread."""
+REMAINDER = CONTEXT
+"""Bytes of a GPU that may stay in use after an engine was closed."""
+_LOGGER = logging.getLogger("gdpo_tune.training")
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One completion to sample."""
+
+    prompt: Sequence[int]
+    sampling: Any
+    """vLLM's `SamplingParams`, with a seed of its own and `n` = 1."""
+    adapter: Any = None
+    """vLLM's `LoRARequest` of an adapter that was loaded; None: the policy as it is."""
+
+
+class Engine:
+    """A running vLLM and the only thread that touches it."""
+
+    def __init__(self, start: Callable[[], Any], threads: int) -> None:
+        """Start an engine with `start`, which returns vLLM's `LLM`, on so many CPU threads."""
+        self.is_broken = False
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
+        self._thread = self._worker.submit(threading.get_ident).result()
+        try:
+            self.llm = self.run(_start, start, threads)
+        except BaseException:
+            self._worker.shutdown(wait=False)
+            raise
+
+    def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        """Call a function in the engine's thread and return its result.
+
+        If it raises, the engine serves no further trial. A caller that is interrupted leaves the
+        call running; the next one waits for it.
+        """
+        if threading.get_ident() == self._thread:
+            return function(*arguments, **keywords)
+        _finish_gpu_work()  # of the caller, because threads may compute on different streams
+        return self._worker.submit(self._call, function, *arguments, **keywords).result()
+
+    def generate(
+        self, requests: Sequence[SampleRequest], on_finished: OnFinished | None = None
+    ) -> list[Any]:
+        """Sample a completion for each request in one batch; return vLLM's outputs in their order.
+
+        `on_finished` is called as each of them ends, while others are still being sampled. Without
+        requests, vLLM is not asked: of several processes, one may have none left.
+        """
+        return self.run(self._generate, requests, on_finished) if requests else []
+
+    def forget(self, adapter: int | None = None) -> None:
+        """Remove all that a trial has left, its NaN included; None: all that any has left."""
+        self.run(self._forget, adapter)
+
+    def close(self) -> None:
+        """End vLLM and return its memory.
+
+        Raises:
+            EngineMemoryError: much of a GPU stays in use; only the end of the process frees it.
+        """
+        if not self.is_broken:
+            self.run(lambda: self.llm.llm_engine.engine_core.shutdown())
+        del self.llm
+        self._worker.shutdown()
+        gc.collect()  # on a CPU, too: weights and caches are in cycles
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            left = torch.cuda.memory_reserved()
+            if left > REMAINDER:
+                raise EngineMemoryError(
+                    f"vLLM was closed, and {left / GIB:.1f} GiB of the GPU are still in use: start "
+                    "a new process"
+                )
+
+    def _call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        try:
+            result = function(*arguments, **keywords)
+            _finish_gpu_work()
+        except BaseException:
+            self.is_broken = True
+            raise
+        return result
+
+    def _generate(
+        self, requests: Sequence[SampleRequest], on_finished: OnFinished | None
+    ) -> list[Any]:
+        wake_up(self.llm)
+        engine, first = self.llm.llm_engine, self.llm.request_counter.counter
+        plain_step = engine.step
+
+        def step() -> list[Any]:
+            outputs = plain_step()
+            for output in outputs:
+                if output.finished and on_finished is not None:
+                    on_finished(int(output.request_id) - first, output)
+            return outputs
+
+        engine.step = step
+        try:
+            return self.llm.generate(
+                [{"prompt_token_ids": list(request.prompt)} for request in requests],
+                [request.sampling for request in requests],
+                lora_request=[request.adapter for request in requests],
+                use_tqdm=False,
+            )
+        finally:
+            del engine.step
+
+    def _forget(self, adapter: int | None) -> None:
+        wake_up(self.llm)
+        engine = self.llm.llm_engine
+        if engine.vllm_config.lora_config is not None:
+            for number in engine.list_loras():
+                if adapter in (number, None):
+                    engine.remove_lora(number)
+        self.llm.reset_prefix_cache()
+        # A kernel may multiply what lies behind the end of a sequence by 0, and 0 x NaN is NaN.
+        self.llm.collective_rpc(_clear_cache)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Place of one trial in an engine."""
+
+    pool: EnginePool
+    engine: Engine
+    adapter: int
+    """Number, from 1, under which the engine holds the adapter of the trial."""
+
+    def generate(
+        self, requests: Sequence[SampleRequest], on_finished: OnFinished | None = None
+    ) -> list[Any]:
+        """Sample, maybe with trials that wait; see `Engine.generate`.
+
+        Raises:
+            RuntimeError: the engine broke, and another one has taken its place.
+        """
+        return self.pool.sample(self, requests, on_finished)
+
+
+@dataclass(eq=False)
+class _Order:
+    """Requests of one trial, and their completions."""
+
+    requests: Sequence[SampleRequest]
+    on_finished: OnFinished | None
+    outputs: Future[list[Any]] = field(default_factory=Future[list[Any]])
+
+
+class EnginePool:
+    """The engine of a process, started by the first trial that samples, and its seats."""
+
+    def __init__(self, seats: int = 1, largest_rank: int = 0) -> None:
+        """Serve so many trials at once, with adapters of at most this rank.
+
+        0 takes the rank of the trial that starts the engine.
+        """
+        self.seats, self.largest_rank = seats, largest_rank
+        self._engine: Engine | None = None
+        self._key: object = None
+        self._mutex = threading.Lock()
+        self._taken: dict[int, Seat] = {}
+        """By the thread of its trial."""
+        self._orders: list[_Order] = []
+        self._is_sampling = False
+        self._returning = 0
+        """Trials that have their samples, and not yet the lock: they belong into the next batch."""
+        self._batches = ThreadPoolExecutor(1, thread_name_prefix="batches")
+
+    def has(self, key: object) -> bool:
+        """Return whether an engine with this key is kept.
+
+        Trials that share a process agree in all that a key names.
+        """
+        is_alive = self._engine is not None and not self._engine.is_broken
+        return is_alive and (self.seats > 1 or self._key == key)
+
+    def open(self, key: object, start: Callable[[], Any], threads: int) -> Seat:
+        """Return a seat of the kept engine if its key is equal, else of another one; see `Engine`.
+
+        `key` names everything on which the engine depends; None equals no key.
+        """
+        kept = self._engine if self.has(key) else None
+        if kept is None:
+            self.close()
+            self._engine, self._key = Engine(start, threads), object() if key is None else key
+        engine = self._engine
+        assert engine is not None
+        if self.seats == 1:
+            if kept is not None:
+                kept.forget()
+            return Seat(self, engine, 1)
+        with self._mutex:
+            used = {seat.adapter for seat in self._taken.values()}
+            number = next(n for n in range(1, self.seats + 1) if n not in used)
+            seat = self._taken[threading.get_ident()] = Seat(self, engine, number)
+        return seat
+
+    def sample(
+        self, seat: Seat, requests: Sequence[SampleRequest], on_finished: OnFinished | None
+    ) -> list[Any]:
+        """Sample for a trial, in the next batch if it has company; see `Seat.generate`."""
+        if self.seats == 1:
+            return seat.engine.generate(requests, on_finished)
+        order = _Order(requests, on_finished)
+        with self._mutex:
+            if seat.engine is not self._engine:
+                raise RuntimeError("the engine that held the trial's adapter has ended")
+            self._orders.append(order)
+        try:
+            with compute_lock.yield_lock():
+                return order.outputs.result()
+        finally:
+            with self._mutex:
+                if order in self._orders:  # an error came before the batch
+                    self._orders.remove(order)
+                else:
+                    self._returning -= 1
+
+    def start_batch(self) -> None:
+        """Sample for every trial that waits, unless the engine is busy; this returns at once."""
+        with self._mutex:
+            engine = self._engine
+            if self._is_sampling or self._returning or not self._orders or engine is None:
+                return
+            orders, self._orders = self._orders, []
+            self._is_sampling = True
+        batch = self._batches.submit(_sample, engine, orders)
+        batch.add_done_callback(functools.partial(self._deliver, orders))
+
+    def release(self) -> None:
+        """Free the seat of the calling thread's trial, if it has one, for the next trial."""
+        seat = self._taken.get(threading.get_ident())
+        if seat is None:
+            return
+        try:
+            if not seat.engine.is_broken:
+                with compute_lock.yield_lock():
+                    seat.engine.forget(seat.adapter)
+        except Exception:  # the engine is broken from now on, and the trial has ended without it
+            _LOGGER.exception("vLLM could not forget the adapter of a trial that has ended")
+        finally:
+            with self._mutex:  # only now may another trial have the number of the adapter
+                del self._taken[threading.get_ident()]
+
+    def close(self) -> None:
+        """Close the engine, if one is kept; no trial may use it."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def _deliver(self, orders: Sequence[_Order], batch: Future[list[Any]]) -> None:
+        """Give each trial its completions, or the error of the batch."""
+        with self._mutex:
+            self._is_sampling = False
+            self._returning += len(orders)
+        error = batch.exception()
+        outputs = [] if error else batch.result()
+        for order in orders:
+            if error:
+                order.outputs.set_exception(error)
+            else:
+                order.outputs.set_result(outputs[: len(order.requests)])
+                outputs = outputs[len(order.requests) :]
+        self.start_batch()  # if nobody comes back, nobody else yields the lock
+
+
+OF_PROCESS = EnginePool()
+"""The engine that a process keeps where trials run one after the other."""
+
+
+def fall_asleep(llm: Any) -> None:
+    """Let vLLM give its memory back until it is needed; for the engine's thread alone."""
+    llm.sleep(level=1)  # its weights go to the machine's memory
+
+
+def wake_up(llm: Any) -> None:
+    """Give vLLM its memory if it sleeps; for the engine's thread alone."""
+    if llm.llm_engine.is_sleeping():
+        torch.cuda.empty_cache()  # what a step has left to torch
+        llm.wake_up()
+        llm.collective_rpc(_clear_cache)  # the memory may hold NaN of a step
+
+
+def _sample(engine: Engine, orders: Sequence[_Order]) -> list[Any]:
+    """Sample for several trials in one batch; return the outputs in their order."""
+    owners = [(order, row) for order in orders for row in range(len(order.requests))]
+
+    def pass_on(number: int, output: Any) -> None:
+        order, row = owners[number]
+        if order.on_finished is not None:
+            order.on_finished(row, output)
+
+    return engine.generate([r for order in orders for r in order.requests], pass_on)
+
+
+def _start(start: Callable[[], Any], threads: int) -> Any:
+    set_threads = torch.set_num_threads
+    set_threads(threads)
+    try:
+        return start()
+    finally:
+        # vLLM on a CPU replaces it; the next trainer sets its threads.
+        torch.set_num_threads = set_threads
+        # vLLM takes all objects of the process out of the search for garbage.
+        gc.unfreeze()
+
+
+def _clear_cache(worker: Any) -> None:
+    for cache in worker.model_runner.kv_caches:
+        # A layer with a recurrent state, as in hybrid policies, has several tensors.
+        for tensor in (cache,) if isinstance(cache, torch.Tensor) else cache:
+            tensor.zero_()
+
+
+def _finish_gpu_work() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

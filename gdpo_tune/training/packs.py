@@ -1,0 +1,175 @@
+"""A pack: up to N LoRA trials in one process, each with an adapter of its own on one frozen base.
+
+Each trial is `train()` as ever, in a thread of its own, with its own trainer, optimizer, schedule,
+checkpoints and report. The threads take turns. Task, tokenized prompts, vLLM and the weights below
+the adapters exist once. With Transformers a trial in a pack is bitwise equal to the same one alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import GradientState
+
+from gdpo_tune.core import compute_lock
+from gdpo_tune.core.engines import round_up_rank
+from gdpo_tune.core.errors import PackError
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Measurement, Outcome, Report
+from gdpo_tune.training.checkpoints import RandomState, read_random_state, restore_random_state
+from gdpo_tune.training.engine import EnginePool
+from gdpo_tune.training.memory import explain_out_of_memory
+from gdpo_tune.training.rollout import uses_engine_in_process
+from gdpo_tune.training.trial import prepare_process, run_trial
+from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
+
+
+class Pack:
+    """Trials that share a process; `train` is called from threads, and `close` after the last.
+
+    A trial that stops or fails leaves the others as they are, and its place is free at once.
+    """
+
+    def __init__(self, size: int, largest_rank: int = 0) -> None:
+        """Make room for `size` trials at once; more of them wait for a place.
+
+        vLLM has room for adapters of `largest_rank`; 0 takes the rank of the first trial.
+        """
+        self._size = size
+        self._places = threading.BoundedSemaphore(size)
+        self._engine = EnginePool(size, largest_rank)
+        self._lock = compute_lock.ComputeLock(
+            read_global_state, restore_global_state, self._engine.start_batch
+        )
+        self._config: TrialConfig | None = None
+        self._cache: WorkerCache | None = None
+        self._building = threading.Lock()
+        """Held by a trial that builds what they share, and lets others compute meanwhile."""
+
+    def train(
+        self, config: TrialConfig, *, resume: Path | None, report: Report, with_test: bool = True
+    ) -> Outcome:
+        """Run one trial to its end, beside those of other threads; see `training.train`.
+
+        `config.gpu_share` and `config.threads` are those of the process. `report` is called between
+        two turns, so it may wait.
+
+        Raises:
+            PackError: this trial cannot share a process with those before it.
+        """
+
+        def report_between_turns(measurement: Measurement, checkpoint: Path | None) -> None:
+            with compute_lock.yield_lock():
+                report(measurement, checkpoint)
+
+        with self._places, self._lock.hold():
+            try:
+                prepare_process(config)
+                with explain_out_of_memory(config, self._size):
+                    with compute_lock.acquire_yielding(self._building):
+                        cache = self._open_cache(config)
+                    return run_trial(config, cache, resume, report_between_turns, with_test)
+            except BaseException as error:
+                _release_frames(error)
+                raise
+            finally:
+                self._engine.release()
+                gc.collect()  # a trainer is part of a cycle; its memory is for the others
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """End what the trials shared; idempotent. No trial may be running."""
+        if self._cache is not None:
+            self._cache.task.close()
+        self._cache = None  # before the engine, which looks whether a GPU is free of weights
+        self._engine.close()
+
+    def _open_cache(self, config: TrialConfig) -> WorkerCache:
+        """Return what the trials share, built for the first one.
+
+        Raises:
+            PackError: the trial trains every weight, differs from the first one, or has an adapter
+                that is too large for the slots of the engine.
+        """
+        if not config.model.lora_rank:
+            raise PackError(
+                "model.lora_rank = 0: trials of every weight have no base policy to share\n"
+                "    fix: set model.lora_rank: 16, or train each trial in a process of its own"
+            )
+        if self._config is not None:
+            _require_agreement(self._config, config)
+        rank = self._engine.largest_rank = (
+            self._engine.largest_rank or (self._config or config).model.lora_rank
+        )
+        if uses_engine_in_process(config) and config.model.lora_rank > round_up_rank(rank):
+            raise PackError(
+                f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of "
+                f"rank {round_up_rank(rank)} at most\n"
+                "    fix: start the pack for the largest rank of its trials"
+            )
+        if self._cache is None:
+            self._cache = build_worker_cache(config, shares_weights=True, engines=self._engine)
+            self._config = config
+        return self._cache
+
+
+def _require_agreement(first: TrialConfig, config: TrialConfig) -> None:
+    """Raise `PackError` if a trial differs from the first one in what a process has once."""
+    ours, theirs = _list_shared_settings(first), _list_shared_settings(config)
+    different = [name for name, value in ours.items() if value != theirs[name]]
+    if different:
+        raise PackError(
+            f"{config.directory.name} differs from the other trials of its process in "
+            f"{', '.join(different)}\n"
+            "    fix: train it in another process; trials of one may differ in parameters, seed, "
+            "lora_rank and lora_alpha"
+        )
+
+
+def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
+    """Return what all trials of a process have in common, by its name in a sweep file."""
+    return {
+        **list_shared_settings(config),
+        "model": config.model.replace(lora_rank=1, lora_alpha=0.0),
+        "rollout": config.rollout,
+        "resources.gpus": config.gpu_share,
+        "resources.cpus": config.threads,
+    }
+
+
+def _release_frames(error: BaseException) -> None:
+    """Drop the variables of an error's frames: the caller may keep it, and they hold tensors."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """Global state of one trial, as torch and accelerate keep it."""
+
+    random: RandomState
+    gradients: dict[str, Any]
+    """Place in the accumulation of gradients, which all trainers of a process share."""
+
+
+def read_global_state() -> GlobalState:
+    """Return the present state."""
+    return GlobalState(read_random_state(), dict(vars(GradientState())))
+
+
+def restore_global_state(state: GlobalState) -> None:
+    """Make a state the present one."""
+    restore_random_state(state.random)
+    shared = vars(GradientState())  # one dictionary, which every trainer's accelerator has
+    shared.clear()
+    shared.update(state.gradients)

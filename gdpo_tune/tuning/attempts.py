@@ -1,0 +1,371 @@
+"""Attempts at trials: what passes between the driver and their processes, and what is counted.
+
+The driver sends an `AttemptConfig`, in one key of Ray's dicts. The process answers with any number
+of `TrialUpdate` and `TrialNotice`, and a `TrialResult` at the end, or it raises an `AttemptError`.
+A `StopFlag` asks it to end. For each trial the driver counts attempts in an `OpenTrial`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.object_store import StoreDirectory
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung
+
+if TYPE_CHECKING:
+    from gdpo_tune.tuning.schedulers import Verdict
+
+KEY = "gdpo_tune"
+Answer = Literal["WAIT", "FINISHED"]
+"""Of the driver to a slot that is free: no trial now, or none any more."""
+WAIT: Answer = "WAIT"
+FINISHED: Answer = "FINISHED"
+STOP = "stop"
+"""File in the sweep's directory that asks all trials to stop; in a store, see `RemoteStopFlag`."""
+HALT = "halt"
+"""File in a trial's directory that asks it alone to stop."""
+_ALL = "all"  # the request to all trials
+ASK_SECONDS = 1.0
+"""Seconds between two polls of a trial: one at every short step would be too many."""
+ANSWER_SECONDS = 5.0
+"""Seconds for which a step waits for the answer, and the driver until a request has arrived."""
+REQUEST_PATIENCE = 60.0
+"""Seconds for which a request is repeated."""
+RETRIES = 2
+"""Further attempts after failures of a trial's own, each from its newest checkpoint."""
+LOSSES = 5
+"""Nodes that a trial may lose in a row without a result in between: it might be their killer. The
+same number of times it may find its GPU crowded."""
+DEATHS = 2
+"""Deaths of shared processes, without progress in between, after which a trial is tried alone: only
+then a death tells whose fault it is."""
+EXCUSE_SECONDS = 60.0
+"""Seconds after the death of a process within which the death of its node explains it."""
+RESULTS_A_SECOND = 200
+"""Limit over all trials, for results on which nothing is decided: Ray Tune's loop alone takes about
+a millisecond of CPU for one result while a thousand trials run, see docs/scale.md."""
+Cause = Literal["changed", "lost", "directory", "store", "crowded", "host", "died", "own"]
+"""Why an attempt ended: it needed another process; it lost its node; the sweep's directory was
+away; its node did not reach the store; others held the memory of its GPU; the process that it
+shared with other trials died; its own process died for an unknown reason; it raised an error."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings that all trials of a run share."""
+
+    train: str
+    """`module:function`, `gdpo_tune.training:train` except in tests; where trials share processes,
+    `module:class` of `gdpo_tune.training.packs:Pack`."""
+    spec_file: Path
+    """In the sweep's directory, which every node sees unless `address` is set."""
+    address: str = ""
+    """Address of the sweep on an object store; nodes share no directory then."""
+    workers: int = 1
+    """Processes of a trial."""
+    cpus: float = 1.0
+    gpus: float = 0.0
+    """CPU cores and GPUs of each process."""
+    pack: int = 1
+    """Trials that share a process."""
+    interval: float = 0.0
+    """Least seconds between two results of a trial on which nothing is decided."""
+
+    def __str__(self) -> str:
+        """Return a short text: Ray makes a label of it where trials share a process."""
+        return "pack"
+
+
+@dataclass(frozen=True)
+class AttemptConfig:
+    """Input of one attempt at a trial."""
+
+    trial: TrialConfig
+    setup: Setup
+    ends_at: Sequence[int] = ()
+    """Steps after which the trial ends whatever the driver says."""
+    begun: str = ""
+    """Distinguishes the trial from another one that had its number."""
+
+    @property
+    def number(self) -> int:
+        """Number of the trial."""
+        return int(self.trial.directory.name)
+
+    def __deepcopy__(self, memo: object) -> AttemptConfig:
+        """Return itself, since nothing in it ever changes: Ray copies the config of every trial."""
+        return self
+
+    def __str__(self) -> str:
+        """Return a short text: Ray makes a label of it."""
+        return str(self.trial)
+
+
+@dataclass(frozen=True)
+class TrialUpdate:
+    """A measurement of a running trial."""
+
+    measurement: Measurement
+    earlier: Sequence[Measurement] = ()
+    """Those before it that were held back, by step; none was measured on validation prompts."""
+
+
+@dataclass(frozen=True)
+class TrialNotice:
+    """A line for a person about what a running trial waits for."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TrialPlaced:
+    """The trial has begun."""
+
+    process: str
+    """Name of its process, which may have served others."""
+    node: str
+    """Id of its node."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The trial came to its end."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The trial cannot continue, and another attempt would not help."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """An error that every other trial would meet too, such as a full disk."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The driver asked the trial to end, or the trial reached a step of `ends_at`."""
+
+
+TrialResult = Finished | Failed | Fatal | Interrupted
+TrialMessage = TrialUpdate | TrialNotice | TrialPlaced | TrialResult
+
+
+def choose_interval(slots: int) -> float:
+    """Return the seconds between results of each of so many trials that the driver can handle."""
+    return slots / RESULTS_A_SECOND if slots > RESULTS_A_SECOND else 0.0
+
+
+def pack(content: object) -> dict[str, Any]:
+    """Return the dict that Ray expects."""
+    return {KEY: content}
+
+
+def unpack_attempt(config: Mapping[str, Any]) -> AttemptConfig:
+    """Return what `pack` put into the config of a trial."""
+    return config[KEY]
+
+
+def unpack_message(result: Mapping[str, Any] | None) -> TrialMessage | None:
+    """Return what `pack` put into a result of a trial; None if it is one of Ray's own."""
+    return (result or {}).get(KEY)
+
+
+@dataclass(frozen=True)
+class AttemptFailure:
+    """End of an attempt without a result, as the driver sees it."""
+
+    cause: Cause
+    reason: str
+    """In one line, for the ledger."""
+    traceback: str = ""
+    node_died: bool = False
+    """True if the error says that the node is lost, which its table may not show yet."""
+    outage: StoreUnreachableError | None = None
+
+
+class AttemptError(Exception):
+    """End of an attempt whose cause is known; if it is the object store, with its outage."""
+
+    def __init__(
+        self, cause: Cause, message: str, outage: StoreUnreachableError | None = None
+    ) -> None:
+        super().__init__(cause, message, outage)
+        self.cause: Cause = cause
+        self.outage = outage
+
+    def __str__(self) -> str:
+        return self.args[1]
+
+
+@dataclass
+class OpenTrial:
+    """A trial of this session that has not ended: its attempt, and those before it that failed."""
+
+    number: int
+    node: str = ""
+    """Node on which it runs; empty between two attempts."""
+    host: str = ""
+    """Process in which it runs, and maybe others; empty between two attempts."""
+    verdict: tuple[Verdict, Rung | None] | None = None
+    """Set once it is told to end; a person's request has no rung."""
+    cost: Cost | None = None
+    """Cost so far, in case it fails."""
+    step: int = 0
+    """Last step that it has reported."""
+    failed: int = 0
+    """Attempts that failed by themselves."""
+    lost: int = 0
+    """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
+    host_deaths: int = 0
+    """Shared processes that died with it, without progress in between."""
+    step_at_death: int = 0
+    """`step` when its shared process died last."""
+    died: tuple[str, float, bool] | None = None
+    """Node and time of the last death of its process, and whether that was shared: the node may
+    turn out to have died with it."""
+    moving: bool = False
+    """True if it has lost its node and has no other yet."""
+    cut_from: str = ""
+    """Node to whose process the connection was lost: the node may be lost, too."""
+    given_up: str | Exception | None = None
+    """Why it is not tried again, unless its node turns out to be lost before a slot is free; an
+    error if every other trial would meet it."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """True if it may have killed the processes that it shared."""
+        return self.host_deaths >= DEATHS
+
+    def count_failure(self, failure: AttemptFailure, now: float) -> bool:
+        """Count the end of the attempt under way; return whether there may be another one."""
+        cause = failure.cause
+        if cause in ("lost", "store", "crowded"):
+            self.lost += 1
+            return self.lost <= LOSSES
+        if cause in ("died", "host"):
+            self.died = self.node, now, cause == "host"
+        if cause == "host":
+            self.host_deaths += 1
+            self.step_at_death = self.step
+            return True
+        self.failed += 1
+        return self.failed <= RETRIES
+
+    def note_step(self, step: int, checkpoint_every: int) -> None:
+        """Take note of a measurement; a step beyond those that died before is progress."""
+        self.lost, self.step = 0, step
+        if step > self.step_at_death + checkpoint_every:
+            self.host_deaths = 0
+
+    def excuse(self, node: str, now: float) -> bool:
+        """Count the last death as the loss of this node if it explains it; return whether."""
+        if self.died is None or self.died[0] != node or now - self.died[1] > EXCUSE_SECONDS:
+            return False
+        if self.died[2]:
+            self.host_deaths -= 1
+        else:
+            self.failed -= 1
+        self.lost += 1
+        self.died = self.given_up = None
+        return True
+
+
+class StopFlag:
+    """Requests of the driver that trials stop, as files of the directory that every node sees."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def request(self, trial: int | None = None) -> None:
+        """Ask one trial, or all, to stop at the next report."""
+        path = self._get_path(trial)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def withdraw(self, trial: int) -> None:
+        """Take back the request to one trial."""
+        self._get_path(trial).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Take back all requests, of an earlier run too."""
+        for path in [self._get_path(), *self._directory.glob(f"trials/*/{HALT}")]:
+            path.unlink(missing_ok=True)
+
+    def is_set(self, trial: int, *, now: bool = False) -> bool:
+        """Return whether a trial is asked to stop; `now`: by the driver's latest request."""
+        return self._get_path().exists() or self._get_path(trial).exists()
+
+    def _get_path(self, trial: int | None = None) -> Path:
+        if trial is None:
+            return self._directory / STOP
+        return self._directory / "trials" / str(trial) / HALT
+
+
+class RemoteStopFlag(StopFlag):
+    """Requests as words of one small file in the sweep's object store: numbers of trials, or `all`.
+
+    A thread talks to the store, so one that does not answer delays neither side for long. A request
+    is repeated for a while; a trial that gets no answer continues.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._files = StoreDirectory(address, patience=REQUEST_PATIENCE)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stop-requests")
+        self._requests: set[str] = set()
+        self._answer: Future[bool] = Future()
+        self._answer.set_result(False)
+        self._asked = float("-inf")
+
+    def request(self, trial: int | None = None) -> None:
+        """See `StopFlag`."""
+        self._requests.add(_ALL if trial is None else str(trial))
+        self._call(self._files.write, STOP, self._encode_content())
+
+    def withdraw(self, trial: int) -> None:
+        """See `StopFlag`."""
+        self._requests.discard(str(trial))
+        self._call(self._files.write, STOP, self._encode_content())
+
+    def clear(self) -> None:
+        """See `StopFlag`."""
+        self._requests.clear()
+        self._files.write(STOP, self._encode_content())
+
+    def is_set(self, trial: int, *, now: bool = False) -> bool:
+        """See `StopFlag`; without `now`, the store is polled at intervals."""
+        if self._answer.done() and (now or time.monotonic() - self._asked >= ASK_SECONDS):
+            self._asked = time.monotonic()
+            self._answer = self._call(self._find, _ALL, str(trial))
+        answer = self._answer
+        return answer.done() and answer.exception() is None and answer.result()
+
+    def _encode_content(self) -> bytes:
+        return " ".join(sorted(self._requests)).encode()
+
+    def _find(self, *words: str) -> bool:
+        return not set(words).isdisjoint((self._files.read(STOP) or b"").decode().split())
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Let the thread call a method, and wait for a moment until it is done."""
+        call = self._thread.submit(method, *arguments)
+        wait([call], ANSWER_SECONDS)
+        return call
+
+
+def open_stop_flag(directory: Path, address: str) -> StopFlag:
+    """Return the requests of a sweep in a directory, or at the address of an object store."""
+    return RemoteStopFlag(address) if address else StopFlag(directory)

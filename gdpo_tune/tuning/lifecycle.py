@@ -1,0 +1,691 @@
+"""Life of every trial of a running sweep, from the plan to the ledger. Knows no Ray.
+
+An engine, such as Ray Tune, asks for attempts and passes on what becomes of each:
+
+    next_attempt       a slot is free: an `AttemptConfig`, WAIT, or FINISHED
+    on_placed          its process has begun on a node
+    on_measurement     a step was measured; a rung is recorded, then judged
+    on_end             it came to a result
+    on_failure         it was lost with its process: it is tried again, or given up
+    on_nodes_changed   nodes were lost or have joined
+
+The ledger is the log. A rung, or the request of a person, is in it before anything follows from it,
+so a process that opens the ledger after a kill decides the same and does what is overdue. A trial
+that has to end is told so by a stop flag: it writes a checkpoint first, which no engine waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from gdpo_tune.analysis.front import trace_training
+from gdpo_tune.core.errors import (
+    DirectoryLostError,
+    DiskFullError,
+    LedgerHeldError,
+    LedgerUnreachableError,
+    ResourcesError,
+    StoreError,
+    StoreUnreachableError,
+)
+from gdpo_tune.core.events import (
+    IS_TRIED_AGAIN,
+    WAS_LOST,
+    Event,
+    Incident,
+    IncidentOccurred,
+    RecordedRequest,
+    SweepSteered,
+    TrialFinished,
+    TrialPaused,
+    TrialProgress,
+    TrialStarted,
+)
+from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.text import format_number
+from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
+from gdpo_tune.core.trial_files import teaches_nothing
+from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.request_files import list_pending, set_aside
+from gdpo_tune.ledger.request_rules import judge as judge_request
+from gdpo_tune.tuning.attempts import (
+    FINISHED,
+    LOSSES,
+    WAIT,
+    Answer,
+    AttemptConfig,
+    AttemptFailure,
+    Failed,
+    Fatal,
+    Finished,
+    OpenTrial,
+    Setup,
+    TrialResult,
+    choose_interval,
+    open_stop_flag,
+)
+from gdpo_tune.tuning.nodes import ClusterNode, Nodes, count_slots
+from gdpo_tune.tuning.plan import (
+    PlanCache,
+    count_candidates,
+    count_planned,
+    derive_seed,
+    explain_stop,
+    find_equal_rewards,
+)
+from gdpo_tune.tuning.population import finish_exploits, write_schedule
+from gdpo_tune.tuning.proposals import Proposals, SamplerView, load_earlier_trials
+from gdpo_tune.tuning.retention import list_kept_steps, trim_ended_trial
+from gdpo_tune.tuning.schedulers import Scheduler, Verdict
+
+LOST_AGAIN = "its node was lost again and again, each time before it had a result"
+"""Reason for giving up a trial that may itself kill its nodes."""
+POLL_SECONDS = 1.0
+"""Seconds between two polls of the directory of requests."""
+FIRST_STEPS = 3
+"""Steps of a trial without any advantage after which the sweep says so."""
+NEVER_PROMOTED = "waited to the end of the sweep and was not promoted; "
+FATAL_ERRORS = (
+    DirectoryLostError,
+    DiskFullError,
+    LedgerUnreachableError,
+    LedgerHeldError,
+    StoreError,
+    StoreUnreachableError,
+)
+"""Errors after which no record can be written any more."""
+
+
+class Lifecycle:
+    """Trials of a sweep: unfinished ones first, then those of the plan. All in one thread."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        scheduler: Scheduler,
+        setup: Setup,
+        slots: int,
+        emit: Callable[[Event], None],
+        nodes: Nodes | None = None,
+    ) -> None:
+        """Restore the state of the sweep from its ledger, which is open for writing.
+
+        `slots` is the number of trials that fit side by side.
+        """
+        self.fatal: Exception | None = None
+        """Error that ended the sweep because every trial would meet it."""
+        self._ledger, self._scheduler, self._setup = ledger, scheduler, setup
+        self.slots, self._emit = slots, emit
+        self._nodes = nodes or Nodes(list)
+        self._nodes.on_change = self.on_nodes_changed
+        self._trials: dict[int, OpenTrial] = {}
+        self._running: dict[str, OpenTrial] = {}
+        """The engine's id of an attempt under way -> its trial."""
+        self.is_stopping = False
+        self.stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
+        """Flag that tells trials to end."""
+        self._restore()
+        self._queue = [record.number for record in ledger.list_unfinished()]
+        """Trials to start before any other: unfinished, or lost with their process."""
+        self._proposals = self._build_proposals()
+        self._is_proposing = False
+        """True if a free slot waits for a proposal."""
+        self._plan = PlanCache(ledger)
+        self._inbox = RequestInbox(ledger)
+        self._knows_signal = any(record.rungs for record in ledger.get_records())
+        """True once a training has had a signal, or the sweep has said that there was none."""
+
+    def count_by_host(self) -> Counter[str]:
+        """Count the running trials of each process that trials share."""
+        return Counter(trial.host for trial in self._running.values())
+
+    def stop(self) -> None:
+        """Start no further trial."""
+        self.is_stopping = True
+
+    def close(self) -> None:
+        """End the thread of the sampler."""
+        self._proposals.close()
+
+    # What the engine asks, and what it passes on.
+
+    def next_attempt(self, name: str, host: str = "") -> AttemptConfig | Answer:
+        """Return the next attempt, which the engine calls `name` from now on.
+
+        `host` is the process that asks, if others may run there: a trial whose processes died again
+        and again has one alone, for which nothing else starts.
+        """
+        self.apply_requests()
+        beside = [t for t in self._running.values() if host and t.host == host]
+        suspects = [t for t in self._trials.values() if t.is_suspect]
+        waits = any(t in beside or (beside and t.number in self._queue[:1]) for t in suspects)
+        if not self.is_stopping and (waits or len(self._running) >= self.slots):
+            return WAIT
+        record = self._take_queued()
+        if record is None and not self.is_stopping:
+            if self._is_paused():
+                return WAIT
+            with self._write_guard():
+                record = self._promote() or self._start_trial() or self._promote(alone=True)
+        if self.is_stopping:
+            return FINISHED
+        if record is None:
+            if self._running or self._is_proposing or self._take_requests():
+                return WAIT
+            with self._write_guard():
+                self._prune_waiting()
+            return FINISHED
+        if record.number not in self._trials:
+            self._trials[record.number] = OpenTrial(record.number)
+            self._emit(TrialStarted(record))
+        trial = self._running[name] = self._trials[record.number]
+        trial.host = host
+        ends = self._scheduler.ends_at_evaluations
+        ends_at = self._scheduler.list_evaluation_steps(record) if ends else ()
+        return AttemptConfig(self._build_config(record), self._setup, ends_at, str(record.started))
+
+    def on_placed(self, name: str, node: str) -> None:
+        """Note the node on which an attempt has begun."""
+        trial = self._running[name]
+        trial.node = node
+        if trial.moving:
+            trial.moving = False
+            where = self._nodes.describe(node)
+            self.record_incident(f"resumes on node {where}", [trial.number])
+
+    def on_notice(self, name: str, text: str) -> None:
+        """Record what a running trial waits for."""
+        self.record_incident(text, [self._running[name].number])
+
+    def on_measurement(
+        self, name: str, measurement: Measurement, earlier: Sequence[Measurement] = ()
+    ) -> None:
+        """Take in a measurement; record a rung, judge it, and tell a trial that has to end."""
+        trial = self._running[name]
+        number, trial.cost = trial.number, measurement.cost
+        trial.note_step(measurement.step, self._ledger.spec.training.checkpoint_every)
+        if not self._knows_signal and measurement.metrics:
+            self._report_missing_signal(number, [*earlier, measurement])
+        # measurements after a verdict do not count: a promoted trial continues from its rung
+        if measurement.has_validation and trial.verdict is None:
+            with self._write_guard():
+                self._plan.note_measurement()
+                if self._ledger.record_rung(number, measurement):
+                    record = self._ledger.get_record(number)
+                    completions = measurement.cost.completions
+                    rung = next(r for r in record.rungs if r.completions == completions)
+                    verdict = self._judge(record, rung)
+                    if verdict != "continue":
+                        trial.verdict = verdict, rung
+                        self.stop_flag.request(number)
+                    self._proposals.observe(self._ledger.get_record(number))
+        self._emit(TrialProgress(number, measurement, earlier))
+
+    def on_end(self, name: str, result: TrialResult) -> None:
+        """Record the end of a trial; an interrupted one stays unfinished, for the next start."""
+        trial = self._running.pop(name)
+        if isinstance(result, Finished):
+            with self._write_guard():
+                self._withdraw(trial)
+                if self._ledger.spec.address:
+                    self._mark_stored_checkpoints(trial.number, result.outcome)
+                record = self._ledger.complete(trial.number, result.outcome)
+                if record.role == "untrained":
+                    self._report_equal_rewards(record)
+                self._handle_end(trim_ended_trial(self._ledger, record))
+        elif trial.verdict is not None:
+            self._record_told(trial)
+        elif isinstance(result, Failed):
+            self._give_up(trial, result.reason)
+        elif isinstance(result, Fatal):
+            self._give_up(trial, result.error)
+
+    def on_failure(self, name: str, failure: AttemptFailure) -> None:
+        """Count an attempt that was lost with its process; try the trial again, or give it up.
+
+        A trial's own failures count against it. Lost nodes, unreachable stores and crowded GPUs do
+        not, unless they come in a row.
+        """
+        trial = self._running.pop(name, None)
+        if trial is None:
+            return  # its result has come already
+        failure = self._find_cause(failure, trial)
+        cause, reason, number = failure.cause, failure.reason, trial.number
+        where = self._nodes.describe(trial.node)
+        again = cause in ("changed", "directory") or trial.count_failure(failure, time.monotonic())
+        if cause == "directory":
+            self.record_incident(reason, [number])
+        elif cause == "lost":
+            if not trial.moving:  # otherwise it was reported together with the others there
+                trial.moving, trial.cut_from = True, trial.node
+                self.record_incident(f"was cut off from node {where}", [number])
+        elif cause == "store":
+            self.record_incident(f"leaves node {where}: {reason}", [number])
+        elif cause != "changed":
+            directory = self._ledger.get_trial_directory(number)
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "error.txt").write_text(failure.traceback, encoding="utf-8")
+            if again and cause != "host":
+                self.record_incident(f"{IS_TRIED_AGAIN}: {reason}", [number])
+        trial.node = trial.host = ""
+        if trial.verdict is not None:  # it was to end anyway, and resumes from its checkpoint if so
+            self._record_told(trial)
+            return
+        if not again:
+            trial.given_up = _explain_give_up(failure)
+        self._queue.insert(0, number)
+
+    def on_host_failure(self, host: str, failure: AttemptFailure) -> None:
+        """Count the end of a process that trials shared; alone in it, a trial is to blame."""
+        together = {name: trial for name, trial in self._running.items() if trial.host == host}
+        if failure.cause in ("died", "host"):
+            failure = replace(failure, cause="host" if len(together) > 1 else "died")
+        for index, (name, trial) in enumerate(together.items()):
+            found = self._find_cause(failure, trial)
+            if found.cause == "host" and index == 0:
+                numbers = [trial.number for trial in together.values()]
+                self.record_incident(f"{IS_TRIED_AGAIN}: {failure.reason}", numbers)
+            self.on_failure(name, found)
+
+    def on_preempted(self, name: str) -> None:
+        """Note an attempt whose node was taken away, and which the engine starts elsewhere."""
+        trial = self._running[name]
+        if not trial.moving:
+            trial.moving, trial.cut_from = True, trial.node
+            where = self._nodes.describe(trial.node)
+            self.record_incident(f"was cut off from node {where}", [trial.number])
+        trial.node = trial.host = ""
+
+    def on_nodes_changed(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
+        """Report lost and joined nodes, and excuse failures of trials on lost nodes."""
+        for node in lost:
+            running = [t for t in self._trials.values() if t.node == node.id]
+            for trial in running:
+                trial.moving = True
+            excused = [t for t in self._trials.values() if t.excuse(node.id, time.monotonic())]
+            cut_off = [t for t in self._trials.values() if t.cut_from == node.id]
+            numbers = [t.number for t in (*running, *excused, *cut_off)]
+            self.record_incident(f"node {node} {WAS_LOST}", numbers)
+        for node in joined:
+            self.record_incident(f"node {node} has joined")
+        try:
+            self.slots = count_slots(self._ledger.spec, self._nodes.list_alive())
+        except ResourcesError as error:
+            self.slots = 0
+            self.record_incident(f"the sweep waits for nodes: {str(error).partition(chr(10))[0]}")
+        self._setup = replace(self._setup, interval=choose_interval(self.slots))
+
+    def record_incident(self, text: str, numbers: Collection[int] = ()) -> None:
+        """Record an incident of the sweep, or of trials."""
+        incident = Incident(time.time(), text, tuple(sorted(set(numbers))))
+        with self._write_guard():
+            self._ledger.record_incident(incident)
+        self._emit(IncidentOccurred(incident))
+
+    def apply_requests(self) -> None:
+        """Apply the requests of people that wait; look for them about once a second."""
+        if not self.is_stopping and self._inbox.is_due():
+            self._take_requests()
+
+    # What a trial starts with.
+
+    def _take_queued(self) -> TrialRecord | None:
+        """Return the next unfinished trial; give up those that are not to be tried again."""
+        while self._queue and not self.is_stopping:
+            number = self._queue.pop(0)
+            trial = self._trials.get(number)
+            if trial is None or trial.given_up is None:
+                return self._ledger.get_record(number)
+            self._give_up(trial, trial.given_up)
+        return None
+
+    def _promote(self, *, alone: bool = False) -> TrialRecord | None:
+        number = self._scheduler.find_promotable(alone=alone)
+        if number is None:
+            return None
+        if not self._scheduler.promotes_beyond_budget and self._plan.is_budget_spent():
+            return None
+        self._scheduler.promote(number)
+        return self._ledger.resume(number)
+
+    def _start_trial(self) -> TrialRecord | None:
+        """Record the next trial of the plan; None if there is none now."""
+        self._is_proposing = False
+        step = self._plan.get_step(idle=not self._running)
+        if step is None:
+            return None
+        params, proposer, sampler_state = step.params, step.proposer, {}
+        if params is None:
+            suggestion = self._proposals.poll(idle=not self._running)
+            if suggestion is None:
+                self._is_proposing = True
+                return None
+            params, proposer = suggestion.params, suggestion.proposer
+            sampler_state = suggestion.sampler_state
+        self._plan.note_start()
+        seed = derive_seed(self._ledger.spec, len(self._ledger.get_records()))
+        record = self._ledger.start(
+            params,
+            step.role,
+            proposer,
+            seed,
+            step.replicate_of,
+            sampler_state,
+            step.parts,
+            step.request,
+        )
+        self._proposals.observe(record, sampler_state)
+        return record
+
+    def _build_config(self, record: TrialRecord) -> TrialConfig:
+        """Build the configuration of a trial, with the checkpoints that it keeps or starts from."""
+        ledger, spec, records = self._ledger, self._ledger.spec, self._ledger.get_records()
+        directory = ledger.get_trial_directory(record.number)
+        if record.role == "member":
+            write_schedule(ledger, record.number)
+        if record.parts:
+            # a merge has no parameters; any parent's make the same task
+            params = records[record.parts[0].trial].params
+            config = spec.build_trial_config(params, record.seed, directory)
+            parts = tuple(
+                TrainedPart(ledger.get_checkpoint(part.trial, part.step), part.weight)
+                for part in record.parts
+            )
+            return replace(config, train=False, parts=parts)
+        training = trace_training(records, record.number)
+        keep_at = list_kept_steps(spec, records, record)
+        return replace(
+            spec.build_trial_config(training.params, training.seed, directory),
+            train=record.is_training,
+            evaluate_at=tuple(sorted({*self._scheduler.list_evaluation_steps(record), *keep_at})),
+            keep_at=keep_at,
+            schedule=training.schedule,
+        )
+
+    def _build_proposals(self) -> Proposals:
+        ledger = self._ledger
+        view = SamplerView(ledger.spec, self.slots)
+        view.load_earlier(load_earlier_trials(ledger.spec))
+        view.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
+        return Proposals(view)
+
+    # Verdicts.
+
+    def _restore(self) -> None:
+        """Rebuild the scheduler from the ledger and do what is overdue."""
+        finish_exploits(self._ledger)
+        for number, rung in self._ledger.get_rungs():
+            record = self._ledger.get_record(number)
+            if record.parts:
+                continue  # no scheduler compares it
+            # a verdict on an ended trial has been executed
+            take_in = self._scheduler.judge if record.is_open else self._scheduler.replay
+            take_in(record, rung)
+        self.stop_flag.clear()  # a process that was killed may have left a request
+        stopped = self._ledger.steering.stopped
+        for record in self._ledger.get_records():
+            if record.is_open:
+                number = record.number
+                changed = self._prune_stopped(number) if number in stopped else self._settle(record)
+                if changed is not None:
+                    self._emit_state(changed)
+
+    def _settle(self, record: TrialRecord) -> TrialRecord | None:
+        """Bring an open trial to the state that its rungs imply; return it if it has ended."""
+        verdict, rung = self._find_verdict(record)
+        if verdict == "stop" and rung is not None:
+            return self._prune(record, rung)
+        if verdict == "pause" and rung is not None:
+            if record.state == "paused":
+                return None
+            if record.paused_at < rung.completions:  # otherwise it was promoted from this rung
+                return self._ledger.pause(record.number)
+        self._scheduler.promote(record.number)
+        if record.state == "paused":  # by another scheduler; now it is unfinished
+            self._ledger.resume(record.number)
+        return None
+
+    def _judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+        """Return the verdict on a trial; a candidate that trains nothing meets no scheduler."""
+        if not record.parts:
+            return self._scheduler.judge(record, rung)
+        return "stop" if self._explain_stop(record, rung) else "continue"
+
+    def _find_verdict(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:
+        """Return the first verdict against a trial, and its rung."""
+        for rung in record.rungs:
+            verdict = self._judge(record, rung)
+            if verdict != "continue":
+                return verdict, rung
+        return "continue", None
+
+    def _explain_stop(self, record: TrialRecord, rung: Rung) -> str:
+        """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one."""
+        return explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
+
+    def _withdraw(self, trial: OpenTrial) -> None:
+        if trial.verdict is not None:
+            trial.verdict = None
+            self.stop_flag.withdraw(trial.number)
+
+    # Ends.
+
+    def _record_told(self, trial: OpenTrial) -> None:
+        """Record that a trial that was told to end has ended: it is pruned, or waits."""
+        with self._write_guard():
+            verdict, rung = trial.verdict or ("stop", None)
+            self._withdraw(trial)
+            if rung is None:
+                ended = self._prune_stopped(trial.number, trial.cost)
+            elif verdict == "pause":
+                ended = self._ledger.pause(trial.number)
+            else:
+                ended = self._prune(self._ledger.get_record(trial.number), rung)
+            self._handle_end(ended)
+
+    def _give_up(self, trial: OpenTrial, why: str | Exception) -> None:
+        """Record that a trial failed for good; an error that is not its fault ends the sweep."""
+        if isinstance(why, Exception):
+            self.fatal = why
+            self.stop()
+            return
+        with self._write_guard():
+            record = self._ledger.fail(trial.number, why, trial.cost)
+            self._handle_end(trim_ended_trial(self._ledger, record))
+
+    def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
+        if record.parts:
+            reason = self._explain_stop(record, rung)
+        else:
+            reason = prefix + self._scheduler.explain(record.number, rung)
+        return trim_ended_trial(
+            self._ledger, self._ledger.prune(record.number, reason, record.cost)
+        )
+
+    def _prune_stopped(self, number: int, cost: Cost | None = None) -> TrialRecord:
+        """Record that a trial has ended because a person asked for it."""
+        self._scheduler.promote(number)  # it waits for nothing any more
+        reason = self._ledger.steering.stopped[number]
+        pruned = self._ledger.prune(number, reason, cost or self._ledger.get_record(number).cost)
+        return trim_ended_trial(self._ledger, pruned)
+
+    def _prune_waiting(self) -> None:
+        """Prune the trials that still wait when no later trial can promote them."""
+        for record in self._ledger.get_records():
+            if record.state == "paused":
+                _, rung = self._find_verdict(record)  # not its last one if settings have changed
+                self._handle_end(self._prune(record, rung or record.rungs[-1], NEVER_PROMOTED))
+
+    def _handle_end(self, record: TrialRecord) -> None:
+        self._trials.pop(record.number, None)
+        self._plan.note_end(record)
+        self._proposals.observe(record)
+        self._emit_state(record)
+
+    def _emit_state(self, record: TrialRecord) -> None:
+        self._emit(TrialPaused(record) if record.state == "paused" else TrialFinished(record))
+
+    def _mark_stored_checkpoints(self, number: int, outcome: Outcome) -> None:
+        """Create empty directories that stand for the checkpoints of a trial in the store."""
+        records = self._ledger.get_records()
+        steps = list_kept_steps(self._ledger.spec, records, records[number])
+        paths = [self._ledger.get_checkpoint(number, step) for step in steps]
+        for path in (*paths, *filter(None, [outcome.checkpoint])):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def _find_cause(self, failure: AttemptFailure, trial: OpenTrial) -> AttemptFailure:
+        """Return the failure with its cause: its process, or with it its node."""
+        self._nodes.refresh()
+        if failure.node_died and self._nodes.is_alive(trial.node):
+            self._nodes.mark_lost(trial.node)
+        if failure.cause not in ("died", "host"):
+            return failure
+        if trial.node and not self._nodes.is_alive(trial.node):
+            return replace(failure, cause="lost")
+        return failure
+
+    # Requests of people.
+
+    def _report_missing_signal(self, number: int, measurements: Sequence[Measurement]) -> None:
+        """Say once that the first steps of the first trainings teach nothing."""
+        if not all(map(teaches_nothing, measurements)):
+            self._knows_signal = True
+        elif measurements[-1].step >= FIRST_STEPS:
+            self._knows_signal = True
+            self.record_incident(
+                "learns nothing so far: its rewards are equal in every group of its first "
+                f"{measurements[-1].step} steps; see 'A start that can learn' in docs/policies.md",
+                [number],
+            )
+
+    def _report_equal_rewards(self, record: TrialRecord) -> None:
+        """Say so if the untrained policy earned the same for every held-out completion."""
+        if equal := find_equal_rewards(self._ledger.spec, record):
+            values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
+            self.record_incident(
+                f"the untrained policy earns the same for every completion ({values}), so it may "
+                "learn nothing; see 'A start that can learn' in docs/policies.md"
+            )
+
+    def _take_requests(self) -> bool:
+        taken = 0
+        with self._write_guard():
+            self._ledger.record_gaps()
+            for request in self._inbox.take(self.record_incident):
+                self._apply(request)
+                taken += 1
+        return taken > 0
+
+    def _apply(self, request: RecordedRequest) -> None:
+        if request.effect.stop is not None:
+            self._stop_trial(request.effect.stop)
+        if request.effect.settings:  # a new process would build its sampler from them
+            self._proposals.abandon()
+            self._proposals, self._is_proposing = self._build_proposals(), False
+        self._plan.note_request()
+        spec, records = self._ledger.spec, self._ledger.get_records()
+        steering = self._ledger.steering
+        planned = count_planned(spec, records, steering.list_waiting(records))
+        self._emit(SweepSteered(request, planned, count_candidates(spec), steering.pause))
+
+    def _stop_trial(self, number: int) -> None:
+        """End a trial: tell its process, or record it at once if it has none."""
+        running = next((t for t in self._running.values() if t.number == number), None)
+        if running is not None:
+            running.verdict = "stop", None
+            self.stop_flag.request(number)
+            return
+        self._queue = [other for other in self._queue if other != number]
+        self._handle_end(self._prune_stopped(number))
+
+    def _is_paused(self) -> bool:
+        """Return whether something is left to start, and a request keeps it from starting."""
+        if self._ledger.steering.pause is None:
+            return False
+        is_open = any(record.is_open for record in self._ledger.get_records())
+        return is_open or self._plan.get_step(idle=True) is not None
+
+    @contextmanager
+    def _write_guard(self) -> Generator[None]:
+        """Stop the sweep if a write to the ledger fails; an engine would blame the trial."""
+        directory = self._ledger.directory
+        try:
+            with explain_full_disk(directory, "the ledger"):
+                yield
+        except FATAL_ERRORS as error:
+            self.fatal = error
+        except OSError as error:
+            self.fatal = DirectoryLostError(
+                f"the ledger in {directory} cannot be written to ({error.strerror or error}); what "
+                "is recorded is kept. Once the directory is back, run the same command to resume"
+            )
+            self.fatal.__cause__ = error
+        else:
+            return
+        self.stop()
+
+
+def _explain_give_up(failure: AttemptFailure) -> str | Exception:
+    """Return why a trial is not tried again; an error where it is not the trial's fault.
+
+    Such an error stops the sweep, and the same command resumes it with this trial.
+    """
+    if failure.cause == "crowded":
+        return ResourcesError(
+            f"{failure.reason}; {LOSSES + 1} attempts in a row\n    fix: end the other processes "
+            "on that GPU, or take another one, and run the same command to resume"
+        )
+    return LOST_AGAIN if failure.cause == "lost" else failure.outage or failure.reason
+
+
+class RequestInbox:
+    """Requests of people that wait, as files, for the driver of one sweep.
+
+    Each is recorded in the ledger, then its file is removed, then the caller applies it. So a kill
+    at any moment loses none: a recorded request follows from the ledger after a restart, and one
+    that is not recorded still has its file. None is applied twice: its id is in the ledger.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger, self._clock = ledger, clock
+        self._polled = float("-inf")
+        self._ignored: set[Path] = set()
+        """Files that can be neither used nor moved."""
+
+    def is_due(self) -> bool:
+        """Return whether it is time to poll the directory of requests again."""
+        return self._clock() - self._polled >= POLL_SECONDS
+
+    def take(self, report_damage: Callable[[str], None] | None = None) -> Iterator[RecordedRequest]:
+        """Record the requests that wait and yield each one, for the caller to apply at once.
+
+        A file that is no request is set aside and reported, if `report_damage` is there.
+        """
+        self._polled = self._clock()
+        for file in list_pending(self._ledger.directory):
+            if file.request is None:
+                if report_damage is not None and file.path not in self._ignored:
+                    try:
+                        set_aside(file.path)
+                        where = "it was moved to requests/damaged"
+                    except OSError:
+                        self._ignored.add(file.path)
+                        where = "it stays there"
+                    what = f"is no request ({file.problem}); {where}"
+                    report_damage(f"{file.path.name} in requests/ {what}")
+                continue
+            recorded = None
+            if file.request.id not in {r.id for r in self._ledger.get_requests()}:
+                now = time.time()
+                recorded = judge_request(self._ledger.take_snapshot(now), file.request, now)
+                self._ledger.record_request(recorded)
+            with suppress(OSError):  # the file of a recorded request does no harm
+                file.path.unlink()
+            if recorded is not None:
+                yield recorded

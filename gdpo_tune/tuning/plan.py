@@ -1,0 +1,374 @@
+"""Plan of a sweep: the next step follows from the spec and the records alone.
+
+The order is baselines, configurations that requests have added, enqueued points, the sampler's
+proposals, then replicates of the front. Merges and checkpoints come between them, as trainings end.
+Because only the records decide, one function resumes a sweep, extends a sweep whose
+`search.trials` grew, and detects that a sweep is finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gdpo_tune.analysis.convergence import has_stagnated
+from gdpo_tune.analysis.merge_choice import choose_checkpoint, choose_merge
+from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
+from gdpo_tune.analysis.replicates import choose_replicate
+from gdpo_tune.core import task_files
+from gdpo_tune.core.text import format_first
+from gdpo_tune.core.trial_config import Params
+from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.budget import describe_spent_budget
+from gdpo_tune.spec import PbtSettings, SweepSpec
+from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
+from gdpo_tune.tuning.schedulers import read_values
+from gdpo_tune.tuning.startup import draw_point, list_corners
+
+DEAD_STARTS = 3
+"""Trainings without a signal after which a sweep stops, if it had no other ones."""
+MAX_NAMED = 3
+"""Number of dominating candidates that an explanation names."""
+LEAST_GAIN = 0.002
+"""Share of the validation hypervolume that a candidate has to add."""
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """Trial to start."""
+
+    role: Role
+    proposer: Proposer
+    params: Params | None
+    """Complete parameters, those of its training for a checkpoint, and none for a merge; None: the
+    sampler proposes them."""
+    replicate_of: int | None = None
+    parts: tuple[Part, ...] = ()
+    """Trained policies of a checkpoint or a merge."""
+    request: str = ""
+    """Id of the request that added it."""
+
+
+Added = Sequence[tuple[str, Params]]
+"""Configurations that requests have added and no trial has yet: id of the request, parameters."""
+
+
+def find_next_step(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
+) -> PlannedTrial | None:
+    """Find the next trial to start; None if there is none at present.
+
+    While trials run, a replicate may follow once they end. `hours` is the running time of the sweep
+    so far, for its budget. Once any other part of the budget is spent, candidates still follow:
+    they train nothing.
+    """
+    budget = spec.search.budget
+    if budget.hours and hours >= budget.hours:
+        return None
+    if describe_spent_budget(spec, records, hours):
+        return plan_candidate(spec, records, at_end=True)
+    if find_dead_start(spec, records) is not None:
+        return None
+    for role in BASELINES:
+        if not any(record.role == role and record.is_comparable for record in records):
+            return PlannedTrial(role, "baseline", build_published(spec))
+    for request, point in added:
+        params = _fill_point(spec, point, _list_enqueued(records))
+        return PlannedTrial("search", "enqueued", params, request=request)
+    candidate = plan_candidate(spec, records)
+    if candidate is not None:
+        return candidate
+    few = len(records) < spec.search.trials  # saves counting
+    if few or count_started(records) < spec.search.trials:
+        enqueued = _find_enqueued_step(spec, records)
+        if isinstance(spec.search.scheduler, PbtSettings):
+            if enqueued is not None:
+                return replace(enqueued, role="member")
+            # together the members cover the space evenly
+            drawn = sum(r.role == "member" and r.proposer == "startup" for r in records)
+            params = spec.space.complete(draw_point(spec, drawn))
+            return PlannedTrial("member", "startup", params)
+        if enqueued is not None:
+            return enqueued
+        if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
+            return PlannedTrial("search", "model", None)
+        candidate = plan_candidate(spec, records, at_end=True)
+        if candidate is not None:
+            return candidate
+    if any(r.role == "member" and r.is_open for r in records):
+        return None  # the front is unknown until they end
+    limits = spec.search.replicates
+    replicate = choose_replicate(records, spec.list_objectives(), limits.per_point, limits.max_runs)
+    if replicate is None:
+        return None
+    return PlannedTrial(
+        "replicate", "replicate", replicate.params, replicate.original, parts=replicate.parts
+    )
+
+
+def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
+    """Return the first point of `enqueue:` that no enqueued trial has, completed; None if all ran.
+
+    A trial has a point if it agrees with it on the parameters that have an effect. So points may be
+    added anywhere before a sweep resumes.
+    """
+    if not spec.enqueue:
+        return None
+    enqueued = _list_enqueued(records)
+    active = [(params, spec.space.select_active(params)) for params in enqueued]
+    for point in spec.enqueue:
+        if not any(
+            all(params[name] == value for name, value in point.items() if name in names)
+            for params, names in active
+        ):
+            return PlannedTrial("search", "enqueued", _fill_point(spec, point, enqueued))
+    return None
+
+
+def _list_enqueued(records: Sequence[TrialRecord]) -> list[Params]:
+    return [record.params for record in records if record.proposer == "enqueued"]
+
+
+def _fill_point(spec: SweepSpec, point: Params, enqueued: Sequence[Params]) -> Params:
+    """Complete a point; a missing value is quasi-random."""
+    return spec.space.complete({**draw_point(spec, len(enqueued)), **point})
+
+
+def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Find the first training without a signal if more trainings would have none either.
+
+    So it is if every training that ended has failed, and `DEAD_STARTS` of them, or all of a smaller
+    sweep, had none. One is enough if the untrained policy earned the same everywhere too. Trials
+    before an accepted change do not count: the change may give the others a signal.
+    """
+    records = [record for record in records if record.is_comparable]
+    ended = [record for record in records if record.is_training and record.state != "running"]
+    dead = [record for record in ended if record.had_no_signal]
+    if not dead or any(record.state != "failed" for record in ended):
+        return None
+    silent = any(r.role == "untrained" and find_equal_rewards(spec, r) for r in records)
+    enough = 1 if silent else min(DEAD_STARTS, spec.search.trials + 1)  # the published setting too
+    return dead[0] if len(dead) >= enough else None
+
+
+def find_equal_rewards(spec: SweepSpec, record: TrialRecord) -> Mapping[str, float]:
+    """Return the held-out rewards if all completions earned the same of each; empty otherwise."""
+    names = task_files.load_task_info(spec.task, spec.space.domains).rewards
+    earned = {name: record.test[name] for name in names if name in record.test}
+    equal = all(estimate.is_constant for estimate in earned.values())
+    return {name: e.mean for name, e in earned.items()} if equal else {}
+
+
+def is_finished(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
+) -> bool:
+    """Return whether no trial is open and none is left to run; arguments as `find_next_step`."""
+    open_trials = any(record.is_open for record in records)
+    return not open_trials and find_next_step(spec, records, hours, added) is None
+
+
+def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
+    """Explain why no trial is left to run; `hours` as for `find_next_step`."""
+    if reason := describe_spent_budget(spec, records, hours):
+        return reason
+    if find_dead_start(spec, records) is not None:
+        return "no training had a signal"
+    if count_started(records) < spec.search.trials:
+        return f"{spec.search.patience} trials in a row did not move the hypervolume"
+    return f"all {spec.search.trials} configurations were tried"
+
+
+def count_started(records: Sequence[TrialRecord]) -> int:
+    """Count the configurations that were started, without baselines, replicates and added ones."""
+    return sum(record.role in ("search", "member") and not record.request for record in records)
+
+
+def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added = ()) -> int:
+    """Return the most trials at the end; how many replicates and merges depends on the front."""
+    search = max(spec.search.trials, count_started(records))
+    search += len(added) + sum(bool(record.request) for record in records)
+    again = sum(record.role in BASELINES and not record.is_comparable for record in records)
+    trained = 2 + again + search + spec.search.replicates.max_trainings
+    limit = spec.search.budget.trials
+    most = min(trained, limit or trained) + count_candidates(spec)
+    return max(len(records), most)
+
+
+def build_published(spec: SweepSpec) -> Params:
+    """Return the setting of the method's paper, completed from the space."""
+    info = task_files.load_task_info(spec.task, spec.space.domains)
+    return spec.space.complete_baseline(info.published)
+
+
+def derive_seed(spec: SweepSpec, number: int) -> int:
+    """Derive the seed of a trial, or of the sampler of a proposal, from its number.
+
+    It is the first 31 bits of SHA-256 of `<search.seed>:<number>`.
+
+    So a replicate, which has its own number, has a new seed, and a trial that resumes in another
+    process keeps its seed.
+    """
+    digest = hashlib.sha256(f"{spec.search.seed}:{number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+class PlanCache:
+    """Next step of a running sweep, computed again only after a change that may affect it.
+
+    Ray constantly asks for the next trial, and among thousands of trials it takes half a second to
+    find the next replicate. Every start, measurement and end of a trial must be noted here.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._step: PlannedTrial | None = None
+        self._is_step_valid = False
+        self._is_budget_checked = False
+
+    @property
+    def _spec(self) -> SweepSpec:
+        return self._ledger.spec
+
+    def note_start(self) -> None:
+        """Note that a trial has started."""
+        self._is_step_valid = False
+
+    def note_request(self) -> None:
+        """Note that a request has changed the sweep."""
+        self._is_step_valid = self._is_budget_checked = False
+
+    def note_measurement(self) -> None:
+        """Note a measurement, which changes the plan through the budget alone."""
+        self._is_budget_checked = False
+
+    def note_end(self, record: TrialRecord) -> None:
+        """Note that a trial has ended.
+
+        A stopped trial adds no step if there was none; at the end of a sweep most are stopped.
+        """
+        # The end of a stopped trial may allow one more merge.
+        harmless = ("paused",) if self._spec.has_candidates else ("pruned", "paused")
+        stopped = record.role == "search" and record.state in harmless
+        self._is_step_valid &= stopped and self._step is None
+
+    def get_step(self, *, idle: bool) -> PlannedTrial | None:
+        """Return the next step; None if no trial can start now. `idle`: no trial is under way."""
+        # hours pass by themselves
+        may_be_spent = not self._is_budget_checked or bool(self._spec.search.budget.hours)
+        is_outdated = self._step is not None and may_be_spent and self.is_budget_spent()
+        if not self._is_step_valid or is_outdated or (self._step is None and idle):
+            records = self._ledger.get_records()
+            added = self._ledger.steering.list_waiting(records)
+            hours = self._compute_hours()
+            self._step = find_next_step(self._spec, records, hours, added)
+            self._is_step_valid = True
+        self._is_budget_checked = True
+        return self._step
+
+    def is_budget_spent(self) -> bool:
+        """Return whether some part of `search.budget` is spent."""
+        records = self._ledger.get_records()
+        return bool(describe_spent_budget(self._spec, records, self._compute_hours()))
+
+    def _compute_hours(self) -> float:
+        """Return the running time of the sweep; 0 if its budget has no hours."""
+        if not self._spec.search.budget.hours:
+            return 0.0
+        return self._ledger.compute_hours(time.time())
+
+
+def plan_candidate(
+    spec: SweepSpec, records: Sequence[TrialRecord], *, at_end: bool = False
+) -> PlannedTrial | None:
+    """Choose the merge or checkpoint whose turn it is; None if there is none at present.
+
+    They are spread over the sweep, so that at any time the front is about as good as that much
+    training allows: once a share s of the trainings has ended, the share sqrt(s) of the budgets may
+    be spent. The first trainings span the front, and merges of them add most. Merges begin once
+    nearly all points that span it have been trained: what lies between two neighbours adds little.
+
+    `at_end` says that no training will start any more, although fewer than planned have ended.
+    """
+    if not spec.has_candidates:
+        return None
+    search, counts = spec.search, Counter(record.role for record in records)
+    trained = sum(r.role in ("search", "member") and not r.is_open for r in records)
+    share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
+    if counts["checkpoint"] < int(share * search.checkpoints.budget):
+        part = choose_checkpoint(records, spec.list_objectives(), spec.meets_constraints)
+        if part is not None:
+            params = records[part.trial].params
+            return PlannedTrial("checkpoint", "candidate", params, parts=(part,))
+    is_spanned = at_end or trained >= min(len(list_corners(spec)), search.trials)
+    allowed = min(int(share * search.merges.budget), MERGES_PER_TRAINING * trained)
+    if is_spanned and counts["merge"] < allowed:
+        parts = choose_merge(records, tighten_references(spec), search.merges.most_parts)
+        if parts is not None:
+            return PlannedTrial("merge", "candidate", {}, parts=parts)
+    return None
+
+
+def count_candidates(spec: SweepSpec) -> int:
+    """Return the most merges and checkpoints that a sweep evaluates, fresh seeds included."""
+    search = spec.search
+    most = search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
+    return most + search.replicates.max_trainings * (most > 0)
+
+
+def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:
+    """Return the objectives, with a constraint on one of them as its reference.
+
+    What a merge adds beyond a bound would not count. A parent may break a constraint all the same:
+    what lies between it and others may not.
+    """
+    stricter = {("maximize", ">="): max, ("minimize", "<="): min}
+    goals = list(spec.list_objectives())
+    for index, goal in enumerate(goals):
+        bound = spec.constraints.get(goal.name)
+        if bound is not None and (choose := stricter.get((goal.direction, bound.op))):
+            goals[index] = replace(goal, reference=choose(goal.reference, bound.limit))
+    return tuple(goals)
+
+
+def explain_stop(
+    record: TrialRecord, rung: Rung, records: Sequence[TrialRecord], spec: SweepSpec
+) -> str:
+    """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one.
+
+    Test prompts cost more than validation prompts, and are for candidates that may matter. So a
+    candidate is stopped if it breaks a constraint on validation prompts, if a complete one
+    dominates it there, or if it adds next to nothing to what they cover. Fresh seeds of a candidate
+    always continue: they say how certain its values are.
+    """
+    if record.replicate_of is not None:
+        return ""
+    values, violations = read_values(spec, rung)
+    broken = [
+        f"{name} {rung.validation[name].mean:.3g} is not {bound}"
+        for (name, bound), over in zip(spec.constraints.items(), violations, strict=True)
+        if over > 0
+    ]
+    if broken:
+        return f"breaks a constraint on validation prompts: {', '.join(broken)}"
+    goals = spec.list_objectives()
+    rivals = {
+        other.name: tuple(other.validation[name].mean for name in spec.objectives)
+        for other in records
+        if other.state == "complete"
+        and other.is_comparable
+        and other.feasible
+        and other.role != "untrained"
+    }
+    better = [n for n, own in rivals.items() if list(rank_points([own, values], goals)) == [0, 1]]
+    if better:
+        return f"dominated on validation prompts by {format_first(better, MAX_NAMED)}"
+    before = compute_hypervolume([*rivals.values()], goals) if rivals else 0.0
+    gain = compute_hypervolume([*rivals.values(), values], goals) - before
+    if gain > LEAST_GAIN * before or not before:
+        return ""
+    return f"adds {gain / before:.2%} to the hypervolume on validation prompts"

@@ -1,0 +1,587 @@
+"""Proposals of a sampler: what it sees of the ledger's trials, and the thread in which it computes.
+
+A sampler must not read the ledger itself: pruned trials would be invisible to it, it would draw
+conditional parameters uniformly, and replicates would look like new points. So each proposal comes
+from an in-memory study with one entry for each configuration:
+
+    complete        the mean over its seeds, on validation prompts
+    stopped early   its last rung plus the median change from there to the end
+    waiting         as stopped early, also after its promotion
+    running         as stopped early from its first rung on, in sweeps of up to 300 trials;
+                    else pending
+    failed          pending for good
+    not comparable  left out: what decides results has changed since then
+    untrained       left out: its parameters had no effect
+    population      left out, replicates too: the parameters of a member moved while it trained
+    out of space    left out (the published baseline may be)
+
+The Gaussian process and TPE keep away from pending points. So they neither propose what runs, nor
+return to a configuration that failed. The genetic algorithms and the random sampler read only
+finished trials. For all of them, a configuration is not proposed twice while a new one is near. A
+sampler without a model sees no trial.
+
+Every entry has a value in every dimension; a parameter without effect has its domain's middle.
+
+A proposal is computed in a thread, so that Ray's loop keeps running: when a slot is free, never
+earlier. It knows every result that existed then. If results arrived meanwhile, it is computed once
+more with them. So a slow sampler is late but misses no result, and quick trials cannot delay it
+twice. A few results beside many known ones do not count: with a thousand trials some always arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from optuna import Study
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import Trial, TrialState, create_trial
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.content import Fact, describe_changes, list_changes
+from gdpo_tune.core.errors import IdentityError
+from gdpo_tune.core.files import expand_path
+from gdpo_tune.core.object_store import SPEC
+from gdpo_tune.core.system import CloseableResource
+from gdpo_tune.core.trial_config import Params, ParamValue
+from gdpo_tune.core.trials import Proposer, Rung, TrialRecord
+from gdpo_tune.ledger import Ledger, compute_violation, convert_to_distribution, create_study
+from gdpo_tune.spec import (
+    Choices,
+    SweepSpec,
+    Uniform,
+    choose_sampler,
+    count_affordable_trials,
+    load_spec,
+)
+from gdpo_tune.spec.model import list_decisive_values
+from gdpo_tune.tuning.plan import derive_seed
+from gdpo_tune.tuning.samplers import SamplerFactory
+from gdpo_tune.tuning.startup import draw_point, draw_startup_point
+
+BUSY_WAIT_SECONDS = 0.02
+"""Time that the loop waits for a proposal; enough for a quick sampler."""
+IDLE_WAIT_SECONDS = 0.5
+"""Time that the loop waits when no trial runs."""
+NEGLIGIBLE_SHARE = 0.01
+"""Share of the known records up to which results that arrive meanwhile do not count."""
+
+MAX_WATCHED = 300
+"""Most trials of a sweep whose running trials are used: each use may rebuild the study."""
+MAX_TRIES = 64
+"""Number of points tried in place of a configuration that was proposed before."""
+ONE_BY_ONE = 8
+"""Number of trials up to which each one counts at once; then a quarter more at a time."""
+Point = tuple[ParamValue, ...]
+"""Configuration as one value for each dimension."""
+SeedValues = Sequence[Mapping[str, float]]
+"""Metric -> value, one mapping for each seed; empty while no value is known."""
+
+
+class Proposals(CloseableResource):
+    """Proposals of a `SamplerView`, computed in one thread.
+
+    All methods are called from one other thread, Ray's loop.
+    """
+
+    def __init__(self, view: SamplerView) -> None:
+        self._view = view
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposals")
+        self._future: Future[Suggestion] | None = None
+        self._repeated = False
+        """True if the computation was repeated because results arrived."""
+        self._missed: list[tuple[TrialRecord, Mapping[str, Any]]] = []
+        """Records and sampler states that arrived during the computation."""
+
+    def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
+        """Take in a record that is new or has changed, now or after the computation."""
+        if self._future is None:
+            self._view.observe(record, sampler_state)
+        else:
+            self._missed.append((record, sampler_state or {}))
+
+    def poll(self, *, idle: bool) -> Suggestion | None:
+        """Return a proposal, or None if it is not ready. `observe` its record before the next call.
+
+        It waits longer if `idle`, which says that no trial runs.
+
+        Raises:
+            Exception: an error of the sampler.
+        """
+        if self._future is None:
+            self._future = self._thread.submit(self._view.propose)
+        wait([self._future], IDLE_WAIT_SECONDS if idle else BUSY_WAIT_SECONDS)
+        if not self._future.done():
+            return None
+        suggestion, self._future = self._future.result(), None
+        limit = NEGLIGIBLE_SHARE * self._view.known
+        is_current = self._repeated or len(self._missed) <= limit
+        if not is_current:
+            self._view.withdraw(suggestion)
+        for record, sampler_state in self._missed:
+            self._view.observe(record, sampler_state)
+        self._missed.clear()
+        self._repeated = not is_current
+        return suggestion if is_current else self.poll(idle=idle)
+
+    def abandon(self) -> None:
+        """Let the thread end by itself; its proposal is not wanted any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Wait for a computation that still runs, and end the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Proposal of a configuration."""
+
+    params: dict[str, ParamValue]
+    """Complete parameters."""
+    proposer: Proposer
+    sampler_state: Mapping[str, Any]
+    """State for the ledger, from which a new process rebuilds the same view."""
+
+
+class SamplerView:
+    """Trials as the sampler sees them; pass every new or changed record to `observe`."""
+
+    def __init__(self, spec: SweepSpec, slots: int | None = None) -> None:
+        """Create an empty view; `slots`: trials side by side, for `auto`, if known."""
+        self.spec = spec
+        self.sampler = choose_sampler(spec, slots)
+        target = registry.SAMPLERS[self.sampler.name].target
+        self._factory: SamplerFactory = registry.load(target)(spec)
+        # Without a model, nothing would leave the corners again.
+        has_model = self._factory.has_model
+        self._draw = draw_startup_point if has_model else draw_point
+        self._domains = spec.space.searched_domains
+        self._records: dict[Point, dict[int, TrialRecord]] = {}
+        """Records of this sweep, by point and number."""
+        self._states: dict[Point, Mapping[str, Any]] = {}
+        self._earlier: dict[Point, list[TrialRecord]] = {}
+        """Trials of earlier sweeps, by point."""
+        self._population: set[int] = set()
+        """Numbers of the members of a population."""
+        self._has_estimates = False
+        """True if any trial has estimated values."""
+        self._under_way = count_affordable_trials(spec) <= MAX_WATCHED
+        self._startup_count = 0
+        self._extrapolation = CurveExtrapolation(spec)
+        self.known = 0
+        """Number of records that a sampler may learn from."""
+        self._study = SamplerStudy(spec, self._domains)
+        self._outdated = False
+        """True if the study must be rebuilt before the next proposal."""
+
+    @property
+    def study(self) -> Study:
+        """Study as the sampler sees it."""
+        if self._outdated:
+            self._study = SamplerStudy(self.spec, self._domains)
+            self._outdated = False
+            for point in dict.fromkeys((*self._earlier, *self._records)):
+                self._update_study(point)
+        return self._study.study
+
+    def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
+        """Take in a record that is new or has changed.
+
+        The whole study is rebuilt before the next proposal if the mean of a finished configuration
+        or the estimates of stopped trials change. Every other record is one small step.
+        """
+        point, estimates_changed = self._add(record, sampler_state or {})
+        self._outdated |= estimates_changed
+        if point is None or self._outdated:
+            return
+        if point not in self._study.finished:
+            self._update_study(point)
+        elif self._study.finished[point] != self._study.compute_mean(self._list_seed_values(point)):
+            self._outdated = True
+
+    def load_earlier(self, records: Iterable[TrialRecord]) -> None:
+        """Take in complete trials of earlier sweeps, before anything else.
+
+        Each counts as a finished configuration, until this sweep tries it: then only its own seeds
+        count. They may be proposed again, since none is on this sweep's front.
+        """
+        for record in records:
+            point = self._find_point(record.params)
+            if point is not None:
+                self._earlier.setdefault(point, []).append(record)
+        self._outdated = True
+
+    def load(self, records: Iterable[tuple[TrialRecord, Mapping[str, Any]]]) -> None:
+        """Take in the records of a ledger, each with its sampler state."""
+        for record, sampler_state in records:
+            self._add(record, sampler_state)
+        self._outdated = True
+
+    def propose(self) -> Suggestion:
+        """Propose a configuration. `observe` its record or `withdraw` it before the next proposal.
+
+        A proposal depends only on the observed records: a new process with the same records
+        proposes the same. Only genetic algorithms then produce other children of a generation.
+        """
+        study = self.study
+        startup = len(self._study.finished) < self._factory.startup
+        if not self._domains:
+            return Suggestion(self.spec.space.complete({}), "startup", {})
+        if startup and self._factory.quasi_random:
+            return self._propose_unseen() or self._propose_point(self._startup_count)
+        if not self._factory.has_model:
+            drawn = self._build_suggestion(self._study.draw(self._build_sampler()), "startup")
+            repeated = self._find_point(drawn.params) in self._records
+            return self._replace_repeated(drawn) if repeated else drawn
+        study.sampler = self._build_sampler()
+        trial = study.ask(self._study.distributions)
+        suggestion = self._build_suggestion(trial.params, "startup" if startup else "model", trial)
+        point = self._find_point(suggestion.params)
+        assert point is not None  # a sampler stays inside of its distributions
+        if point in self._records:
+            # a converged sampler repeats itself; the plan decides about replicates
+            self._study.fail(trial.number)
+            return self._replace_repeated(suggestion)
+        literal = point == tuple(trial.params[name] for name in self._domains)
+        if literal and point not in self._study:
+            self._study.adopt(point, trial.number)
+        else:
+            self._study.fail(trial.number)  # `observe` adds the true point
+        return suggestion
+
+    def withdraw(self, suggestion: Suggestion) -> None:
+        """Forget a proposal that no trial will have."""
+        point = self._find_point(suggestion.params)
+        if point is not None and point not in self._records:
+            self._study.withdraw(point)
+
+    def _add(
+        self, record: TrialRecord, sampler_state: Mapping[str, Any]
+    ) -> tuple[Point | None, bool]:
+        """Add a record under its point.
+
+        Returns:
+            The point, or None if the sampler cannot learn from the record; and whether estimates,
+            or bounds that refer to a baseline, have changed.
+        """
+        before, self.spec = self.spec, self.spec.resolve_constraints([record])
+        has_moved = self.spec.constraints != before.constraints
+        if not record.is_training or not record.is_comparable:
+            return None, has_moved
+        point = self._find_point(record.params)
+        if record.role == "member":
+            self._population.add(record.number)
+        moved = record.number in self._population or record.replicate_of in self._population
+        if moved or point is None:
+            return None, has_moved
+        records = self._records.setdefault(point, {})
+        is_new = record.number not in records
+        self._startup_count += is_new and record.proposer == "startup"
+        self.known += is_new
+        records[record.number] = record
+        self._states.setdefault(point, sampler_state)
+        if find_last_rung(record, under_way=self._under_way) is not None:
+            self._has_estimates = True
+        learned = record.state == "complete" and self._extrapolation.add(record)
+        return point, has_moved or (learned and self._has_estimates)
+
+    def _build_sampler(self) -> BaseSampler:
+        """Build the sampler of the next proposal, without a memory that a restart would lose."""
+        return self._factory.build(derive_seed(self.spec, self.known))
+
+    def _update_study(self, point: Point) -> None:
+        if self._factory.has_model:
+            attrs = {**self._factory.attrs, **self._states.get(point, {})}
+            self._study.update(point, self._list_seed_values(point), attrs)
+
+    def _list_seed_values(self, point: Point) -> list[dict[str, float]]:
+        """Return metric -> value for each complete seed of a point.
+
+        Without a complete seed, estimate each seed that has a rung. Without those, use the trials
+        of earlier sweeps.
+        """
+        records = self._records.get(point, {}).values()
+        complete = [record for record in records if record.state == "complete"]
+        rungs = [find_last_rung(record, under_way=self._under_way) for record in records]
+        if any(rungs) and not complete:
+            return [self._extrapolation.estimate_final(rung) for rung in rungs if rung is not None]
+        measured = complete or self._earlier.get(point, [])
+        return [{name: e.mean for name, e in record.validation.items()} for record in measured]
+
+    def _find_point(self, params: Params) -> Point | None:
+        """Return the point of a configuration, or None if it is outside of the space."""
+        params = self.spec.space.align(params)
+        active = self.spec.space.select_active(params)
+        if not all(domain.contains(params[name]) for name, domain in active.items()):
+            return None
+        return tuple(
+            params[name] if name in active else domain.find_middle()
+            for name, domain in self._domains.items()
+        )
+
+    def _build_suggestion(
+        self, values: Params, proposer: Proposer, trial: Trial | None = None
+    ) -> Suggestion:
+        state: dict[str, Any] = {}
+        if trial is not None:
+            attrs = self._study.study.get_trials(deepcopy=False)[trial.number].system_attrs
+            # without the pieces of a copy of the proposal
+            state = {key: value for key, value in attrs.items() if ":relative_params" not in key}
+        return Suggestion(self.spec.space.complete(values), proposer, state)
+
+    def _replace_repeated(self, repeated: Suggestion) -> Suggestion:
+        """Return a new point near a repeated one: one parameter is from a quasi-random point.
+
+        If none is new, return a quasi-random point; if none of those is new, the repeated one.
+        """
+        names = tuple(self._domains)
+        for index in range(self.known, self.known + MAX_TRIES):
+            name = names[index % len(names)]
+            fresh = draw_point(self.spec, index)
+            near = self._build_suggestion({**repeated.params, name: fresh[name]}, repeated.proposer)
+            point = self._find_point(near.params)  # None: an active one lacks a value
+            if point is not None and point not in self._records:
+                return near
+        return self._propose_unseen() or repeated
+
+    def _propose_unseen(self) -> Suggestion | None:
+        """Propose the next new point of the quasi-random sequence; None if none is near."""
+        for index in range(self._startup_count, self._startup_count + MAX_TRIES):
+            suggestion = self._propose_point(index)
+            if self._find_point(suggestion.params) not in self._records:
+                return suggestion
+        return None
+
+    def _propose_point(self, index: int) -> Suggestion:
+        return self._build_suggestion(self._draw(self.spec, index), "startup")
+
+
+class SamplerStudy:
+    """In-memory study that a sampler reads, with one trial for each configuration.
+
+    A finished configuration cannot change: if its values change later, a new study is needed.
+    """
+
+    def __init__(self, spec: SweepSpec, domains: Mapping[str, Choices | Uniform]) -> None:
+        """Create an empty study; `domains` are the dimensions of a point, in their order."""
+        self.distributions = {
+            name: convert_to_distribution(domain) for name, domain in domains.items()
+        }
+        self._spec = spec
+        self._storage = InMemoryStorage()
+        # a placeholder: each proposal has a sampler of its own
+        self.study = create_study(self._storage, "projection", spec, RandomSampler())
+        self._study_id = self._storage.get_study_id_from_name("projection")
+        self._numbers: dict[Point, int] = {}
+        """Point -> number of its trial in the study."""
+        self.finished: dict[Point, tuple[float, ...]] = {}
+        """Finished configuration -> values of its objectives."""
+
+    def __contains__(self, point: Point) -> bool:
+        """Return whether the study has a point, pending or finished."""
+        return point in self._numbers
+
+    def compute_mean(self, seed_values: SeedValues) -> tuple[float, ...]:
+        """Return the mean over seeds of each objective; empty without a seed."""
+        if not seed_values:
+            return ()
+        return tuple(
+            fmean(values[name] for values in seed_values) for name in self._spec.objectives
+        )
+
+    def update(self, point: Point, seed_values: SeedValues, attrs: Mapping[str, Any]) -> None:
+        """Add a point that is absent, or finish one that is pending.
+
+        Without `seed_values` it is pending. `attrs` are system attributes of the sampler, for a
+        point that is absent.
+        """
+        mean = self.compute_mean(seed_values)
+        violations = {
+            name: compute_violation(bound, fmean(values[name] for values in seed_values))
+            for name, bound in self._spec.constraints.items()
+            if seed_values
+        }
+        if point not in self:
+            self._numbers[point] = len(self.study.get_trials(deepcopy=False))
+            self.study.add_trial(
+                create_trial(
+                    state=TrialState.COMPLETE if seed_values else TrialState.RUNNING,
+                    values=mean or None,
+                    params=dict(zip(self.distributions, point, strict=True)),
+                    distributions=self.distributions,
+                    system_attrs=dict(attrs),
+                    constraints=violations,
+                )
+            )
+        elif seed_values:
+            number = self._numbers[point]
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+            for name, value in violations.items():
+                Trial(self.study, trial_id).set_constraint(name, value)
+            # not by `tell`, which copies the whole trial
+            self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, mean)
+        if seed_values:
+            self.finished[point] = mean
+
+    def draw(self, sampler: BaseSampler) -> dict[str, ParamValue]:
+        """Draw a value for each dimension from a sampler without a model."""
+        trial = create_trial(state=TrialState.RUNNING)
+        return {
+            name: sampler.sample_independent(self.study, trial, name, distribution)
+            for name, distribution in self.distributions.items()
+        }
+
+    def adopt(self, point: Point, number: int) -> None:
+        """Let a trial that `study.ask` created stand for a pending point."""
+        self._numbers[point] = number
+
+    def withdraw(self, point: Point) -> None:
+        """Remove a pending point; ignore one that is absent or finished."""
+        if point in self and point not in self.finished:
+            self.fail(self._numbers.pop(point))
+
+    def fail(self, number: int) -> None:
+        """Close a trial of the study that stands for no point."""
+        self.study.tell(number, state=TrialState.FAIL)
+
+
+class CurveExtrapolation:
+    """Estimates of a trial's final values from its last rung: the median change from there.
+
+    Stopped trials are most of a sweep, and a sampler that does not see them proposes them again.
+    Early in a sweep, most of its information is in trials that still run. Values at a rung are not
+    comparable with values at full budget. So each such trial gets the median change from that rung
+    to the end, over complete trials.
+
+    It uses the first complete trials, by the time of their end. Their number grows in steps: every
+    change of it moves all estimates. A new process with the same records estimates the same.
+    """
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._spec = spec
+        self._complete: dict[int, TrialRecord] = {}
+        self._changes: dict[tuple[int, str], float] = {}
+        """(Completions, metric) -> median change, as far as computed."""
+        self._used = 0
+
+    def add(self, record: TrialRecord) -> bool:
+        """Take in a complete trial; return whether estimates now use more trials than before."""
+        self._complete[record.number] = record
+        used = count_used(len(self._complete))
+        grown = used > self._used
+        if grown:
+            self._used = used
+            self._changes.clear()
+        return grown
+
+    def estimate_final(self, rung: Rung) -> dict[str, float]:
+        """Estimate the final value of every objective and constraint metric.
+
+        If no complete trial has such a rung, the values at the rung stay as they are.
+        """
+        return {
+            name: rung.validation[name].mean + self._estimate_change(rung.completions, name)
+            for name in self._spec.judged_metrics
+        }
+
+    def _estimate_change(self, completions: int, name: str) -> float:
+        key = (completions, name)
+        if key not in self._changes:
+            by_end = sorted(
+                self._complete.values(),
+                key=lambda r: (math.inf if r.finished is None else r.finished, r.number),
+            )
+            changes = [
+                record.validation[name].mean - rung.validation[name].mean
+                for record in by_end[: self._used]
+                for rung in record.rungs
+                if rung.completions == completions
+            ]
+            self._changes[key] = median(changes) if changes else 0.0
+        return self._changes[key]
+
+
+def count_used(count: int) -> int:
+    """Return how many of `count` complete trials the estimate uses."""
+    used = min(count, ONE_BY_ONE)
+    while used >= ONE_BY_ONE and used + used // 4 <= count:
+        used += used // 4
+    return used
+
+
+def find_last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
+    """Return the newest rung of a stopped, waiting or running trial; None if it has none.
+
+    A running trial that has never waited counts only if `under_way`.
+    """
+    counts = record.state in ("pruned", "paused")
+    if record.state == "running":
+        counts = under_way or record.paused_at > 0
+    return record.rungs[-1] if counts and record.rungs else None
+
+
+def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
+    """Load the usable trials of the sweeps that the spec names, by directory and number.
+
+    A usable trial trained a policy, is complete and has every judged metric. Members of a
+    population are left out, and so are replicates of members: their parameters moved while they
+    trained. So are trials before an accepted change of content. The ledgers are only read, so an
+    earlier sweep may still run.
+
+    Raises:
+        SpecError: the file of an earlier sweep is not valid any more.
+        UsageError, IdentityError: a directory holds no ledger, or one of another sweep.
+    """
+    trials: list[TrialRecord] = []
+    for directory in map(expand_path, spec.search.warm_start):
+        with _open_earlier(directory) as ledger:
+            records = ledger.get_records()
+        members = {record.number for record in records if record.role == "member"}
+        for record in records:
+            trained = record.state == "complete" and record.is_training and record.is_comparable
+            moved = record.number in members or record.replicate_of in members
+            if trained and not moved and record.validation.keys() >= set(spec.judged_metrics):
+                trials.append(record)
+    return trials
+
+
+def refuse_other_content(spec: SweepSpec, content: Mapping[str, Fact]) -> None:
+    """Refuse to learn from a sweep that measured by other content, such as an edited reward.
+
+    What this sweep names differently, such as its policy, it changes on purpose. Versions decide
+    numbers and not their meaning, so they may differ too.
+
+    Raises:
+        IdentityError: a file of an earlier sweep's task, data or policy has changed since then.
+        SpecError, UsageError: as `load_earlier_trials`.
+    """
+    for directory in map(expand_path, spec.search.warm_start):
+        with _open_earlier(directory) as ledger:
+            earlier, newest = ledger.spec, ledger.get_contents()[-1:]
+        ours, theirs = list_decisive_values(spec), list_decisive_values(earlier)
+        differ = {k.partition(".")[0] for k in ours | theirs if ours.get(k) != theirs.get(k)}
+        others = ["version", "hub", *differ & {"data", "policy", "task"}]
+        others += ["file"] if "task" in differ else []
+        for recorded in newest:
+            if changes := list_changes(recorded["digests"], content, without=others):
+                raise IdentityError(
+                    f"search.warm_start: {describe_changes(changes, directory, recorded['time'])}\n"
+                    "    fix: restore it, or take that sweep out of search.warm_start"
+                )
+
+
+@contextmanager
+def _open_earlier(directory: Path) -> Generator[Ledger]:
+    earlier = load_spec(directory / SPEC, to_run=False)
+    # the directory may have moved since the sweep ran
+    location = {"storage": str(directory.absolute().parent), "name": directory.absolute().name}
+    with Ledger.open(earlier.model_copy(update=location), read_only=True) as ledger:
+        yield ledger

@@ -1,0 +1,444 @@
+"""One attempt at a trial inside a Ray actor: the only adapter between `train()` and Ray Tune.
+
+Actors are reused, so torch, TRL and the policy stay warm, until their memory passes a limit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import tune
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import (
+    CrowdedGpuError,
+    DirectoryLostError,
+    DiskFullError,
+    EngineMemoryError,
+    SandboxUnavailable,
+    StoreError,
+    StoreUnreachableError,
+    TrialFailure,
+    UsageError,
+)
+from gdpo_tune.core.files import build_disk_full_error, is_disk_full
+from gdpo_tune.core.http import PATIENCE, build_retry
+from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
+from gdpo_tune.core.system import (
+    clear_rendezvous,
+    find_process,
+    identify_start,
+    read_machine_memory,
+)
+from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
+from gdpo_tune.core.trial_files import (
+    MARKER,
+    find_checkpoint_name,
+    is_kept,
+    is_marker,
+    iterate_whole_checkpoints,
+    sort_checkpoints,
+)
+from gdpo_tune.core.trials import Measurement, Outcome, parse_step
+from gdpo_tune.training.checkpoints import find_checkpoint, find_newest_checkpoint
+from gdpo_tune.tuning.attempts import (
+    AttemptConfig,
+    AttemptError,
+    Failed,
+    Fatal,
+    Finished,
+    Interrupted,
+    Setup,
+    TrialNotice,
+    TrialPlaced,
+    TrialResult,
+    TrialUpdate,
+    open_stop_flag,
+    pack,
+    unpack_attempt,
+)
+from gdpo_tune.tuning.ray.head_store import read_shared_variables
+
+NODE_DIED = "its node has died"
+"""In the message of Ray's error, which has no type of its own, for a process lost that way."""
+MEMORY_SHARE = 0.6
+"""Share of a node's memory that all reused trial processes on it together may grow to."""
+
+_trials_served = 0
+
+
+def run_trial(config: dict[str, Any]) -> dict[str, Any]:
+    """Run an attempt; it does not count if the sweep's directory was away meanwhile.
+
+    Raises:
+        AttemptError: start again; the directory was away, and is back. See also `run_attempt`.
+    """
+    read_shared_variables()
+    attempt = unpack_attempt(config)
+    tune.report(pack(describe_place()))
+    return pack(guard_directory(attempt, lambda: run_attempt(attempt)))
+
+
+def describe_place() -> TrialPlaced:
+    """Tell the driver where this process runs."""
+    context = ray.get_runtime_context()
+    return TrialPlaced(context.get_actor_id() or "", context.get_node_id())
+
+
+def guard_directory(attempt: AttemptConfig, run: Callable[[], TrialResult]) -> TrialResult:
+    """Return the result of an attempt, unless the sweep's directory was away meanwhile.
+
+    Raises:
+        AttemptError: start again; the directory was away, and is back.
+        Exception: from `run`.
+    """
+    cause = None
+    try:
+        result = run()
+        if has_directory(attempt.setup):
+            return result
+    except Exception as error:
+        if has_directory(attempt.setup):
+            raise
+        cause = error
+    try:
+        waited = wait_for_directory(attempt.setup)
+    except DirectoryLostError as error:
+        return Fatal(error)
+    raise AttemptError("directory", waited) from cause
+
+
+def wait_for_directory(setup: Setup) -> str:
+    """Wait until the sweep's directory is back; return what has happened, for a person.
+
+    Raises:
+        DirectoryLostError: it stays away.
+    """
+    from tenacity import RetryError, retry_if_result
+
+    retrying = build_retry(PATIENCE, retry=retry_if_result(lambda present: not present))
+    try:
+        retrying(has_directory, setup)
+    except RetryError:
+        raise DirectoryLostError(
+            f"{setup.spec_file.parent} is gone, or cannot be written to, since {PATIENCE:g} s\n"
+            "    fix: mount it again, and run the same command to resume from the last complete "
+            "checkpoints"
+        ) from None
+    waited = retrying.statistics["idle_for"]
+    return f"the sweep's directory was away; waited {waited:.0f} s for it"
+
+
+def run_attempt(attempt: AttemptConfig) -> TrialResult:
+    """Train one trial in this process, unless the process has grown too large.
+
+    Raises:
+        AttemptError: start again in a fresh process, or since a node or the store was lost.
+        Exception: anything unexpected; Ray starts the trial again, from its newest checkpoint.
+    """
+    global _trials_served
+    rss = psutil.Process().memory_info().rss
+    if _trials_served and rss > compute_memory_limit(attempt.setup.cpus, attempt.setup.gpus):
+        raise AttemptError("changed", "the process has grown too large")
+    _trials_served += 1
+
+    def train(trial: TrialConfig, **options: Any) -> Outcome:
+        clear_rendezvous()
+        return registry.load(attempt.setup.train)(trial, **options)
+
+    is_alone = attempt.setup.workers == 1
+    return train_where_stored(attempt, partial(Reporter, attempt), train if is_alone else None)
+
+
+def train_where_stored(
+    attempt: AttemptConfig,
+    build_reporter: Callable[[], Reporter],
+    train: Callable[..., Outcome] | None,
+) -> TrialResult:
+    """Train a trial in its directory, or in a copy of it where that is on an object store.
+
+    `train` is that of `gdpo_tune.training`; None: processes of the trial's own train it.
+    """
+    if not attempt.setup.address:
+        return train_from_checkpoint(attempt, build_reporter(), train)
+    return run_remote_attempt(attempt, build_reporter, partial(train_from_checkpoint, train=train))
+
+
+def train_from_checkpoint(
+    attempt: AttemptConfig, reporter: Reporter, train: Callable[..., Outcome] | None
+) -> TrialResult:
+    """Train a trial, from the newest checkpoint in its directory if any; see `run_attempt`."""
+    trial = attempt.trial
+    checkpoints = find_checkpoint(trial.directory)
+    try:
+        if train is None:
+            from gdpo_tune.tuning.ray.workers import train_in_group  # only now: Ray Train is large
+
+            outcome = train_in_group(attempt, checkpoints.newest)
+        else:
+            outcome = train(trial, resume=checkpoints.newest, report=reporter)
+    except SystemExit:
+        if not reporter.stopped:
+            raise  # Ray ends the trial
+        return Interrupted()
+    except CrowdedGpuError as error:
+        raise AttemptError("crowded", str(error)) from error
+    except EngineMemoryError as error:
+        raise AttemptError("changed", str(error)) from error
+    except TrialFailure as failure:
+        return Failed(str(failure))
+    except (UsageError, SandboxUnavailable, DiskFullError) as error:
+        return Fatal(error)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return Fatal(build_disk_full_error(trial.directory, "the trial"))
+    if outcome is None:
+        return Interrupted()
+    note = checkpoints.describe_damage()
+    if note:
+        outcome = replace(outcome, environment={**outcome.environment, "resumed": note})
+    return Finished(outcome)
+
+
+def compute_memory_limit(cpus: float, gpus: float = 0.0) -> float:
+    """Return the bytes above which a process of so many CPU cores and GPUs takes no new trial.
+
+    All that fit on this node together may grow to `MEMORY_SHARE` of its memory, or its container's.
+    A process that waits for others may run on a node without a core for trials.
+    """
+    memory = read_machine_memory() or psutil.virtual_memory().total
+    share = cpus / max(cpus, count_on_node("CPU"))
+    if gpus:
+        share = max(share, gpus / max(gpus, count_on_node("GPU")))
+    return memory * MEMORY_SHARE * share
+
+
+@cache
+def count_on_node(resource: str) -> float:
+    """Return how many CPU cores (`CPU`) or GPUs Ray hands out on the node of this process."""
+    own = ray.get_runtime_context().get_node_id()
+    nodes = (node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
+    return sum(resources.get(resource, 0.0) for resources in nodes)
+
+
+SECONDS = 1.0
+"""Time after which the next measurement reaches the driver, kept or not: a person is watching."""
+
+
+def has_directory(setup: Setup) -> bool:
+    """Return whether this process can write to the sweep's directory, if the sweep has one.
+
+    A lost mount leaves an empty directory, in which a trial could continue although its files would
+    never be seen again. So the directory counts only while the sweep's spec is in it.
+    """
+    try:
+        return bool(setup.address) or (
+            setup.spec_file.exists() and os.access(setup.spec_file.parent, os.W_OK)
+        )
+    except OSError:  # of a mount whose server is gone
+        return False
+
+
+class Reporter:
+    """The `report` of one trial: thins what goes to the driver, and stops on request.
+
+    Where many trials run, measurements on which nothing is decided go with the next result. So
+    curves keep all of their points, and the driver has fewer results to deal with.
+
+    Ray lets a trial continue after a result only once the driver has handled it. So a decision
+    about a rung arrives here before the next step; several processes get it a step later.
+    """
+
+    def __init__(self, attempt: AttemptConfig) -> None:
+        trial, self._setup = attempt.trial, attempt.setup
+        self.stopped = False
+        """True if it has ended the trial."""
+        self.upload: Callable[[], None] | None = None
+        """Called with each new checkpoint, before the driver hears of it."""
+        self._number = attempt.number
+        self._last = trial.training.steps
+        self._ends_at = attempt.ends_at
+        self._stop_flag = open_stop_flag(self._setup.spec_file.parent, self._setup.address)
+        self._sent = float("-inf")
+        self._held: list[Measurement] = []
+        """To go with the next result."""
+
+    def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
+        """Pass a measurement on if it is due.
+
+        Raises:
+            SystemExit: the sweep was interrupted, the scheduler stopped the trial, or it was to end
+                at this step; callers free their resources in `finally`.
+            AttemptError: the directory is away; what the trial has just written is lost.
+        """
+        if not has_directory(self._setup):
+            raise AttemptError("directory", f"{self._setup.spec_file.parent} is away")
+        if checkpoint is not None and self.upload is not None:
+            self.upload()
+        stop, due = self.decide(measurement)
+        if not due:
+            self.store_pending(measurement)
+        elif not stop:
+            self.send(pack(self.build_update(measurement)))
+            ends = measurement.step in self._ends_at
+            stop = ends or (measurement.has_validation and self.is_halted())
+        if stop:
+            self.stopped = True
+            raise SystemExit
+
+    def decide(self, measurement: Measurement) -> tuple[bool, bool]:
+        """Return whether to stop, and whether the measurement is due."""
+        now, kept = self.read_clock(), is_kept(measurement.step, self._last)
+        pause = self._setup.interval if kept else max(self._setup.interval, SECONDS)
+        due = measurement.has_validation or now - self._sent >= pause
+        if due:
+            self._sent = now
+        return self._stop_flag.is_set(self._number), due
+
+    def read_clock(self) -> float:
+        """Return the seconds of a monotonic clock."""
+        return time.monotonic()
+
+    def store_pending(self, measurement: Measurement) -> None:
+        """Keep a measurement for the next result, if its step is one that is passed on."""
+        if is_kept(measurement.step, self._last):
+            self._held.append(measurement)
+
+    def build_update(self, measurement: Measurement) -> TrialUpdate:
+        """Return a measurement with those before it that were held back."""
+        earlier, self._held = tuple(self._held), []
+        return TrialUpdate(measurement, earlier)
+
+    def is_halted(self) -> bool:
+        """Return whether the driver has decided against the trial because of the last result."""
+        return self._stop_flag.is_set(self._number, now=True)
+
+    def send(self, result: dict[str, Any]) -> None:
+        """Pass a result on to the driver."""
+        tune.report(result)
+
+
+BEGUN = "begun"
+"""File that distinguishes a trial from an earlier one with its number, of a lost ledger."""
+KEPT = 2
+"""Checkpoints of a running trial in the store, as on a disk."""
+
+
+def run_remote_attempt(
+    attempt: AttemptConfig,
+    build_reporter: Callable[[], Reporter],
+    train: Callable[[AttemptConfig, Reporter], TrialResult],
+) -> TrialResult:
+    """Train a trial, with `train`, in a copy of its directory; see `trainable.run_attempt`."""
+    trial, directory = attempt.trial, make_attempt_directory(attempt.trial.directory.name)
+    local = replace(trial, directory=directory / "trials" / trial.directory.name)
+    try:
+        reporter = build_reporter()
+
+        def send_notice(text: str) -> None:
+            reporter.send(pack(TrialNotice(text)))
+
+        address = join_address(attempt.setup.address, "trials", trial.directory.name)
+        files = StoreDirectory(address, say=send_notice)
+        download_trial(files, local.directory, attempt.begun)
+        local = replace(local, parts=download_parts(attempt, directory, send_notice))
+        upload = reporter.upload = partial(upload_trial, files, local.directory, local.keep_at)
+        try:
+            result = train(replace(attempt, trial=local), reporter)
+        except Exception as error:
+            if not isinstance(error, StoreUnreachableError):
+                upload()  # its measurements explain the error
+            raise
+        upload()
+    except StoreUnreachableError as error:
+        raise AttemptError("store", error.summary, error) from error
+    except StoreError as error:
+        return Fatal(error)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if isinstance(result, Finished) and result.outcome.checkpoint is not None:
+        checkpoint = trial.directory / result.outcome.checkpoint.name  # as the driver sees it
+        return Finished(replace(result.outcome, checkpoint=checkpoint))
+    return result
+
+
+def make_attempt_directory(trial: str) -> Path:
+    """Return an empty directory for a trial of this process, which may have several at once.
+
+    Delete those of processes that have ended.
+    """
+    pid, host = os.getpid(), socket.gethostname()
+    name = f"{host}_{pid}_{identify_start(pid)}_{trial}"
+    own = find_cache_directory() / "attempts" / name
+    for path in own.parent.glob(f"{host}_*_*_*"):
+        other, start, _ = path.name.removeprefix(f"{host}_").split("_")
+        if path == own or find_process(int(other), start) is None:
+            shutil.rmtree(path, ignore_errors=True)
+    own.mkdir(parents=True)
+    return own
+
+
+def download_trial(files: StoreDirectory, directory: Path, begun: str) -> None:
+    """Fetch what a trial resumes from: its newest complete checkpoint and its small files.
+
+    Files of another trial that had its number, whose `begun` differs, are deleted.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    sizes = files.list_sizes()
+    if files.read(BEGUN) != begun.encode():
+        files.delete(sizes)
+        files.write(BEGUN, begun.encode())
+        return
+    for checkpoint in (None, *iterate_whole_checkpoints(sizes, files.read)):
+        wanted = [name for name in sizes if find_checkpoint_name(name) == checkpoint]
+        files.download({name: directory / name for name in wanted})
+        if checkpoint is not None and find_newest_checkpoint(directory) is not None:
+            return  # otherwise it is damaged, and the checkpoint before it is tried
+
+
+def download_parts(
+    attempt: AttemptConfig, directory: Path, say: Callable[[str], None]
+) -> tuple[TrainedPart, ...]:
+    """Fetch the policies that a merge or checkpoint consists of; return them with local paths."""
+    parts: list[TrainedPart] = []
+    for index, part in enumerate(attempt.trial.parts):
+        trial, name = part.checkpoint.parent.name, part.checkpoint.name
+        files = StoreDirectory(join_address(attempt.setup.address, "trials", trial), say=say)
+        wanted = [file for file in files.list_sizes() if find_checkpoint_name(file) == name]
+        target = directory / "parts" / str(index)
+        files.download({file: target / file for file in wanted})
+        parts.append(replace(part, checkpoint=target / name))
+    return tuple(parts)
+
+
+def upload_trial(files: StoreDirectory, directory: Path, keep_at: Collection[int] = ()) -> None:
+    """Send a trial's new files, and drop old checkpoints in the store.
+
+    The two newest stay, and those at the steps `keep_at`. Files of equal size count as equal: those
+    that change only grow.
+    """
+    sizes = files.list_sizes()
+    paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
+    local = {name: path for name, path in paths.items() if path.is_file() and name[0] != "."}
+    checkpoints = sort_checkpoints(filter(is_marker, {*sizes, *local}))
+    kept = [None, *checkpoints[:KEPT], *(c for c in checkpoints if parse_step(c) in keep_at)]
+    new = [name for name, path in local.items() if path.stat().st_size != sizes.get(name)]
+    files.upload({name: local[name] for name in new if find_checkpoint_name(name) in kept})
+    files.delete(
+        name
+        for name in sizes
+        if (checkpoint := find_checkpoint_name(name)) not in kept
+        # such as the optimizer of a checkpoint that only may become a candidate
+        or (checkpoint is not None and f"{checkpoint}/{MARKER}" in local and name not in local)
+    )

@@ -1,0 +1,72 @@
+"""Memory of the cluster's head, in which the driver leaves small things for processes of trials.
+
+Secrets among the variables of `resources.env` go there: processes of a cluster of our own inherit
+all variables, but on a joined cluster Ray would write them into the logs of every node. A trial
+reads them before it imports anything of size. Answers to a process that trials share go there too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from gdpo_tune.core.errors import ClusterLostError
+from gdpo_tune.core.redaction import is_secret
+
+SHARED = "GDPO_TUNE_SHARED_VARIABLES"
+"""Variable of a trial's process: the key under which the head has further ones."""
+_NAMESPACE = b"gdpo_tune"
+
+
+def split_secrets(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables that Ray may log, and the secrets."""
+    secrets = {name: value for name, value in variables.items() if is_secret(name, value)}
+    return {name: v for name, v in variables.items() if name not in secrets}, secrets
+
+
+@contextmanager
+def share_secrets(key: str, secrets: Mapping[str, str]) -> Generator[None]:
+    """Let trials of the joined cluster read these secrets during the block."""
+    if not secrets:
+        yield
+        return
+    store = _import_store()
+    store._internal_kv_put(key, json.dumps(dict(secrets)), overwrite=True, namespace=_NAMESPACE)
+    try:
+        yield
+    except ClusterLostError:
+        raise  # the head is gone, and its memory with it
+    except BaseException:
+        store._internal_kv_del(key, namespace=_NAMESPACE)
+        raise
+    store._internal_kv_del(key, namespace=_NAMESPACE)
+
+
+def read_shared_variables() -> None:
+    """Set the variables in this process that the driver shares with it, if any."""
+    key = os.environ.get(SHARED)
+    if key:
+        content = _import_store()._internal_kv_get(key, namespace=_NAMESPACE)
+        os.environ.update(json.loads(content) if content else {})
+
+
+def write_answer(key: str, content: bytes) -> None:
+    """Leave an answer for a process that waits for it."""
+    _import_store()._internal_kv_put(key, content, namespace=_NAMESPACE)
+
+
+def read_answer(key: str) -> bytes:
+    """Take the answer that the driver has left for this process."""
+    store = _import_store()
+    content = store._internal_kv_get(key, namespace=_NAMESPACE)
+    store._internal_kv_del(key, namespace=_NAMESPACE)
+    return content
+
+
+def _import_store() -> Any:
+    from ray.experimental import internal_kv
+
+    return internal_kv

@@ -1,0 +1,320 @@
+"""Ray Tune places attempts at trials: its Tuner, and the four interfaces that it calls.
+
+Each of Ray's trials is one attempt, which Ray never retries, stops or pauses: it would count a
+paused trial as running, and would end a process while it writes its checkpoint. `Lifecycle` decides
+all of that, and Ray's snapshots, which nobody restores, hold nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.tune import (
+    Callback,
+    FailureConfig,
+    PlacementGroupFactory,
+    RunConfig,
+    Stopper,
+    TuneConfig,
+    Tuner,
+    with_resources,
+)
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import Searcher
+
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.attempts import (
+    FINISHED,
+    KEY,
+    WAIT,
+    Answer,
+    AttemptConfig,
+    AttemptError,
+    AttemptFailure,
+    Setup,
+    TrialNotice,
+    TrialPlaced,
+    TrialResult,
+    TrialUpdate,
+    pack,
+    unpack_message,
+)
+from gdpo_tune.tuning.lifecycle import Lifecycle
+from gdpo_tune.tuning.ray.attempt import NODE_DIED, run_trial
+from gdpo_tune.tuning.ray.head_store import write_answer
+from gdpo_tune.tuning.ray.shared_process import (
+    ASK_SECONDS,
+    FromTrial,
+    PlaceFree,
+    run_shared_process,
+)
+
+RAY = "ray"
+"""In the sweep's directory: working directory of Ray; deleted at the end."""
+GRACE = 30.0
+"""Seconds that trials get to reach their next report; then Ray ends them."""
+START_SECONDS = 20.0
+"""Seconds that a shared process gets to start, while others leave trials to it."""
+
+
+class ClusterLostInterrupt(BaseException):
+    """Ray cannot place anything any more.
+
+    Not an Exception: after one, Ray Tune stops every trial and waits for the answers.
+    """
+
+
+class _Unsaved:
+    """Part of what Ray pickles for a snapshot; ours hold threads, databases and terminals."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class TuneSearcher(_Unsaved, Searcher):
+    """Hands out attempts, or starts processes that ask for them; see `packs`."""
+
+    def __init__(self, lifecycle: Lifecycle, setup: Setup) -> None:
+        super().__init__()
+        self._lifecycle, self._setup = lifecycle, setup
+        self.processes: dict[str, float] = {}
+        """Ray's id of a process that trials share -> time until which it counts as free."""
+        self._asked = 0
+        self._is_finished = False
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the next attempt's config (a dict), None for "not now", or FINISHED."""
+        if self._setup.pack == 1:
+            answer = self._lifecycle.next_attempt(trial_id)
+            return (
+                {FINISHED: self.FINISHED, WAIT: None}[answer]
+                if isinstance(answer, str)
+                else pack(answer)
+            )
+        self._lifecycle.apply_requests()
+        if self._is_finished or self._lifecycle.is_stopping:
+            return self.FINISHED
+        if len(self.processes) * self._setup.pack >= self._lifecycle.slots:
+            return None
+        self.processes[trial_id] = time.monotonic() + START_SECONDS
+        return pack(self._setup)
+
+    def answer(self, process: str) -> tuple[str, AttemptConfig | Answer]:
+        """Return an attempt for a shared process that asks for one, and its name.
+
+        Trials spread evenly: the process waits while another one with fewer trials is free.
+        """
+        self._asked += 1
+        name, now, loads = (
+            f"{process}-{self._asked}",
+            time.monotonic(),
+            self._lifecycle.count_by_host(),
+        )
+        self.processes[process] = now + 4 * ASK_SECONDS
+        if loads[process] > min(loads[p] for p, until in self.processes.items() if until > now):
+            return name, WAIT
+        answer = self._lifecycle.next_attempt(name, process)
+        self._is_finished |= answer == FINISHED
+        return name, answer
+
+    def on_trial_complete(self, *_: Any, **__: Any) -> None:
+        """Do nothing; see `TuneCallback`."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing."""
+
+
+class TuneCallback(_Unsaved, Callback):
+    """Passes on what becomes of attempts, before Ray lets their trials continue."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, searcher: TuneSearcher, on_process: Callable[[], None]
+    ) -> None:
+        """`on_process` is called when a process has begun with its first trial."""
+        self._lifecycle, self._searcher, self._on_process = lifecycle, searcher, on_process
+        self._seen: set[str] = set()
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
+    ) -> None:
+        """Pass on a message of a trial, or answer a process that asks for one."""
+        message = unpack_message(result)
+        if isinstance(message, PlaceFree):
+            write_answer(trial.trial_id, pickle.dumps(self._searcher.answer(trial.trial_id)))
+        elif isinstance(message, FromTrial):
+            self._pass_on(message.name, message.message)
+        else:
+            self._pass_on(trial.trial_id, message)
+
+    def _pass_on(self, name: str, message: Any) -> None:
+        if isinstance(message, TrialUpdate):
+            self._lifecycle.on_measurement(name, message.measurement, message.earlier)
+        elif isinstance(message, TrialNotice):
+            self._lifecycle.on_notice(name, message.text)
+        elif isinstance(message, TrialPlaced):
+            if message.process not in self._seen:
+                self._seen.add(message.process)
+                self._on_process()
+            self._lifecycle.on_placed(name, message.node)
+        elif isinstance(message, AttemptFailure):
+            self._lifecycle.on_failure(name, message)
+        elif isinstance(message, TrialResult):
+            self._lifecycle.on_end(name, message)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Forget a trial, whose last result has come."""
+        self._searcher.processes.pop(trial.trial_id, None)
+        free_trial(trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Pass on that an attempt has failed, or a process with all attempts in it."""
+        failure = describe_failure(read_error(trial))
+        fail = self._lifecycle.on_failure
+        if trial.trial_id in self._searcher.processes:
+            fail = self._lifecycle.on_host_failure
+        fail(trial.trial_id, failure)
+        self.on_trial_complete(iteration, trials, trial)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Pass on that an attempt lost its node to the node's owner: Ray starts it again itself."""
+        if trial.trial_id in self._searcher.processes:
+            self._lifecycle.on_host_failure(trial.trial_id, describe_failure(read_error(trial)))
+        else:
+            self._lifecycle.on_preempted(trial.trial_id)
+
+
+class TuneStopper(_Unsaved, Stopper):
+    """Ends the sweep: after Ctrl-C, or when its cluster is lost and Ray would wait for it."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, is_cluster_alive: Callable[[], bool], grace: float = GRACE
+    ) -> None:
+        """`grace` is in seconds."""
+        self.requested = False
+        self._lifecycle, self._is_cluster_alive = lifecycle, is_cluster_alive
+        self._grace, self._deadline = grace, float("inf")
+
+    def request(self) -> None:
+        """Ask for the end of the sweep; safe in a signal handler."""
+        self._lifecycle.stop()
+        self.requested = True
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return False: no result ends a trial."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether Ray is to end all trials that run; it asks several times a second.
+
+        Raises:
+            ClusterLostInterrupt: Ray is no longer there.
+        """
+        if not self._is_cluster_alive():
+            raise ClusterLostInterrupt
+        self._lifecycle.apply_requests()
+        if self.requested and self._deadline == float("inf"):
+            self._deadline = time.monotonic() + self._grace
+            self._lifecycle.stop_flag.request()
+        return time.monotonic() > self._deadline
+
+
+class TuneScheduler(_Unsaved, FIFOScheduler):
+    """First in, first out, by Ray's own queue of pending trials.
+
+    NOTE: FIFOScheduler reads all trials of the sweep, twice for each event, to name the first of
+    that queue: at 5,000 trials a quarter of the driver's time.
+    """
+
+    def choose_trial_to_run(self, tune_controller: TuneController) -> None:
+        """Prefer none."""
+
+
+def build_tuner(
+    spec: SweepSpec,
+    directory: Path,
+    slots: int,
+    setup: Setup,
+    lifecycle: Lifecycle,
+    stopper: Stopper,
+    on_process: Callable[[], None],
+) -> Tuner:
+    """Return Ray's Tuner for one run of the sweep in a directory."""
+
+    def name_trial(trial: Any) -> str:
+        return f"{trial.config[KEY]}-{trial.trial_id}"
+
+    # By default Ray starts one process after the other, which takes seconds for each slot.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
+    rollout, shares = spec.rollout, setup.pack > 1
+    may_have_engine = setup.gpus > 0 or rollout.engine == "vllm"
+    searcher = TuneSearcher(lifecycle, setup)
+    return Tuner(
+        with_resources(run_shared_process if shares else run_trial, build_resources(spec)),
+        tune_config=TuneConfig(
+            search_alg=searcher,
+            scheduler=TuneScheduler(),
+            num_samples=-1,
+            reuse_actors=rollout.reuse_engine or not may_have_engine,
+            trial_name_creator=name_trial,
+            trial_dirname_creator=name_trial,
+        ),
+        run_config=RunConfig(
+            name=RAY,
+            storage_path=str(directory),
+            verbose=0,
+            stop=stopper,
+            failure_config=FailureConfig(max_failures=0),
+            callbacks=[TuneCallback(lifecycle, searcher, on_process)],
+        ),
+    )
+
+
+def build_resources(spec: SweepSpec) -> Any:
+    """Return what Ray sets aside for the process that it starts for a trial."""
+    resources = spec.resources
+    if resources.workers == 1:
+        return {"cpu": resources.cpus, "gpu": resources.gpus}
+    # This process only waits for others, and must not hold a CPU that they need. So it takes a tiny
+    # share of a resource that every cluster has and nothing else uses.
+    return PlacementGroupFactory([{"node:__internal_head__": 0.0001}])
+
+
+def free_trial(trial: Any) -> None:
+    """Free what Ray would hold of an attempt that has ended, and write to its snapshots."""
+    trial.config.clear()
+    trial.evaluated_params.clear()
+    trial.metric_analysis.clear()
+    trial.metric_n_steps.clear()
+    trial.run_metadata.last_result = {"ended": True}  # Ray prints a line if it is empty
+    trial.experiment_tag = ""
+    # A result requested when the process started: reading it would wait for the process.
+    trial._default_result_or_future = None
+
+
+def read_error(trial: Any) -> BaseException | None:
+    """Return the error of one of Ray's trials; None if Ray kept none."""
+    # Ray's own accessor reads the uploaded copy, which does not exist before a snapshot
+    file = trial.pickled_error_file
+    return cloudpickle.loads(Path(file).read_bytes()) if file else None
+
+
+def describe_failure(error: BaseException | None) -> AttemptFailure:
+    """Return why an attempt ended, by what Ray says."""
+    raised = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(raised, AttemptError):
+        return AttemptFailure(raised.cause, str(raised), str(error), outage=raised.outage)
+    if isinstance(error, RayTaskError) or not isinstance(error, RayActorError):
+        reason = f"{type(raised).__name__}: {raised}" if raised else "unknown"
+        return AttemptFailure("own", reason, str(error))
+    node_died = NODE_DIED in str(error)
+    is_lost = node_died or error.preempted or isinstance(error, ActorUnavailableError)
+    reason = "the trial's process died (killed, out of memory, or crashed)"
+    return AttemptFailure("lost" if is_lost else "died", reason, str(error), node_died)

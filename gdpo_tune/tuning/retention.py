@@ -1,0 +1,144 @@
+"""Checkpoints that stay on disk once a trial, or a sweep, has ended (`keep:`).
+
+A trial leaves its last checkpoint, and those before it that may be on the front. While the sweep
+runs these are at most as many, over all trials, as `search.checkpoints.budget` has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gdpo_tune.analysis.merge_choice import rank_checkpoints
+from gdpo_tune.analysis.replicates import pool_trials
+from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.http import PATIENCE
+from gdpo_tune.core.trial_files import MARKER, sort_checkpoints
+from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.sweep_store import SweepStore
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.machine import list_evaluated_steps
+from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoint, remove_all_but
+
+
+def delete_unkept_checkpoints(ledger: Ledger) -> None:
+    """Delete the checkpoints of finished trials that `keep:` does not name.
+
+    A kept trial keeps all files of its last checkpoint. Unfinished trials keep theirs, and pruned
+    ones under `keep: all` their newest one. A merge on the front keeps the policies of its parts.
+    Trials before an accepted change of content keep what they have: their front is not known here.
+    """
+    records = [r for r in ledger.get_records() if not r.is_open and r.is_comparable]
+    kept = select_kept_trials(ledger, records)
+    parts = {part for record in records if record.number in kept for part in record.parts}
+    paths: dict[int, set[Path]] = {}
+    for record in records:
+        checkpoint = record.checkpoint
+        if record.state == "pruned":
+            checkpoint = find_newest(ledger, ledger.get_trial_directory(record.number))
+        paths[record.number] = {checkpoint} if checkpoint and record.number in kept else set()
+    for part in parts:
+        paths[part.trial].add(ledger.get_checkpoint(part.trial, part.step))
+    _keep_only(ledger, paths)
+    ledger.refresh_checkpoints([record.number for record in records])
+
+
+def trim_ended_trial(ledger: Ledger, record: TrialRecord) -> TrialRecord:
+    """Delete the checkpoints that no later decision needs of a trial that has ended; return it.
+
+    The last checkpoint of a complete trial stays: until the end of the sweep, the trial may join
+    the front. Of a pruned trial the newest one stays under `keep: all`, and nothing else. An object
+    store that does not answer keeps them until the end of the sweep.
+    """
+    keep, directory = ledger.spec.keep, ledger.get_trial_directory(record.number)
+    paths: dict[int, set[Path]] = {record.number: set()}
+    if record.state == "complete" and keep != "none":
+        paths = _select_promising(ledger, record)
+    elif record.state == "pruned" and keep == "all":
+        newest = find_newest(ledger, directory)
+        paths[record.number] = {newest} if newest else set()
+    with suppress(StoreUnreachableError):
+        _keep_only(ledger, paths, patience=0.0)
+    ledger.refresh_checkpoints(list(paths))
+    return ledger.get_record(record.number)
+
+
+def list_kept_steps(
+    spec: SweepSpec, records: Sequence[TrialRecord], record: TrialRecord
+) -> tuple[int, ...]:
+    """Return the steps before the end whose checkpoints a trial keeps while it runs.
+
+    A search trial keeps those at which it is evaluated, a replicate those that a fresh seed of a
+    candidate needs. A member of a population may take over another training, so it keeps none.
+    """
+    if record.role == "search":
+        return tuple(list_evaluated_steps(spec))
+    if record.replicate_of is None or record.parts or not spec.has_candidates:
+        return ()
+    parts = (part for other in records for part in other.parts)
+    # a configuration may have been trained under several numbers
+    steps = {part.step for part in parts if records[part.trial].params == record.params}
+    return tuple(sorted(step for step in steps if step < spec.training.steps))
+
+
+def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]]:
+    """Return the checkpoints that stay of `ended`, and of each trial that now keeps fewer.
+
+    Those before the end are the first in `rank_checkpoints`, as many as the budget has left, those
+    of candidates, and those of replicates.
+    """
+    records, spec = ledger.get_records(), ledger.spec
+    evaluated = [part for record in records for part in record.parts]
+    spent = sum(record.role == "checkpoint" for record in records)
+    ranked = rank_checkpoints(records, spec.list_objectives(), spec.meets_constraints)
+    waiting = [part for part in ranked if part not in evaluated]
+    left = max(0, spec.search.checkpoints.budget - spent)
+    promising = {(part.trial, part.step) for part in (*waiting[:left], *evaluated)}
+    paths: dict[int, set[Path]] = {}
+    for record in records:
+        if not record.is_comparable:
+            continue
+        steps = record.kept_steps
+        if record.replicate_of is None:
+            steps = tuple(step for step in steps if (record.number, step) in promising)
+        if record.number == ended.number or steps != record.kept_steps:
+            kept = {ledger.get_checkpoint(record.number, step) for step in steps}
+            paths[record.number] = kept | ({record.checkpoint} if record.checkpoint else set())
+    return paths
+
+
+def _keep_only(ledger: Ledger, paths: Mapping[int, set[Path]], patience: float = PATIENCE) -> None:
+    """Delete all checkpoints of these trials but the given ones, in the store too.
+
+    Raises:
+        StoreUnreachableError: the object store does not answer; nothing is deleted on disk.
+    """
+    if ledger.spec.address:
+        names = {number: {path.name for path in kept} for number, kept in paths.items()}
+        SweepStore(ledger.spec, patience=patience).keep_only(names)
+    for number, kept in paths.items():
+        remove_all_but(ledger.get_trial_directory(number), *kept)
+        record = ledger.get_record(number)
+        for path in kept - {record.checkpoint} if record.state == "complete" else ():
+            drop_optimizer(path)
+
+
+def find_newest(ledger: Ledger, directory: Path) -> Path | None:
+    """Return the newest complete checkpoint; on an object store, the local copy of its marker."""
+    if not ledger.spec.address:
+        return find_newest_checkpoint(directory)
+    markers = directory.glob(f"*/{MARKER}")
+    names = sort_checkpoints(f"{path.parent.name}/{MARKER}" for path in markers)
+    return directory / names[0] if names else None
+
+
+def select_kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[int]:
+    """Return the numbers of the trials whose last checkpoint stays."""
+    everything = {record.number for record in records}
+    if ledger.spec.keep != "front":
+        return everything if ledger.spec.keep == "all" else set()
+    points = pool_trials(records, ledger.spec.list_objectives())
+    # Constraints may change on a finished sweep: an empty front is no reason to delete everything.
+    return {number for p in points if p.is_on_front for number in p.numbers} or everything

@@ -1,0 +1,230 @@
+"""Samplers: one function builds the `SamplerFactory` of each.
+
+Constraints reach a sampler as constraint values on every trial of its study. So no factory needs to
+pass them on.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from optuna import Study
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import (
+    BaseSampler,
+    GPSampler,
+    NSGAIIISampler,
+    NSGAIISampler,
+    RandomSampler,
+    TPESampler,
+)
+from optuna.trial import FrozenTrial, TrialState
+
+from gdpo_tune.analysis.pareto import compute_contributions
+from gdpo_tune.core.trials import Objective
+from gdpo_tune.ledger import convert_to_distribution
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.startup import list_spanning_weights
+
+NEVER = sys.maxsize
+"""The start-up of a sampler without a model."""
+FIRST_GENERATION = {f"{kind.__name__}:generation": 0 for kind in (NSGAIISampler, NSGAIIISampler)}
+"""Attributes by which Optuna's genetic algorithms accept a trial as a parent."""
+BOX_SHARE = 0.5
+"""Share of the proposals that come from a box."""
+BOX_STARTUP = 10
+"""Number of complete trials before the first box: earlier, the front still moves much."""
+BOX_SIDE = 0.3
+"""Side of a box, as a share of a continuous parameter's range, on the range's own scale."""
+CANDIDATES = 512
+"""Starting points of a proposal's search; Optuna's 2048 cost as much as the search itself."""
+DRAWS = 64
+"""Draws of the posterior that are averaged; Optuna's 128 double the CPU time."""
+
+
+@dataclass(frozen=True)
+class SamplerFactory:
+    """Factory of a sampler, and its start-up."""
+
+    build: Callable[[int], BaseSampler]
+    """Function from a seed to a new Optuna sampler."""
+    startup: int
+    """Number of complete configurations from which the sampler's model proposes."""
+    quasi_random: bool
+    """True if the start-up is our Sobol sequence, False if the sampler has its own start-up."""
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Attributes that a trial needs to count, if the sampler did not propose it."""
+
+    @property
+    def has_model(self) -> bool:
+        """True if the sampler ever learns from a trial."""
+        return self.startup < NEVER
+
+
+class GaussianProcess(GPSampler):
+    """Optuna's Gaussian process, every other proposal in a box around a member of the front.
+
+    Expected hypervolume improvement over the whole space favours its corners, where the process is
+    least certain. If the optimum is inside the space, a short search spends most of its trials
+    there. A box around a configuration that adds to the hypervolume keeps half of the proposals
+    near good configurations, as trust regions do.
+
+    It uses one thread: its tensors are tiny. On two busy cores threads triple the CPU time of a
+    proposal and take it from the trials.
+
+    Source: Daulton et al. 2022, Multi-objective Bayesian optimization over high-dimensional search
+    spaces (MORBO): boxes around members of the front that contribute to the hypervolume.
+    """
+
+    def __init__(self, objectives: Sequence[Objective], seed: int, startup: int) -> None:
+        """Set up the sampler of one proposal: random before `startup` complete trials.
+
+        The references of the study's objectives define the hypervolume.
+        """
+        super().__init__(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+        self._n_preliminary_samples = CANDIDATES
+        self._n_qmc_samples_ehvi = DRAWS
+        self._objectives = objectives
+        self._box_rng = np.random.default_rng(seed)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Propose values, with torch limited to one thread meanwhile."""
+        import torch
+
+        if self._box_rng.random() < BOX_SHARE:
+            search_space = self._restrict_to_box(study, search_space)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return super().sample_relative(study, trial, search_space)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _restrict_to_box(
+        self, study: Study, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, BaseDistribution]:
+        """Return a box around a random trial that adds to the hypervolume; all if none does."""
+        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(trials) < BOX_STARTUP:
+            return search_space
+        allowed = [
+            t for t in trials if all(violation <= 0 for violation in (t.constraints or {}).values())
+        ]
+        gains = compute_contributions([t.values for t in allowed], self._objectives)
+        if not gains.any():
+            return search_space
+        centre = allowed[self._box_rng.choice(np.flatnonzero(gains))].params
+        return {name: shrink_around(centre[name], domain) for name, domain in search_space.items()}
+
+
+def shrink_around(value: Any, domain: BaseDistribution) -> BaseDistribution:
+    """Return the part of a continuous range near `value`; any other domain unchanged."""
+    if not isinstance(domain, FloatDistribution) or domain.step is not None:
+        return domain
+    scale, unscale = (math.log, math.exp) if domain.log else (float, float)
+    low, high = scale(domain.low), scale(domain.high)
+    half = BOX_SIDE / 2 * (high - low)
+    return FloatDistribution(
+        max(domain.low, unscale(scale(value) - half)),
+        min(domain.high, unscale(scale(value) + half)),
+        log=domain.log,
+    )
+
+
+def build_gp(spec: SweepSpec) -> SamplerFactory:
+    """Build the Gaussian process: one for each objective, expected hypervolume improvement.
+
+    It accounts for running trials and for constraints.
+    """
+    objectives, startup = spec.list_objectives(), count_startup_trials(spec)
+    return SamplerFactory(
+        lambda seed: GaussianProcess(objectives, seed, startup), startup, quasi_random=True
+    )
+
+
+class ParzenEstimator(TPESampler):
+    """Optuna's TPE sampler with given dimensions.
+
+    Every entry of the study has all of them. Optuna would compare the dimensions of all entries for
+    each proposal, which takes half of its time with thousands of entries.
+    """
+
+    def __init__(self, dimensions: Mapping[str, BaseDistribution], seed: int, startup: int) -> None:
+        """Set up the sampler of one proposal: random before `startup` complete trials."""
+        super().__init__(seed=seed, n_startup_trials=startup, multivariate=True)
+        self._dimensions = dimensions
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return every dimension with more than one value, by name, as Optuna orders them."""
+        ordered = sorted(self._dimensions.items())
+        return {name: dimension for name, dimension in ordered if not dimension.single()}
+
+
+def build_tpe(spec: SweepSpec) -> SamplerFactory:
+    """Build the multi-objective tree-structured Parzen estimator over all dimensions jointly."""
+    startup = count_startup_trials(spec)
+    dimensions = {
+        name: convert_to_distribution(domain)
+        for name, domain in spec.space.searched_domains.items()
+    }
+    return SamplerFactory(
+        lambda seed: ParzenEstimator(dimensions, seed, startup), startup, quasi_random=True
+    )
+
+
+def build_nsga2(spec: SweepSpec) -> SamplerFactory:
+    """Build the genetic algorithm with crowding distance; its first generation is uniform."""
+    population = choose_population_size(spec)
+    return SamplerFactory(
+        lambda seed: NSGAIISampler(seed=seed, population_size=population),
+        population,
+        quasi_random=False,
+        attrs=FIRST_GENERATION,
+    )
+
+
+def build_nsga3(spec: SweepSpec) -> SamplerFactory:
+    """Build the genetic algorithm with reference points; its first generation is uniform."""
+    population = choose_population_size(spec)
+
+    def build(seed: int) -> BaseSampler:
+        with warnings.catch_warnings():
+            # "experimental" since 2023; the version of Optuna is capped
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return NSGAIIISampler(seed=seed, population_size=population)
+
+    return SamplerFactory(build, population, quasi_random=False, attrs=FIRST_GENERATION)
+
+
+def build_random(_: SweepSpec) -> SamplerFactory:
+    """Build the sampler that draws uniformly over the space, without a model."""
+    return SamplerFactory(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=False)
+
+
+def build_qmc(_: SweepSpec) -> SamplerFactory:
+    """Build our Sobol sequence to the end, more even than uniform draws, without a model."""
+    return SamplerFactory(lambda seed: RandomSampler(seed=seed), NEVER, quasi_random=True)
+
+
+def count_startup_trials(spec: SweepSpec) -> int:
+    """Return the trials before a model: few, since with four it beats chance (docs/search.md).
+
+    All points that merges need are among them.
+    """
+    return max(len(list_spanning_weights(spec)), min(10, max(4, spec.search.trials // 8)))
+
+
+def choose_population_size(spec: SweepSpec) -> int:
+    """Choose a generation's size, small enough for several generations within the sweep."""
+    return min(50, max(4, spec.search.trials // 5))

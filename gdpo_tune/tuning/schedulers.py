@@ -1,0 +1,190 @@
+"""Base class of the schedulers, and the order of trials by dominance that they share.
+
+A trial that meets the constraints comes before one that does not; among infeasible trials, the
+closer one comes first. Feasible trials are ordered front by front. Within a front, every prefix of
+the order covers the front evenly. No metric is preferred.
+
+Below, everything is a loss (smaller is better), and values are finite. Shapes: T trials, M
+objectives, C constraints; `losses` are `[T, M]`, `violation` is the total of each trial `[T]`, and
+`rank` is as from `compute_ranks`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import moocore
+import numpy as np
+from numpy.typing import NDArray
+
+from gdpo_tune.analysis.pareto import Floats
+from gdpo_tune.core.trials import Rung, TrialRecord
+from gdpo_tune.ledger import Ledger, compute_violation
+from gdpo_tune.spec import SweepSpec
+
+Verdict = Literal["continue", "stop", "pause"]
+Ranks = NDArray[np.int64]
+
+
+class Scheduler:
+    """Scheduler `fifo`: every trial runs to its end. Subclasses override its decisions."""
+
+    promotes_beyond_budget = False
+    """True if waiting trials continue after the budget is spent, as running ones do."""
+    ends_at_evaluations = False
+    """True if a trial always ends its process after an evaluation step, and waits."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
+        """Return the steps at which a trial must be evaluated."""
+        return ()
+
+    def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+        """Return the verdict on a trial after a rung that is in the ledger.
+
+        A scheduler is rebuilt by judging every rung again in the order of their recording, except
+        those for `replay`. A second call for the same rung gives the same answer.
+        """
+        return "continue"
+
+    def replay(self, record: TrialRecord, rung: Rung) -> None:
+        """Take in a rung of a trial that has ended, which needs no verdict any more."""
+
+    def find_promotable(self, *, alone: bool = False) -> int | None:
+        """Return the number of the waiting trial that may continue now; None if there is none.
+
+        `alone` says that no other trial can be started at present.
+        """
+        return None
+
+    def promote(self, number: int) -> None:
+        """Note that a trial no longer waits."""
+
+    def explain(self, number: int, rung: Rung) -> str:
+        """Explain in one line why a trial does not continue from a rung."""
+        return f"stopped at rung {rung.completions:,}"
+
+
+def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the values of the objectives, and the excess over each constraint (see `Rungs`)."""
+    means = {name: metric.mean for name, metric in rung.validation.items()}
+    excess = (compute_violation(bound, means[name]) for name, bound in spec.constraints.items())
+    return tuple(means[name] for name in spec.objectives), tuple(excess)
+
+
+def find_first(
+    losses: Floats, broken: Floats, rank: Ranks, candidates: NDArray[np.int64], room: int
+) -> int | None:
+    """Return the candidate that is first in the order of all trials; None if it is too late.
+
+    Candidates, at least one, and the result are rows; `room` is the first place, counted from 0,
+    that is too late. Equal trials stand in the order of their rows. Only the candidate's front is
+    ordered, and only if the place within it matters.
+    """
+    lead = candidates[np.lexsort((candidates, rank[candidates], broken[candidates]))[0]]
+    level = broken == broken[lead]
+    ahead = np.count_nonzero((broken < broken[lead]) | (level & (rank < rank[lead])))
+    if ahead >= room:
+        return None
+    front = np.flatnonzero(level & (rank == rank[lead]))
+    is_candidate = np.isin(front, candidates)
+    if ahead + len(front) <= room and np.count_nonzero(is_candidate) == 1:
+        return int(lead)
+    place = np.where(is_candidate, order_evenly(losses[front]), len(losses))
+    return int(front[place.argmin()]) if ahead + place.min() < room else None
+
+
+def compute_ranks(losses: Floats, broken: Floats) -> Ranks:
+    """Compute the front of each trial, `int[T]`, counted from 0; 0 for an infeasible trial."""
+    rank = np.zeros(len(losses), dtype=np.int64)
+    if (broken == 0).any():
+        rank[broken == 0] = moocore.pareto_rank(losses[broken == 0])
+    return rank
+
+
+def update_ranks(losses: Floats, broken: Floats, rank: Ranks) -> None:
+    """Update in place ranks that are right for all but the last trial, with few comparisons.
+
+    Trials of its front that it dominates move one front back, and push others there back in turn.
+
+    Source: Li et al. 2017, Efficient nondomination level update method for steady-state
+    evolutionary multiobjective optimization.
+    """
+    last = len(losses) - 1
+    if broken[last] > 0:
+        rank[last] = 0
+        return
+    front = rank[find_dominating(losses, broken, last)].max(initial=-1) + 1
+    rank[last] = front
+    behind = np.flatnonzero(find_dominating(-losses, broken, last))
+    moved = np.array([last])
+    while moved.size:
+        peers = behind[rank[behind] == front]
+        moved = peers[find_dominated(losses[moved], losses[peers])]
+        front += 1
+        rank[moved] = front
+
+
+def find_dominated(some: Floats, others: Floats) -> NDArray[np.bool_]:
+    """Find which of the others `[B, M]` any of some `[A, M]` dominates, `bool[B]`."""
+    no_worse = np.ones((len(some), len(others)), dtype=np.bool_)
+    better = np.zeros_like(no_worse)
+    for column, other in zip(some.T, others.T, strict=True):
+        no_worse &= column[:, np.newaxis] <= other
+        better |= column[:, np.newaxis] < other
+    return np.logical_or.reduce(no_worse & better)
+
+
+def sum_excess(excess: Floats) -> Floats:
+    """Sum each trial's excess `[T, C]` over all constraints, `float[T]`; 0: it meets them.
+
+    The largest excess over a constraint is its unit, so that no constraint outweighs another.
+    """
+    total = np.zeros(len(excess))
+    for column in np.clip(excess, 0, None).T:
+        largest = column.max(initial=0)
+        if largest > 0:
+            total += column / largest
+    return total
+
+
+def find_dominating(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
+    """Find the trials that dominate trial `row`, `bool[T]`.
+
+    A feasible trial dominates an infeasible one; of two infeasible ones, the one with less total
+    excess dominates.
+    """
+    if broken[row] > 0:
+        return broken < broken[row]
+    no_worse, better = broken == 0, np.zeros(len(losses), dtype=np.bool_)
+    # one objective at a time: numpy is slow at reducing an axis as short as M
+    for column, value in zip(losses.T, losses[row], strict=True):
+        no_worse &= column <= value
+        better |= column < value
+    return no_worse & better
+
+
+def order_evenly(front: Floats) -> NDArray[np.int64]:
+    """Order a front so that every prefix covers it evenly; return each member's place, `int[T]`.
+
+    First the best of each objective, then always the member farthest from those already placed
+    (Euclidean, each objective scaled to [0, 1] over the front); ties go to the earlier row.
+
+    Source: the epsilon-net of Schmucker et al. 2021, Multi-objective asynchronous successive
+    halving, section 4.2.
+    """
+    spread = np.ptp(front, axis=0)
+    scaled = (front - front.min(axis=0)) / np.where(spread > 0, spread, 1)
+    order = list(dict.fromkeys(scaled.argmin(axis=0).tolist()))
+    nearest = np.full(len(scaled), np.inf)
+    for index in range(len(scaled)):
+        if index == len(order):
+            order.append(int(nearest.argmax()))
+        member = order[index]
+        nearest = np.minimum(nearest, ((scaled - scaled[member]) ** 2).sum(axis=1))
+        nearest[member] = -1
+    place = np.empty(len(scaled), dtype=np.int64)
+    place[order] = np.arange(len(scaled))
+    return place

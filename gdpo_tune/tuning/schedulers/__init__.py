@@ -1,1 +1,0 @@
-"""Schedulers that stop trials early: one class each, built from the ledger."""
