@@ -320,7 +320,7 @@ def find_problems(spec: SweepSpec, file: str) -> Iterator[UsageError]:
         yield error
 
 
-def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
+def preflight(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
     """Start what trials need, and describe it; refuse at once what would fail all of them.
 
     Raises:
@@ -334,7 +334,7 @@ def probe_environment(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str
     """
     from gdpo_tune.core import task_files
     from gdpo_tune.policies.load_policy import check_policy_available
-    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
+    from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.tasks.dataset import check_data
     from gdpo_tune.tracking import check_server
 
@@ -364,8 +364,8 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     from gdpo_tune.core import task_files
 
     if task_files.is_task_file(spec.task):
+        from gdpo_tune.policies.prompt_choice import load_local_tokenizer
         from gdpo_tune.policies.prompt_format import PromptFormat
-        from gdpo_tune.policies.prompts import load_local_tokenizer
         from gdpo_tune.tasks.task_process import check_rewards
 
         turns = task.problems("train", 1, 0)[0].turns
@@ -389,7 +389,7 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
 
 
 def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
-    """Prepare a training in so many processes without a search; see `probe_environment`."""
+    """Prepare a training in so many processes without a search; see `preflight`."""
     from gdpo_tune.spec import check_resources, list_sandbox_warnings, settle_pack
 
     spec = settle_pack(spec, 1)  # no other trial shares this process
@@ -398,7 +398,7 @@ def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
     check_resources(spec)
     for warning in list_sandbox_warnings(spec):
         print(f"warning: {warning}", file=sys.stderr)
-    for name, value in probe_environment(spec, tracked=False).items():
+    for name, value in preflight(spec, tracked=False).items():
         print(f"{name}: {value}")
 
 

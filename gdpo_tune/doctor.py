@@ -163,7 +163,7 @@ def _check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
         problems = [*needs, *cli.find_problems(spec, file)]
         if not spec.address and not os.access(place, os.W_OK):
             problems += [f"{place} is not writable\n    fix: name another one with storage:"]
-        found = {} if problems else cli.probe_environment(settle_pack(spec, 1))
+        found = {} if problems else cli.preflight(settle_pack(spec, 1))
         if not problems:
             text = ", ".join((f"{file} could start", *map(": ".join, found.items())))
             yield _build_row("file", text, fine=True)

@@ -335,7 +335,7 @@ def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
     Raises:
         PolicyError: the policy's tokenizer is not on this machine.
     """
-    from gdpo_tune.policies.prompts import load_local_tokenizer
+    from gdpo_tune.policies.prompt_choice import load_local_tokenizer
 
     tokenizer: Any = load_local_tokenizer(spec.policy, spec.model.revision)
     if tokenizer is None:
@@ -370,7 +370,7 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
         except GdpoTuneError:
             raise
         except Exception as error:  # of a user's own class
-            reason = f"score() raised {task_files.describe_error(error)}, which ends a trial"
+            reason = f"score() raised {task_files.describe_task_error(error)}, which ends a trial"
             raise TaskFileError(f"{spec.task}: {reason}") from error
         for index, text in enumerate(batch):
             details = [describe_result(scores.results[index])] if scores.results else []

@@ -161,7 +161,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     use is refused, and too small a share of a GPU of this machine.
     """
     from gdpo_tune.policies.load_policy import describe_policy, measure_policy
-    from gdpo_tune.policies.prompts import check_template_kwargs, read_chat_template
+    from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
 
     cli.set_written_variables(spec)
@@ -219,7 +219,7 @@ def print_environment(spec: SweepSpec, file: str = "") -> None:
     others = () if address else list_other_sweeps()
     for warning in (*list_sandbox_warnings(spec), *others):
         print(f"warning: {warning}", file=sys.stderr)
-    for name, value in cli.probe_environment(spec).items():
+    for name, value in cli.preflight(spec).items():
         print(f"{name}: {value}")
 
 

@@ -46,7 +46,7 @@ def _describe_default(name: str, field: FieldInfo) -> str:
     if field.default == schedule_spec.EVERY_OCCASION:
         return "all"
     if field.default and _describe_values(field) == DURATION:
-        return f"`{schedule_spec.format_duration(field.default)}`"
+        return f"`{schedule_spec.format_period(field.default)}`"
     return describe_default(name, field)
 
 

@@ -34,12 +34,12 @@ def parse_duration(text: Any) -> int:
     counts = zip(match.groups(), UNITS.values(), strict=True)
     seconds = sum(int(count or 0) * size for count, size in counts)
     if not SHORTEST <= seconds <= LONGEST:
-        bounds = f"{format_duration(SHORTEST)} to {format_duration(LONGEST)}"
+        bounds = f"{format_period(SHORTEST)} to {format_period(LONGEST)}"
         raise build_refusal(f"must be {bounds}", f"write a length of time of {bounds}")
     return seconds
 
 
-def format_duration(seconds: float) -> str:
+def format_period(seconds: float) -> str:
     """Return seconds as a text such as `1d12h`; `0s` for none."""
     rest, parts = round(seconds), ""
     for unit, size in UNITS.items():

@@ -28,7 +28,7 @@ from gdpo_tune.clusters.backends.base import (
 )
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
 from gdpo_tune.clusters.outcome import describe_figures, read_figures
-from gdpo_tune.clusters.schedule_spec import format_duration
+from gdpo_tune.clusters.schedule_spec import format_period
 from gdpo_tune.clusters.schedule_state import (
     ACTIVE,
     DAY,
@@ -279,7 +279,7 @@ class Scheduler:
             else TICK_TOLERANCE
         )
         if now - latest > grace:
-            late, allowed = (format_duration(d.total_seconds()) for d in (now - latest, grace))
+            late, allowed = (format_period(d.total_seconds()) for d in (now - latest, grace))
             return self._skip(due, "missed", f"{late} late, {allowed} allowed")
         if earlier:
             reason = f"{self.name_run(latest)} replaces all of them"
@@ -422,7 +422,7 @@ class Scheduler:
         if run.stop_reason:
             return None
         if longest and self.clock() - run.began >= timedelta(seconds=longest):
-            return self._request_stop(run, f"max_runtime = {format_duration(longest)} is over")
+            return self._request_stop(run, f"max_runtime = {format_period(longest)} is over")
         if queued is not None and policy.overlap == "replace":
             return self._request_stop(run, f"{self.name_run(queued)} replaces it")
         return None

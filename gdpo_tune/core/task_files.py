@@ -152,7 +152,9 @@ def _load_module(file: str, task: str) -> Any:
         raise
     except BaseException as error:  # a user's file may raise anything
         del sys.modules[name]
-        raise TaskFileError(f"{task}: running the file raised {describe_error(error)}") from error
+        raise TaskFileError(
+            f"{task}: running the file raised {describe_task_error(error)}"
+        ) from error
     finally:
         sys.path.remove(directory)
         if directory not in sys.path:
@@ -160,7 +162,7 @@ def _load_module(file: str, task: str) -> Any:
     return module
 
 
-def describe_error(error: BaseException) -> str:
+def describe_task_error(error: BaseException) -> str:
     """Return an error in one line with its place: `KeyError: 1 (mine.py, line 3)`.
 
     The place is that of wrong syntax, or the innermost one in a user's own file.

@@ -310,7 +310,7 @@ class Part:
     """Share in the weighted mean of weights; a candidate's parts sum to 1."""
 
 
-def check_weights(weights: Sequence[float]) -> None:
+def check_part_weights(weights: Sequence[float]) -> None:
     """Refuse weights of parts that do not sum to 1.
 
     Raises:

@@ -33,12 +33,12 @@ from gdpo_tune.exporters.runtime_prompts import (
     list_facts,
     write_rows,
 )
-from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.policies.prompts import (
+from gdpo_tune.policies.prompt_choice import (
     choose_instructions,
     choose_prompt_format,
     load_local_tokenizer,
 )
+from gdpo_tune.policies.prompt_format import PromptFormat
 
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""

@@ -22,8 +22,8 @@ from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
-from gdpo_tune.policies.load_policy import count_positions, list_end_tokens, read_own_decoding
-from gdpo_tune.policies.prompts import list_own_tags, load_local_tokenizer, read_chat_template
+from gdpo_tune.policies.load_policy import list_end_tokens, read_own_decoding, read_position_limit
+from gdpo_tune.policies.prompt_choice import list_own_tags, load_local_tokenizer, read_chat_template
 from gdpo_tune.results.retrain import Parent, TrainingRequest
 from gdpo_tune.results.transfer import Transfer
 from gdpo_tune.spec import SweepSpec
@@ -248,7 +248,7 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
         policy=policy,
         policy_name=spec.policy,
         is_chat=read_chat_template(*origin) != "",
-        positions=count_positions(*origin),
+        positions=read_position_limit(*origin),
         own_decoding=own,
         end_tokens=list_end_tokens(tokenizer, own.get("eos_token_id")) if own and tokenizer else (),
         rewards=tuple(

@@ -17,7 +17,7 @@ from gdpo_tune.exporters import library
 from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
 from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.runtime_prompts import build_verl_row
-from gdpo_tune.policies.prompts import find_text_prefix
+from gdpo_tune.policies.prompt_choice import find_text_prefix
 
 AGGREGATION = {
     "dapo": "token-mean",

@@ -226,7 +226,7 @@ def turn_off_dropout(model: PreTrainedModel) -> None:
                     setattr(owner, key, 0.0)
 
 
-def count_positions(name: str, revision: str = "") -> int | None:
+def read_position_limit(name: str, revision: str = "") -> int | None:
     """Return how many tokens a policy reads and writes; None if no file on this machine says so."""
     directory = find_local_directory(name, revision)
     config = None if directory is None else _read_json(name, directory / "config.json")

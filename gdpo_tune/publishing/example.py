@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdpo_tune.core import task_files
+from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_tokenizer
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
-from gdpo_tune.policies.prompts import choose_prompt_format, load_local_tokenizer
 from gdpo_tune.spec import SweepSpec
 
 PLACEHOLDER = "YOUR PROMPT"

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
+from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.metrics import COST_METRICS
@@ -81,11 +82,16 @@ EnvironmentName = Annotated[
     ),
 ]
 
+if TYPE_CHECKING:
+    PlainScheduler = Literal["fifo"]
+else:  # also those that a line of the registry adds
+    PlainScheduler = Literal[tuple(n for n in registry.SCHEDULERS if n not in ("asha", "pbt"))]
+
 
 class FifoSettings(Section):
     """First in, first out: no trial is stopped early."""
 
-    type: Literal["fifo"] = "fifo"
+    type: PlainScheduler = "fifo"
     """One of the schedulers below."""
 
 

@@ -35,7 +35,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.task_files import describe_error
+from gdpo_tune.core.task_files import describe_task_error
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import (
     MOST_FAILED,
@@ -211,7 +211,7 @@ class RewardFunctionTask(CloseableResource):
         except TrialFailure:
             raise
         except BaseException as error:  # a user's function may raise anything
-            raise CallError(describe_error(error)) from error
+            raise CallError(describe_task_error(error)) from error
         return CallResult(values, logged, columns)
 
     @functools.cached_property

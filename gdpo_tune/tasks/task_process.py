@@ -362,7 +362,7 @@ def serve(descriptor: int) -> None:
         except BaseException as raised:  # a user's class may raise anything
             _logger.debug("a task raised", exc_info=True)
             kind = TrialFailure if method == "score" else TaskFileError
-            error = kind(f"{name}: {method}() raised {task_files.describe_error(raised)}")
+            error = kind(f"{name}: {method}() raised {task_files.describe_task_error(raised)}")
         if os.getpid() != process:  # a fork that a reward function made and forgot
             os._exit(0)
         try:

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gdpo_tune.core.system import clear_rendezvous
-from gdpo_tune.training.adam_8bit import is_8bit, reduce_precision, restore_precision
+from gdpo_tune.training import adam_8bit
 
 T = TypeVar("T")
 
@@ -193,8 +193,9 @@ def gather_optimizer(optimizer: Any) -> dict[str, Any]:
     state: dict[str, Any] = optimizer.state_dict()
     whole: dict[int, dict[str, Any]] = {}
     for number, entries in state["state"].items():
-        if is_8bit(optimizer):  # one weight at a time, because all of them may not fit in 32 bits
-            whole[number] = _gather_entries(restore_precision(entries), on_cpu=True)
+        if adam_8bit.is_8bit(optimizer):
+            # one weight at a time, because all of them may not fit in 32 bits
+            whole[number] = _gather_entries(adam_8bit.restore_precision(entries), on_cpu=True)
         else:
             whole[number] = _gather_entries(entries)
     return {**state, "state": whole}
@@ -207,9 +208,9 @@ def load_optimizer(optimizer: Any, whole: Mapping[str, Any]) -> None:
         number: {key: _divide_like(value, weights[number]) for key, value in entries.items()}
         for number, entries in whole["state"].items()
     }
-    if is_8bit(optimizer):
+    if adam_8bit.is_8bit(optimizer):
         state = {
-            number: reduce_precision(optimizer, weights[number], entries)
+            number: adam_8bit.reduce_precision(optimizer, weights[number], entries)
             for number, entries in state.items()
         }
     optimizer.load_state_dict({**whole, "state": state})

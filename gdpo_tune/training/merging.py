@@ -28,7 +28,7 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, MARKER
-from gdpo_tune.core.trials import check_weights
+from gdpo_tune.core.trials import check_part_weights
 from gdpo_tune.policies.load_policy import INITIAL_FILE, read_initial_policy
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, link_or_copy, read_checkpoint
@@ -64,7 +64,7 @@ def check_parts(parts: Sequence[TrainedPart], initial: str = "") -> None:
             initial policy.
     """
     try:
-        check_weights([part.weight for part in parts])
+        check_part_weights([part.weight for part in parts])
     except ValueError as error:
         raise TrialFailure(str(error)) from None
     directories = [read_checkpoint(part.checkpoint).path for part in parts]

@@ -24,8 +24,8 @@ from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.load_policy import hash_policy, keep_form, load_policy, save_initial_policy
+from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.policies.prompts import choose_prompt_format
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.training.engine import OF_PROCESS, EnginePool
 from gdpo_tune.training.trl_arguments import choose_weights_dtype

@@ -16,7 +16,7 @@ from gdpo_tune.analysis.merge_choice import (
     read_merges,
 )
 from gdpo_tune.analysis.pareto import compute_loss_hypervolume
-from gdpo_tune.core.trials import Cost, Estimate, Objective, Part, Rung, check_weights
+from gdpo_tune.core.trials import Cost, Estimate, Objective, Part, Rung, check_part_weights
 from tests.support.analysis import GOALS, build_trial
 
 LINE = ((0.1, 0.9), (0.5, 0.5), (0.9, 0.1))
@@ -57,7 +57,7 @@ def test_merges_are_new_and_their_weights_sum_to_1(points, most_parts, state):
         assert 2 <= len(parts) <= most_parts
         assert all(part.step == 60 and part.weight > 0 for part in parts)
         assert parts == tuple(sorted(parts, key=lambda part: part.trial))
-        check_weights([part.weight for part in parts])
+        check_part_weights([part.weight for part in parts])
         assert parts not in tried
         tried.add(parts)
         mixture = get_mixture(parts)

@@ -10,7 +10,7 @@ from gdpo_tune.clusters.schedule_reference import fill_page
 from gdpo_tune.clusters.schedule_spec import (
     BACKEND_SETTINGS,
     ScheduleSettings,
-    format_duration,
+    format_period,
     list_sections,
     parse_duration,
 )
@@ -72,7 +72,7 @@ def test_every_backend_has_settings_and_code():
 )
 def test_lengths_of_time(text, seconds):
     assert parse_duration(text) == seconds
-    assert parse_duration(format_duration(seconds)) == seconds
+    assert parse_duration(format_period(seconds)) == seconds
 
 
 @pytest.mark.parametrize(

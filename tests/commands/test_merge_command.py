@@ -64,7 +64,7 @@ class FakeMerging:
 def fake(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gdpo_tune.spec, "check_resources", lambda spec: None)
-    monkeypatch.setattr(cli, "probe_environment", lambda spec, tracked: {"sandbox": "fake"})
+    monkeypatch.setattr(cli, "preflight", lambda spec, tracked: {"sandbox": "fake"})
     merging = FakeMerging()
     monkeypatch.setattr(gdpo_tune.training, "train", merging, raising=False)
     return merging

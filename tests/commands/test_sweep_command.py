@@ -37,7 +37,7 @@ def end_with(monkeypatch, tmp_path):
     """A function that runs the command with a search that ends so; its `spec` is the last one."""
     monkeypatch.chdir(tmp_path)
     Path("runs/code").mkdir(parents=True)
-    monkeypatch.setattr(cli, "probe_environment", lambda spec: {})
+    monkeypatch.setattr(cli, "preflight", lambda spec: {})
     monkeypatch.setattr(machine, "list_other_sweeps", lambda: iter(()))  # of other tests
 
     def run(*records, interrupted=0, options=()):

@@ -82,7 +82,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(gdpo_tune.spec, "check_resources", lambda spec: None)
-    monkeypatch.setattr(cli, "probe_environment", lambda spec, tracked: {"sandbox": "fake"})
+    monkeypatch.setattr(cli, "preflight", lambda spec, tracked: {"sandbox": "fake"})
     training = FakeTraining()
     monkeypatch.setattr(gdpo_tune.training, "train", training, raising=False)
     return training
@@ -313,7 +313,7 @@ def test_the_memory_of_a_training_is_that_of_one_trial(fake, monkeypatch):
         packs.append(spec.resources.pack)
         return {}
 
-    monkeypatch.setattr(cli, "probe_environment", probe)
+    monkeypatch.setattr(cli, "preflight", probe)
     shared = ["resources.pack=4", "model.lora_rank=4"]
     train.main([*FILE, "--steps", "1", *(word for key in shared for word in ("--set", key))])
     assert packs == [1]

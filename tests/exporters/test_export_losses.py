@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gdpo_tune.core.errors import ExportError
-from tests.support import nemo_code, swift_code, verl_code
+from tests.exporters import library_losses
 from tests.support.export import export_to, make_recipe, parse_settings
 from tests.support.export_batch import (
     PARTS,
@@ -38,9 +38,9 @@ pytestmark = pytest.mark.slow
 
 MODES = ("gdpo", "gdpo_no_std", "grpo", "grpo_no_std", "grpo_batch")
 CODE = {
-    "ms-swift": (swift_code.compute_swift_advantages, swift_code.compute_swift_loss),
-    "verl": (verl_code.compute_verl_advantages, verl_code.compute_verl_loss),
-    "nemo-rl": (nemo_code.compute_nemo_advantages, nemo_code.compute_nemo_loss),
+    "ms-swift": (library_losses.compute_swift_advantages, library_losses.compute_swift_loss),
+    "verl": (library_losses.compute_verl_advantages, library_losses.compute_verl_loss),
+    "nemo-rl": (library_losses.compute_nemo_advantages, library_losses.compute_nemo_loss),
 }
 NEMO = "GDPO_TUNE_NEMO_RL"
 
@@ -212,7 +212,7 @@ def test_a_second_clip_of_verl_would_change_the_loss(find_source, compute_own):
     written = parse_settings(export_to("verl", make_recipe(*SIZES, *overrides)))
     written["actor_rollout_ref"]["actor"]["clip_ratio_c"] = 3.0
     ours = compute_own(batch, *overrides)
-    theirs = verl_code.compute_verl_loss(find_source("verl"), written, batch, ours.advantages)
+    theirs = library_losses.compute_verl_loss(find_source("verl"), written, batch, ours.advantages)
     assert measure_difference(theirs, ours) > 1e-3
 
 
@@ -223,7 +223,7 @@ def test_small_gradients_are_clipped_alike(find_source, compute_own):
         written = parse_settings(export_to("ms-swift", make_recipe(*SIZES, *overrides)))
         ours = compute_own(batch, *overrides)
         source = find_source("ms-swift")
-        theirs = swift_code.compute_swift_loss(source, written, batch, ours.advantages)
+        theirs = library_losses.compute_swift_loss(source, written, batch, ours.advantages)
         torch.testing.assert_close(2 * theirs.gradient, ours.gradient)
         assert written["max_grad_norm"] == make_recipe().training.max_grad_norm / 2
 

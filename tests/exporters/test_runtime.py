@@ -22,8 +22,8 @@ from gdpo_tune.exporters.runtime_prompts import (
     build_message_row,
     build_verl_row,
 )
+from gdpo_tune.policies.prompt_choice import find_text_prefix
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.policies.prompts import find_text_prefix
 from tests.support.export import export_folder, export_to, make_recipe, parse_settings, read_prompts
 from tests.support.library_runs import build_first_batch
 

@@ -14,9 +14,9 @@ from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.policies.load_policy import (
     check_policy,
     check_policy_available,
-    count_positions,
     describe_policy,
     load_policy,
+    read_position_limit,
     resolve_policy,
 )
 
@@ -130,7 +130,7 @@ def test_positions_are_found_under_every_name(folder, limit):
     """Source: ms-swift#6211; GPT2Config.n_positions, MptConfig.max_seq_len, LlavaConfig."""
     edit(folder / "config.json", lambda content: content.pop("max_position_embeddings"))
     edit(folder / "config.json", lambda content: content.update(limit))
-    assert count_positions(str(folder)) == 32
+    assert read_position_limit(str(folder)) == 32
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])

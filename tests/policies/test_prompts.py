@@ -11,8 +11,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
+from gdpo_tune.policies.prompt_choice import check_tags, choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.policies.prompts import check_tags, choose_prompt_format
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
 CHAT = (

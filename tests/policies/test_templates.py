@@ -13,8 +13,12 @@ from gdpo_tune.exporters.runtime import process_nemo_prompt
 from gdpo_tune.exporters.runtime_prompts import build_prompt
 from gdpo_tune.exporters.write_export import list_prompt_differences
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
+from gdpo_tune.policies.prompt_choice import (
+    check_template_kwargs,
+    choose_prompt_format,
+    find_text_prefix,
+)
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.policies.prompts import check_template_kwargs, choose_prompt_format, find_text_prefix
 from gdpo_tune.tasks.base import Problem
 from tests.support.export import export_to, make_recipe, parse_settings
 

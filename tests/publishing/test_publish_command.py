@@ -18,7 +18,7 @@ from huggingface_hub import ModelCard
 from gdpo_tune import load_sweep, publish
 from gdpo_tune.core.errors import HubError, UsageError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.trials import Part, check_weights
+from gdpo_tune.core.trials import Part, check_part_weights
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.publishing.card_tables import describe_training
 from gdpo_tune.publishing.policy_files import find_kept_policy
@@ -208,7 +208,7 @@ def test_weights_of_a_merge_sum_to_one():
     publication: Any = SimpleNamespace(sweep=sweep, spec=spec)
     candidate: Any = SimpleNamespace(record=SimpleNamespace(parts=parts))
     shown = describe_training(publication, candidate)["parts"]
-    check_weights([float(part["weight"]) for part in shown])
+    check_part_weights([float(part["weight"]) for part in shown])
 
 
 def test_a_merge_shows_its_parts(tmp_path, hub):

@@ -133,7 +133,6 @@ def find_training_processes(
 
 
 def find_trial_processes(*nodes: RayNode) -> list[psutil.Process]:
-    """Find all processes of trials on the nodes."""
     return [p for node in nodes for p in node.list_processes() if read_command(p).startswith(TRIAL)]
 
 
@@ -209,7 +208,6 @@ def check_no_process_is_left(cluster: RayCluster) -> None:
 
 
 def list_incidents(sweep: KilledSweep) -> list[str]:
-    """List the incidents in the ledger."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         return [
             str(incident) for session in ledger.get_sessions() for incident in session["incidents"]

@@ -11,17 +11,14 @@ DIRECTORY = ROOT / "tests" / "data"
 
 
 def build_sample(completion: str, tokens: int = 1, limit: int = 1, **data) -> Sample:
-    """Build a sample from a completion of a problem with this data."""
     return Sample(Problem("", "", data), completion, tokens, limit)
 
 
 def read_rows(layout: str) -> list[dict]:
-    """Read the rows of a layout's file."""
     return [json.loads(line) for line in (DIRECTORY / f"{layout}.jsonl").read_text().splitlines()]
 
 
 def build_data_settings(layout: str) -> DataSettings:
-    """Build settings that read a layout's file."""
     return DataSettings(source=str(DIRECTORY / f"{layout}.jsonl"), layout=layout)
 
 

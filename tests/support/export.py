@@ -35,7 +35,6 @@ FIXED = (
 def make_request(
     overrides: Sequence[str] = (), space: str = "code", fixed: Sequence[str] = FIXED
 ) -> TrainingRequest:
-    """Return a training with every value fixed."""
     return build_request_from_file(ROOT / "search_spaces" / f"{space}.yaml", [*fixed, *overrides])
 
 
@@ -76,7 +75,6 @@ def flatten(settings: Mapping[str, object], prefix: str = "") -> dict[str, objec
 
 
 def read_known_keys(library: str) -> set[str]:
-    """Return the keys that the library accepts."""
     lines = (KEYS / f"{library}.txt").read_text(encoding="utf-8").splitlines()
     return {line for line in lines if not line.startswith("#")}
 

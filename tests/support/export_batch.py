@@ -102,8 +102,6 @@ def draw_unanimous_batch() -> Batch:
 
 
 def build_reward_functions(batch: Batch) -> list[Any]:
-    """Return K reward functions that give the rewards of the batch."""
-
     def build(column: int) -> Any:
         def score(completions: list[Any], **_: Any) -> list[float | None]:
             values = batch.rewards[:, column].tolist()

@@ -140,7 +140,6 @@ def find_sweep_directory(config: TrialConfig) -> Path:
 
 
 def wait_for_gate(sweep: Path) -> None:
-    """Wait until the gate is open."""
     while not (sweep / GATE).exists():
         time.sleep(0.05)
 
@@ -159,7 +158,6 @@ def append_log_entry(config: TrialConfig, entry: dict[str, object]) -> None:
 
 
 def build_measurement(config: TrialConfig, step: int, cost: Cost) -> Measurement:
-    """Build the measurement of the evaluation after a step."""
     estimates = {name: Estimate(value, 0.01) for name, value in compute_values(config).items()}
     flat = {f"validation/{name}": estimate.mean for name, estimate in estimates.items()}
     return Measurement(step, flat, cost, estimates)

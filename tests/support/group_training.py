@@ -28,7 +28,6 @@ def train(config, *, resume, report) -> Outcome:
 
 
 def fail(fault: int) -> None:
-    """Have a fault."""
     if fault == RAISE:
         raise NonFiniteError("loss is nan at step 2")
     if fault == BREAK:

@@ -42,7 +42,6 @@ def serve_dashboard() -> Iterator[HTTPServer]:
 
 
 def hide_tokens(monkeypatch: pytest.MonkeyPatch, home: object) -> None:
-    """Hide tokens that this machine may have."""
     monkeypatch.setenv("HOME", str(home))
     for name in (
         addresses.RAY_AUTH_MODE,

@@ -61,7 +61,6 @@ class KilledSweep:
 
     @property
     def spec(self) -> SweepSpec:
-        """The spec of the sweep."""
         return load_spec(SPACE, [f"storage={self.directory / 'runs'}", *self.overrides])
 
     @contextmanager

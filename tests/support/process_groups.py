@@ -173,7 +173,7 @@ def train_trials(directory: Path, policy: str) -> None:
     So any number of processes sees the same rewards. Each process writes what it reported.
     """
     registry.TASKS["toy"] = TARGET
-    settings = dataclasses.replace(SETTINGS, steps=4)
+    settings = SETTINGS.replace(steps=4)
     result = {
         "sampled": run_trial(build_trial_config(policy, directory / "sampled", settings=settings))
     }
@@ -191,14 +191,14 @@ def train_trials(directory: Path, policy: str) -> None:
         ("each", "bnpo", 0),
         ("each_parts", "bnpo", 2),
     ):
-        parts = dataclasses.replace(settings, micro_batch_size=size)
+        parts = settings.replace(micro_batch_size=size)
         config = build_trial_config(
             policy, directory / name, settings=parts, loss_type=loss_type, beta=0.01
         )
         result[name] = run_trial(config)
         result[f"{name}_weights"] = sum_weights(directory / name / "checkpoint-4")
     # Each process draws its part of a mini-batch from its own completions.
-    parts = dataclasses.replace(settings, mini_batch_size=8, micro_batch_size=2)
+    parts = settings.replace(mini_batch_size=8, micro_batch_size=2)
     result["minis"] = run_trial(
         build_trial_config(policy, directory / "minis", settings=parts, beta=0.01)
     )
@@ -215,12 +215,12 @@ def train_trials(directory: Path, policy: str) -> None:
     leave_group()
 
 
-STEPS = dataclasses.replace(SETTINGS, steps=4)
+STEPS = SETTINGS.replace(steps=4)
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
-    "parts": {"training": dataclasses.replace(STEPS, micro_batch_size=2)},
+    "parts": {"training": STEPS.replace(micro_batch_size=2)},
     "adapters": {"model": ModelSettings(lora_rank=2)},
-    "eight": {"training": dataclasses.replace(STEPS, optimizer="adamw_8bit")},
+    "eight": {"training": STEPS.replace(optimizer="adamw_8bit")},
 }
 ENGINES = {"lean", "transformers"}
 """Names of trials that sample for themselves, each with the engine of that name."""

@@ -33,7 +33,6 @@ def render(
     kuberay: tuple[int, int] | None = None,
     ray_cron_job: bool = False,
 ) -> dict[str, str]:
-    """Render the files of one sweep for a target."""
     rendered, _ = render_all(
         [sweep],
         target,

@@ -146,8 +146,6 @@ def build_context(
     backend: FakeBackend,
     storage: ScheduleStorage | None = None,
 ) -> Scheduler:
-    """Build a schedule context with only fakes."""
-
     def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[str, Any]:
         values = {"trials": 3, "front": 2, "gpu_hours": backend.sum_gpu_hours(run)}
         return (

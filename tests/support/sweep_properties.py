@@ -163,7 +163,6 @@ def list_expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
 
 
 def read_settings(sweep: KilledSweep) -> AshaSettings:
-    """Return the settings of the scheduler."""
     chosen = sweep.spec.search.scheduler
     assert isinstance(chosen, AshaSettings)
     return chosen

@@ -49,7 +49,6 @@ def transfer(spec, *overrides, recipe="", which="0", option="export"):
 
 
 def refuse(spec, *overrides, **arguments):
-    """Return the message of the refusal."""
     with pytest.raises(UsageError) as caught:
         transfer(spec, *overrides, **arguments)
     assert caught.value.exit_status == 2

@@ -79,7 +79,6 @@ def build_trial_config(directory: Path) -> TrialConfig:
 
 
 def build_attempt(trial: TrialConfig, train: str = "none:none", **setup: Any) -> AttemptConfig:
-    """Build an attempt at a trial in the directory of its sweep."""
     spec_file = trial.directory.parent.parent / SPEC
     return AttemptConfig(trial, Setup(train, spec_file, **setup))
 

@@ -40,7 +40,6 @@ class RecordingEngine:
         return list(self.adapters)
 
     def remove_lora(self, number: int) -> None:
-        """Remove an adapter."""
         self.adapters.remove(number)
 
     def _shut_down(self) -> None:

@@ -113,7 +113,7 @@ def test_long_prompts_are_left_out_and_counted_and_too_many_are_refused(tmp_path
 
 
 def requirements(*overrides):
-    return cli.probe_environment(
+    return cli.preflight(
         load_spec(ROOT / "search_spaces" / "code.yaml", ["tracking.required=false", *overrides])
     )
 

@@ -93,7 +93,7 @@ def test_a_module_that_cannot_be_loaded_is_refused_before_any_work(tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path)
     spec = load_spec(SPACE, ["sandbox.modules=[broken_module]"])
     with pytest.raises(SandboxUnavailable, match="modules: broken_module cannot be imported"):
-        cli.probe_environment(spec)
+        cli.preflight(spec)
 
 
 def test_the_command_prints_the_tier_of_the_requirements(tmp_path, monkeypatch, capsys):

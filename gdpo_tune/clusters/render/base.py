@@ -18,7 +18,7 @@ import jinja2
 from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
-from gdpo_tune.clusters.schedule_spec import format_duration
+from gdpo_tune.clusters.schedule_spec import format_period
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.spec.text import show
@@ -63,7 +63,7 @@ class RenderRequest:
         settings = self.sweep.settings
         longest = settings.policy.max_runtime
         limits = {
-            "max_runtime": longest and format_duration(longest),
+            "max_runtime": longest and format_period(longest),
             "max_attempts": settings.policy.max_attempts,
             **{f"budget.{key}": value for key, value in settings.budget},
             "notify": "by webhook" if settings.notify else None,

@@ -40,12 +40,12 @@ def format_five_fields(request: RenderRequest, *, star_decides: bool) -> str:
         _refuse_line(request, f"{steps[0]} with another day means 'both' to cron, 'either' there")
     numbers = (parsed.minutes, parsed.hours, parsed.days, parsed.months)
     written = [
-        text if COMMON_SYNTAX.fullmatch(text) else format_list(values, "-")
+        text if COMMON_SYNTAX.fullmatch(text) else format_field(values, "-")
         for text, values in zip(others, numbers, strict=True)
     ]
     has_sunday_7 = any("7" in part.split("/")[0] for part in weekday.split(","))
     if has_sunday_7 or not COMMON_SYNTAX.fullmatch(weekday):
-        weekday = format_list({each % WEEK for each in weekdays}, "-")
+        weekday = format_field({each % WEEK for each in weekdays}, "-")
     return " ".join([*written, weekday])
 
 
@@ -58,7 +58,7 @@ def format_calendar_events(request: RenderRequest) -> list[str]:
         _refuse_line(request, "systemd has no last working day of a month")
     if parsed.day_and and special and not any_day:
         _refuse_line(request, "systemd has no day that is one of the month and the nth of its week")
-    months, names = _format_part(parsed.months, 12), format_list(weekdays, "..", DAYS)
+    months, names = _format_part(parsed.months, 12), format_field(weekdays, "..", DAYS)
     plain = [day for day in parsed.days if day > 0]
     by_month = [f"*-{months}-{_format_part(plain, 31)}"] if plain else []
     by_month += [f"*-{months}~01"] if CronSim.LAST in parsed.days else []
@@ -92,7 +92,7 @@ def find_skipped_days(request: RenderRequest) -> list[date]:
     return days
 
 
-def format_list(values: Collection[int], through: str, names: Sequence[str] = ()) -> str:
+def format_field(values: Collection[int], through: str, names: Sequence[str] = ()) -> str:
     """Return numbers as a list of single ones and ranges, such as `1-5,7`."""
     ranges = list[list[int]]()
     for value in sorted(values):
@@ -106,7 +106,7 @@ def format_list(values: Collection[int], through: str, names: Sequence[str] = ()
 
 
 def _format_part(values: Collection[int], size: int) -> str:
-    return "*" if len(values) == size else format_list(values, "..", TWO_DIGITS)
+    return "*" if len(values) == size else format_field(values, "..", TWO_DIGITS)
 
 
 def _parse(request: RenderRequest) -> CronSim:

@@ -9,7 +9,8 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from gdpo_tune.core.system import (
     identify_start,
     read_machine_memory,
 )
-from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
+from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import (
     MARKER,
     find_checkpoint_name,
@@ -78,7 +79,7 @@ _trials_served = 0
 
 
 def run_trial(config: dict[str, Any]) -> dict[str, Any]:
-    """Run an attempt; it does not count if the sweep's directory was away meanwhile.
+    """Run an attempt; discard it if the sweep's directory was unavailable.
 
     Raises:
         AttemptError: start again; the directory was away, and is back. See also `run_attempt`.
@@ -86,7 +87,11 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     read_shared_variables()
     attempt = unpack_attempt(config)
     tune.report(pack(describe_place()))
-    return pack(guard_directory(attempt, lambda: run_attempt(attempt)))
+    try:
+        with watch_directory(attempt.setup):
+            return pack(run_attempt(attempt))
+    except DirectoryLostError as error:
+        return pack(Fatal(error))
 
 
 def describe_place() -> TrialPlaced:
@@ -95,27 +100,23 @@ def describe_place() -> TrialPlaced:
     return TrialPlaced(context.get_actor_id() or "", context.get_node_id())
 
 
-def guard_directory(attempt: AttemptConfig, run: Callable[[], TrialResult]) -> TrialResult:
-    """Return the result of an attempt, unless the sweep's directory was away meanwhile.
+@contextmanager
+def watch_directory(setup: Setup) -> Generator[None]:
+    """Discard what the block returns or raises if the sweep's directory was away meanwhile.
 
     Raises:
         AttemptError: start again; the directory was away, and is back.
-        Exception: from `run`.
+        DirectoryLostError: it stays away.
     """
     cause = None
     try:
-        result = run()
-        if has_directory(attempt.setup):
-            return result
+        yield
     except Exception as error:
-        if has_directory(attempt.setup):
+        if has_directory(setup):
             raise
         cause = error
-    try:
-        waited = wait_for_directory(attempt.setup)
-    except DirectoryLostError as error:
-        return Fatal(error)
-    raise AttemptError("directory", waited) from cause
+    if cause is not None or not has_directory(setup):
+        raise AttemptError("directory", wait_for_directory(setup)) from cause
 
 
 def wait_for_directory(setup: Setup) -> str:
@@ -151,34 +152,26 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
     if _trials_served and rss > compute_memory_limit(attempt.setup.cpus, attempt.setup.gpus):
         raise AttemptError("changed", "the process has grown too large")
     _trials_served += 1
-
-    def train(trial: TrialConfig, **options: Any) -> Outcome:
-        clear_rendezvous()
-        return registry.load(attempt.setup.train)(trial, **options)
-
-    is_alone = attempt.setup.workers == 1
-    return train_where_stored(attempt, partial(Reporter, attempt), train if is_alone else None)
-
-
-def train_where_stored(
-    attempt: AttemptConfig,
-    build_reporter: Callable[[], Reporter],
-    train: Callable[..., Outcome] | None,
-) -> TrialResult:
-    """Train a trial in its directory, or in a copy of it where that is on an object store.
-
-    `train` is that of `gdpo_tune.training`; None: processes of the trial's own train it.
-    """
-    if not attempt.setup.address:
-        return train_from_checkpoint(attempt, build_reporter(), train)
-    return run_remote_attempt(attempt, build_reporter, partial(train_from_checkpoint, train=train))
+    clear_rendezvous()
+    train = registry.load(attempt.setup.train) if attempt.setup.workers == 1 else None
+    return train_from_checkpoint(attempt, partial(Reporter, attempt), train)
 
 
 def train_from_checkpoint(
-    attempt: AttemptConfig, reporter: Reporter, train: Callable[..., Outcome] | None
+    attempt: AttemptConfig,
+    build_reporter: Callable[[], Reporter],
+    train: Callable[..., Outcome] | None,
+    *,
+    is_copy: bool = False,
 ) -> TrialResult:
-    """Train a trial, from the newest checkpoint in its directory if any; see `run_attempt`."""
-    trial = attempt.trial
+    """Train a trial, from the newest checkpoint in its directory if any; see `run_attempt`.
+
+    It trains in a copy of its directory where that is on an object store; `is_copy` says that it
+    does. `train` is that of `gdpo_tune.training`; None: processes of the trial's own train it.
+    """
+    if attempt.setup.address and not is_copy:
+        return run_remote_attempt(attempt, build_reporter, train)
+    trial, reporter = attempt.trial, build_reporter()
     checkpoints = find_checkpoint(trial.directory)
     try:
         if train is None:
@@ -338,9 +331,9 @@ KEPT = 2
 def run_remote_attempt(
     attempt: AttemptConfig,
     build_reporter: Callable[[], Reporter],
-    train: Callable[[AttemptConfig, Reporter], TrialResult],
+    train: Callable[..., Outcome] | None,
 ) -> TrialResult:
-    """Train a trial, with `train`, in a copy of its directory; see `trainable.run_attempt`."""
+    """Train a trial in a copy of its directory; see `train_from_checkpoint`."""
     trial, directory = attempt.trial, make_attempt_directory(attempt.trial.directory.name)
     local = replace(trial, directory=directory / "trials" / trial.directory.name)
     try:
@@ -355,7 +348,8 @@ def run_remote_attempt(
         local = replace(local, parts=download_parts(attempt, directory, send_notice))
         upload = reporter.upload = partial(upload_trial, files, local.directory, local.keep_at)
         try:
-            result = train(replace(attempt, trial=local), reporter)
+            here = replace(attempt, trial=local)
+            result = train_from_checkpoint(here, lambda: reporter, train, is_copy=True)
         except Exception as error:
             if not isinstance(error, StoreUnreachableError):
                 upload()  # its measurements explain the error

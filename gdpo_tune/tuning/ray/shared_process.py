@@ -20,7 +20,7 @@ import psutil
 from ray import tune
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import EngineDiedError
+from gdpo_tune.core.errors import DirectoryLostError, EngineDiedError
 from gdpo_tune.core.system import clear_rendezvous
 from gdpo_tune.tuning.attempts import (
     FINISHED,
@@ -29,6 +29,7 @@ from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     AttemptFailure,
+    Fatal,
     Setup,
     TrialMessage,
     TrialResult,
@@ -39,8 +40,8 @@ from gdpo_tune.tuning.ray.attempt import (
     Reporter,
     compute_memory_limit,
     describe_place,
-    guard_directory,
-    train_where_stored,
+    train_from_checkpoint,
+    watch_directory,
 )
 from gdpo_tune.tuning.ray.head_store import read_answer, read_shared_variables
 
@@ -156,7 +157,10 @@ class SharedProcess:
         end: Any
         try:
             reporter = partial(_SharedReporter, attempt, partial(self._send, name))
-            end = guard_directory(attempt, lambda: train_where_stored(attempt, reporter, train))
+            with watch_directory(attempt.setup):
+                end = train_from_checkpoint(attempt, reporter, train)
+        except DirectoryLostError as error:
+            end = Fatal(error)
         except AttemptError as error:
             self._is_broken |= error.cause == "changed"
             traces = traceback.format_exc()

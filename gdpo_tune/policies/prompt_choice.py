@@ -22,6 +22,7 @@ from gdpo_tune.policies.prompt_format import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
 _TOKENIZER_FILE = "tokenizer_config.json"
 _TAG = re.compile(r"</?\w+>")
 
