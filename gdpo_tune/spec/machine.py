@@ -363,7 +363,7 @@ def check_disk(
     raise ResourcesError(
         f"{where}storage = {spec.storage}: the checkpoints of this sweep need up to "
         f"{format_bytes(disk.peak)} ({describe_disk(disk)}), and {present} has room for "
-        f"{format_bytes(room)}\n    fix: {', or '.join(_list_disk_remedies(spec, size, disk, room))}"
+        f"{format_bytes(room)}\n    fix: {', or '.join(_find_more_room(spec, size, disk, room))}"
     )
 
 
@@ -386,7 +386,7 @@ def check_merge_room(
         )
 
 
-def _list_disk_remedies(spec: SweepSpec, size: PolicyShapes, disk: SweepDisk, room: int) -> list[str]:
+def _find_more_room(spec: SweepSpec, size: PolicyShapes, disk: SweepDisk, room: int) -> list[str]:
     """Return changes of which each suffices, the first of them without a change of the search."""
     remedies = ["--set storage=DIRECTORY, on a larger disk"]
     adapters = spec.replace(model=spec.model.replace(lora_rank=RANK))

@@ -140,6 +140,8 @@ class FirstFile:
 
     def render(self, file: Path) -> str:
         """Return the text of the file, which `load_spec` accepts if the answers fit together."""
+        import jinja2  # late: the names of search spaces are read without it
+
         is_large, source = self.chosen_policy not in POLICIES, self.data or self.suggest_data()
         known = DATA.get(self.task) if source != BUILT_IN else None
         tokens, limit = EMBEDDED_LENGTHS.get(self.task, (64, 32))
