@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.tasks.code import generate
+from gdpo_tune.tasks.code import draw_code_problems
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -76,7 +76,7 @@ def run_block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once:
     """
     watch = Stopwatch(steps, time.process_time)
     model, tokenizer = load_policy("embedded")
-    problems = generate("train", PROMPTS * watch.last, seed)
+    problems = draw_code_problems("train", PROMPTS * watch.last, seed)
     data = Dataset.from_dict({"prompt": [problem.prompt for problem in problems]})
     with tempfile.TemporaryDirectory() as directory:
         arguments = GRPOConfig(
@@ -115,7 +115,7 @@ def run_block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once:
 def measure_floor(steps: int, length: float) -> float:
     """Measure the CPU seconds of the forward and backward pass alone, padded as in TRL."""
     model, tokenizer = load_policy("embedded")
-    problems = generate("train", PROMPTS, 0)
+    problems = draw_code_problems("train", PROMPTS, 0)
     prompts = [problem.prompt for problem in problems for _ in range(GROUP)]
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     # A batch is as wide as its longest completion, which is nearly always a truncated one.

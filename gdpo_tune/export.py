@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
         return _collect(options)
 
     from gdpo_tune.exporters.page import PAGE
-    from gdpo_tune.exporters.prompts import require_shareable
+    from gdpo_tune.exporters.training_prompts import require_shareable
     from gdpo_tune.exporters.write_export import MERGERS, RUN, export_training
     from gdpo_tune.policies.load_policy import resolve_policy
 

@@ -83,7 +83,11 @@ def _choose_policies(
     Raises:
         UsageError: nothing can be published; the message says why, and nothing was written or sent.
     """
-    from gdpo_tune.publishing.publication import choose_candidate, list_members, open_publication
+    from gdpo_tune.publishing.publication import (
+        choose_published_policy,
+        list_members,
+        open_publication,
+    )
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
     from gdpo_tune.results.picks import parse_pick, pick_trial
 
@@ -108,7 +112,7 @@ def _choose_policies(
     chosen = pick_trial(sweep, parsed)
     for line in chosen.lines:
         print(line)
-    return publication, [choose_candidate(publication, chosen, parsed.text)], []
+    return publication, [choose_published_policy(publication, chosen, parsed.text)], []
 
 
 def _build_contents(
@@ -159,7 +163,7 @@ def _upload_all(
             as for its licence; nothing was sent.
         HubError: an upload stopped.
     """
-    from gdpo_tune.publishing.hub_upload import (
+    from gdpo_tune.publishing.hub import (
         check_cards,
         check_names,
         list_in_collection,

@@ -140,12 +140,12 @@ POLICIES: dict[str, Path] = {
 """Policy that ships -> its directory."""
 
 EXPORTERS: dict[str, str] = {
-    "trl": "gdpo_tune.exporters.trl:export",
-    "verl": "gdpo_tune.exporters.verl:export",
-    "nemo-rl": "gdpo_tune.exporters.nemo_rl:export",
-    "ms-swift": "gdpo_tune.exporters.ms_swift:export",
-    "axolotl": "gdpo_tune.exporters.axolotl:export",
-    "mergekit": "gdpo_tune.exporters.mergekit:export",
+    "trl": "gdpo_tune.exporters.trl:export_trl",
+    "verl": "gdpo_tune.exporters.verl:export_verl",
+    "nemo-rl": "gdpo_tune.exporters.nemo_rl:export_nemo_rl",
+    "ms-swift": "gdpo_tune.exporters.ms_swift:export_ms_swift",
+    "axolotl": "gdpo_tune.exporters.axolotl:export_axolotl",
+    "mergekit": "gdpo_tune.exporters.mergekit:export_mergekit",
 }
 
 

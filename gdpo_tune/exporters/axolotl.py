@@ -11,36 +11,36 @@ from urllib.parse import urlsplit
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import library, trl
 from gdpo_tune.exporters.library import Exported, Library
-from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.training_setup import TrainingSetup
 
 LIBRARY = Library("Axolotl 0.19.0", ("gdpo", *trl.SCALE), trl.LOSSES, fractions=False)
 PLUGIN = "keep_order"
 """Module of an export with a plugin of Axolotl, which has no key for this."""
 
 
-def export(recipe: Recipe) -> Exported:
-    """Return the recipe as Axolotl's configuration."""
-    LIBRARY.check(recipe)
-    total, rollout = recipe.training.completions_per_step, recipe.rollout
-    share, longest = rollout.vllm_memory_share, recipe.max_sequence_length
+def export_axolotl(setup: TrainingSetup) -> Exported:
+    """Return the training as Axolotl's configuration."""
+    LIBRARY.check(setup)
+    total, rollout = setup.training.completions_per_step, setup.rollout
+    share, longest = rollout.vllm_memory_share, setup.max_sequence_length
     engine = {"gpu_memory_utilization": share, "max_model_len": longest}
-    sampling = trl.build_generation_kwargs(recipe, ends=True)
+    sampling = trl.build_generation_kwargs(setup, ends=True)
     plugin = {f"{PLUGIN}.py": _ORDER + _SAMPLING if sampling else _ORDER}
     settings: dict[str, object] = {
-        "base_model": recipe.policy,
-        **({"revision_of_model": recipe.model.revision} if recipe.model.revision else {}),
+        "base_model": setup.policy,
+        **({"revision_of_model": setup.model.revision} if setup.model.revision else {}),
         # `rl: gdpo` does not start with adapters; the aggregation below is all that it adds.
         "rl": "grpo",
         "trl": {
-            "reward_funcs": trl.list_reward_functions(recipe),
-            "reward_weights": recipe.weights,
-            **trl.build_aggregation(recipe),
-            **trl.build_algorithm(recipe),
+            "reward_funcs": trl.list_reward_functions(setup),
+            "reward_weights": setup.weights,
+            **trl.build_aggregation(setup),
+            **trl.build_algorithm(setup),
             **sampling,
             # Completions that are sampled at once, if they are not one optimizer step's.
-            **({"generation_batch_size": total} if recipe.training.mini_batches > 1 else {}),
+            **({"generation_batch_size": total} if setup.training.mini_batches > 1 else {}),
             **trl.CORRECTED_KL,
-            **_build_sampler(recipe),
+            **_build_sampler(setup),
         },
         # An engine beside the trainer.
         **({"vllm": engine} if rollout.engine == "vllm" and rollout.vllm_mode != "server" else {}),
@@ -48,31 +48,31 @@ def export(recipe: Recipe) -> Exported:
         "skip_prepare_dataset": True,
         "shuffle_merged_datasets": False,
         "plugins": [f"{PLUGIN}.KeepOrder"],
-        "sequence_len": recipe.max_sequence_length,
-        "micro_batch_size": recipe.micro_batch,
-        "gradient_accumulation_steps": recipe.micro_batches,
-        "max_steps": recipe.updates,
-        "learning_rate": recipe.get_number("learning_rate"),
-        "lr_scheduler": trl.SCHEDULES[recipe.training.lr_schedule],
-        "warmup_steps": recipe.warmup,
+        "sequence_len": setup.max_sequence_length,
+        "micro_batch_size": setup.micro_batch,
+        "gradient_accumulation_steps": setup.gradient_accumulation_steps,
+        "max_steps": setup.updates,
+        "learning_rate": setup.get_number("learning_rate"),
+        "lr_scheduler": trl.SCHEDULES[setup.training.lr_schedule],
+        "warmup_steps": setup.warmup,
         "optimizer": "adamw_torch",
         "weight_decay": 0.0,
-        "max_grad_norm": recipe.training.max_grad_norm,
-        **trl.build_clip_of_small_gradients(recipe),
-        "bf16": recipe.model.dtype != "float32",
-        "gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
-        **_build_adapters(recipe),
-        "seed": recipe.seed,
-        "output_dir": recipe.name,
+        "max_grad_norm": setup.training.max_grad_norm,
+        **trl.build_clip_of_small_gradients(setup),
+        "bf16": setup.model.dtype != "float32",
+        "gradient_checkpointing": setup.model.gradient_checkpointing != "off",
+        **_build_adapters(setup),
+        "seed": setup.seed,
+        "output_dir": setup.name,
     }
     return Exported(
         library=LIBRARY.name,
         file="axolotl.yaml",
-        text=library.format_yaml(settings, recipe.note, library.START),
-        install=library.format_install("axolotl==0.19.0", recipe.list_extras(vllm="vllm")),
-        run=_format_run(recipe),
-        result=recipe.name,
-        training=replace(trl.build_training_files(recipe), others=plugin),
+        text=library.format_yaml(settings, setup.note, library.START),
+        install=library.format_install("axolotl==0.19.0", setup.list_extras(vllm="vllm")),
+        run=_format_run(setup),
+        result=setup.name,
+        training=replace(trl.build_training_files(setup), others=plugin),
     )
 
 
@@ -104,37 +104,37 @@ _SAMPLING = '''
 '''
 
 
-def _format_run(recipe: Recipe) -> str:
+def _format_run(setup: TrainingSetup) -> str:
     """Return the lines that start Axolotl in one process, which finds the modules beside it."""
     command = "axolotl train axolotl.yaml --launcher python"
-    started = trl.format_run(recipe, command, "--bf16", "--gradient-checkpointing")
+    started = trl.format_command(setup, command, "--bf16", "--gradient-checkpointing")
     return f'export PYTHONPATH="$PWD:${{PYTHONPATH-}}"\n{started}'
 
 
-def _build_sampler(recipe: Recipe) -> dict[str, object]:
+def _build_sampler(setup: TrainingSetup) -> dict[str, object]:
     """Return the keys of the sampler in the section `trl:`."""
-    if recipe.rollout.engine != "vllm":
+    if setup.rollout.engine != "vllm":
         return {"use_vllm": False}
     sampler: dict[str, object] = {
         "use_vllm": True,
-        "vllm_mode": recipe.rollout.vllm_mode,
-        **trl.build_correction(recipe),
+        "vllm_mode": setup.rollout.vllm_mode,
+        **trl.build_correction(setup),
     }
-    if recipe.rollout.vllm_mode == "server":
-        address = urlsplit(recipe.rollout.vllm_server)
+    if setup.rollout.vllm_mode == "server":
+        address = urlsplit(setup.rollout.vllm_server)
         sampler |= {"vllm_server_host": address.hostname, "vllm_server_port": address.port}
     return sampler
 
 
-def _build_adapters(recipe: Recipe) -> dict[str, object]:
-    if not recipe.model.lora_rank:
+def _build_adapters(setup: TrainingSetup) -> dict[str, object]:
+    if not setup.model.lora_rank:
         return {}
     adapters: dict[str, object] = {
         "adapter": "lora",
-        "lora_r": recipe.model.lora_rank,
-        "lora_alpha": recipe.lora_alpha,
+        "lora_r": setup.model.lora_rank,
+        "lora_alpha": setup.lora_alpha,
         "lora_dropout": 0.0,
     }
-    if recipe.model.lora_targets == (EVERY_LINEAR,):
+    if setup.model.lora_targets == (EVERY_LINEAR,):
         return adapters | {"lora_target_linear": True}
-    return adapters | {"lora_target_modules": list(recipe.model.lora_targets)}
+    return adapters | {"lora_target_modules": list(setup.model.lora_targets)}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.exporters.recipe import NEUTRAL, Recipe
+from gdpo_tune.exporters.training_setup import NEUTRAL, TrainingSetup
 
-CONDITIONS: Mapping[str, Callable[[Recipe], object]] = {
+CONDITIONS: Mapping[str, Callable[[TrainingSetup], object]] = {
     "gdpo": lambda r: r.mode == "gdpo",
     "not gdpo": lambda r: r.mode != "gdpo",
     "grpo": lambda r: r.mode == "grpo",
@@ -24,7 +24,7 @@ CONDITIONS: Mapping[str, Callable[[Recipe], object]] = {
     "loss by tokens of the step": lambda r: r.loss in ("dapo", "cispo"),
     "passes": lambda r: r.passes_per_step > 1,
     "mini-batches": lambda r: r.training.mini_batches > 1,
-    "micro-batches": lambda r: r.micro_batches > 1,
+    "micro-batches": lambda r: r.gradient_accumulation_steps > 1,
     "several optimizer steps": lambda r: r.updates_per_step > 1,
     "prompts read again": lambda r: r.training.steps * r.prompts > r.training.train_prompts,
     "chat": lambda r: r.is_chat,
@@ -52,15 +52,15 @@ class Difference:
     theirs: str
 
 
-def list_differences(library: str, recipe: Recipe) -> list[Difference]:
-    """Return the differences of a library, a key of `registry.EXPORTERS`, from a recipe."""
+def list_library_differences(library: str, setup: TrainingSetup) -> list[Difference]:
+    """Return the differences of a library, a key of `registry.EXPORTERS`, from a training."""
     found: list[Difference] = []
-    values = _list_values(recipe)
+    values = _list_values(setup)
     for row in _read_table():
         cell = row.get(library, row.get("every", []))
         cases = [[cell]] if isinstance(cell, str) else cell
-        theirs = next((text for text, *when in cases if _holds(when, recipe)), "")
-        if theirs and _holds(row.get("when", []), recipe):
+        theirs = next((text for text, *when in cases if _holds(when, setup)), "")
+        if theirs and _holds(row.get("when", []), setup):
             values["size"] = row.get("size", {}).get(library)
             texts = (text.format_map(values) for text in (row["topic"], row["ours"], theirs))
             found.append(Difference(*texts))
@@ -73,17 +73,17 @@ def _read_table() -> Sequence[Mapping[str, Any]]:
     return tomllib.loads(text)["difference"]
 
 
-def _holds(conditions: Sequence[str], recipe: Recipe) -> bool:
-    return all(CONDITIONS[name](recipe) for name in conditions)
+def _holds(conditions: Sequence[str], setup: TrainingSetup) -> bool:
+    return all(CONDITIONS[name](setup) for name in conditions)
 
 
-def _list_forced(recipe: Recipe) -> list[str]:
+def _list_forced(setup: TrainingSetup) -> list[str]:
     """Return the settings of the policy's own files that no neutral value turns off."""
-    return [key for key in recipe.own_settings if NEUTRAL[key] is None]
+    return [key for key in setup.own_settings if NEUTRAL[key] is None]
 
 
-def _list_values(recipe: Recipe) -> dict[str, object]:
-    rollout, own = recipe.rollout, "the trainer's own model"
+def _list_values(setup: TrainingSetup) -> dict[str, object]:
+    rollout, own = setup.rollout, "the trainer's own model"
     unit, _, treatment = rollout.importance_sampling.partition("_")
     correction = (
         f"each {'completion' if unit == 'sequence' else 'token'} is weighted by its probability in "
@@ -93,12 +93,12 @@ def _list_values(recipe: Recipe) -> dict[str, object]:
     sampled = {"auto": f"if vLLM sampled, {correction}; else {own} sampled", "vllm": correction}
     precision = "bfloat16 on a GPU, float32 elsewhere"
     return {
-        "completions": recipe.training.completions_per_step,
-        "longest": recipe.training.max_completion_length,
-        "loss": recipe.loss,
-        "mini_batches": recipe.training.mini_batches,
-        "precision": precision if recipe.model.dtype == "auto" else recipe.model.dtype,
-        "forced": ", ".join(f"`{key}`" for key in _list_forced(recipe)),
+        "completions": setup.training.completions_per_step,
+        "longest": setup.training.max_completion_length,
+        "loss": setup.loss,
+        "mini_batches": setup.training.mini_batches,
+        "precision": precision if setup.model.dtype == "auto" else setup.model.dtype,
+        "forced": ", ".join(f"`{key}`" for key in _list_forced(setup)),
         "correction": sampled.get(rollout.engine, f"{own} sampled"),
         "engine": {
             "auto": f"vLLM if it is installed on a GPU, else {own}",

@@ -8,8 +8,8 @@ from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.exporters.differences import Difference
-from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.runtime_prompts import ExportedPrompt
+from gdpo_tune.exporters.training_setup import TrainingSetup
 from gdpo_tune.spec.document import dump_flow
 from gdpo_tune.spec.text import join_names, show
 
@@ -57,7 +57,7 @@ class Exported:
     """Lines of a shell that start it in that directory, with the arguments "$@"."""
     result: str
     """Directory in that of the export where the policy will be."""
-    to_supply: Mapping[str, str] = field(default_factory=dict[str, str])
+    required_inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     """Key -> what the user has to put there."""
     training: TrainingFiles | None = None
     """None for a merge, which trains nothing."""
@@ -75,7 +75,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Library:
-    """A version of a library, and the settings of a recipe that it can express."""
+    """A version of a library, and the settings of a training that it can express."""
 
     name: str
     modes: Collection[str]
@@ -90,59 +90,59 @@ class Library:
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     """Mode -> why the library lacks it although it seems to have it."""
 
-    def check(self, recipe: Recipe, *others: SpecProblem) -> None:
-        """Refuse a recipe that the library would change or ignore in part.
+    def check(self, setup: TrainingSetup, *others: SpecProblem) -> None:
+        """Refuse a training that the library cannot reproduce exactly.
 
         Raises:
             ExportError: with every reason, `others` among them.
         """
-        if problems := (*self._find_problems(recipe), *others):
+        if problems := (*self._find_problems(setup), *others):
             raise ExportError(self.name, problems)
 
-    def _find_problems(self, recipe: Recipe) -> Iterator[SpecProblem]:
+    def _find_problems(self, setup: TrainingSetup) -> Iterator[SpecProblem]:
         def build(key: str, value: object, reason: str, fix: str) -> SpecProblem:
-            return SpecProblem(recipe.note, key, show(value), reason, fix)
+            return SpecProblem(setup.note, key, show(value), reason, fix)
 
-        name, mode, shape = self.name, recipe.mode, recipe.training.lr_schedule
+        name, mode, shape = self.name, setup.mode, setup.training.lr_schedule
         if mode not in self.modes:
             note = self.notes.get(mode, "has no such normalization")
             reason = f"{name} {note}; it knows {join_names(self.modes)}"
             yield build("normalization", mode, reason, "pick a trial with one of those")
-        elif recipe.leaves_one_out and mode not in self.leave_one_out:
+        elif setup.leaves_one_out and mode not in self.leave_one_out:
             reason = f"{name} compares with the mean of the whole group under {mode}"
             fix = "pick a trial with baseline: group_mean"
             yield build("baseline", "leave_one_out", reason, fix)
-        if recipe.loss not in self.losses:
+        if setup.loss not in self.losses:
             known = join_names(self.losses)
             reason = f"{name} cannot average the loss in this way; it knows {known}"
-            yield build("loss_type", recipe.loss, reason, "pick a trial with one of those")
+            yield build("loss_type", setup.loss, reason, "pick a trial with one of those")
         if shape not in self.schedules:
             reason = f"{name} has no such schedule; it knows {join_names(self.schedules)}"
             fix = "--set training.lr_schedule=constant"
             yield build("training.lr_schedule", shape, reason, fix)
-        if recipe.gamma > 0:
+        if setup.gamma > 0:
             reason = "no library makes the weights depend on how saturated a reward is"
-            yield build("gamma", recipe.gamma, reason, "pick a trial with gamma: 0")
-        if recipe.model.revision and not self.revisions:
+            yield build("gamma", setup.gamma, reason, "pick a trial with gamma: 0")
+        if setup.model.revision and not self.revisions:
             fix = "download that revision, and set its directory with --set policy="
             reason = f"{name} loads the newest revision"
-            yield build("model.revision", recipe.model.revision, reason, fix)
-        if recipe.model.lora_rank and not self.fractions and not isinstance(recipe.lora_alpha, int):
+            yield build("model.revision", setup.model.revision, reason, fix)
+        if setup.model.lora_rank and not self.fractions and not isinstance(setup.lora_alpha, int):
             fix = "pick a whole number, or export to trl or verl"
             reason = f"{name} takes whole numbers alone"
-            yield build("model.lora_alpha", recipe.lora_alpha, reason, fix)
-        if recipe.schedule:
+            yield build("model.lora_alpha", setup.lora_alpha, reason, fix)
+        if setup.schedule:
             reason = (
                 "no library changes weights or the learning rate during training, as this member "
                 "of a population did"
             )
             fix = "train it here: gdpo_tune.train --from"
-            yield build("schedule", f"{len(recipe.schedule)} changes", reason, fix)
-        if recipe.sandbox.type == "unsafe_no_isolation":
+            yield build("schedule", f"{len(setup.schedule)} changes", reason, fix)
+        if setup.sandbox.type == "unsafe_no_isolation":
             reason = (
                 "the export would run code of the policy without isolation, wherever it is started"
             )
-            yield build("sandbox.type", recipe.sandbox.type, reason, "--set sandbox.type=local")
+            yield build("sandbox.type", setup.sandbox.type, reason, "--set sandbox.type=local")
 
 
 def format_install(package: str, extras: Sequence[str] = ()) -> str:

@@ -19,7 +19,7 @@ from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.exporters import library
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import Exported
-from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.training_setup import TrainingSetup
 from gdpo_tune.results.retrain import Parent
 from gdpo_tune.spec.document import dump_flow
 
@@ -30,7 +30,7 @@ PARSED = ("@", "+")
 """Letters that mergekit takes for the marks of a revision and of an adapter in a model's name."""
 
 
-def export(recipe: Recipe) -> Exported:
+def export_mergekit(setup: TrainingSetup) -> Exported:
     """Return a merge as mergekit's configuration.
 
     Raises:
@@ -38,28 +38,28 @@ def export(recipe: Recipe) -> Exported:
     """
     problems = [
         SpecProblem(
-            recipe.note,
+            setup.note,
             "",
             "",
             f"the policy of {parent.source} was not kept",
             f"train it again: python -m gdpo_tune.train --from {quote(parent.source)} (its weight "
             f"is {parent.weight:g})",
         )
-        for parent in recipe.parents
+        for parent in setup.parents
         if not parent.policy
     ]
-    if not recipe.parents:
+    if not setup.parents:
         reason = "this is one training, so there is nothing to merge"
         fix = "pick a merge, such as runs/code:merge-27, or export the training with --to trl"
-        problems.append(SpecProblem(recipe.note, "", "", reason, fix))
+        problems.append(SpecProblem(setup.note, "", "", reason, fix))
     if problems:
         raise ExportError(LIBRARY, tuple(problems))
-    adapters = [parent for parent in recipe.parents if _is_adapter(parent)]
-    written = {_read_type(parent) for parent in recipe.parents}
+    adapters = [parent for parent in setup.parents if _is_adapter(parent)]
+    written = {_read_type(parent) for parent in setup.parents}
     command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if adapters else "")
     models = [
-        {"model": _name_model(recipe, parent), "parameters": {"weight": parent.weight}}
-        for parent in recipe.parents
+        {"model": _name_model(setup, parent), "parameters": {"weight": parent.weight}}
+        for parent in setup.parents
     ]
     settings: dict[str, object] = {
         "merge_method": "linear",
@@ -71,14 +71,14 @@ def export(recipe: Recipe) -> Exported:
     return Exported(
         library=LIBRARY,
         file="mergekit.yaml",
-        text=library.format_yaml(settings, recipe.note, library.START) + "\n".join(lines) + "\n",
+        text=library.format_yaml(settings, setup.note, library.START) + "\n".join(lines) + "\n",
         install="pip install mergekit==0.1.5",
         run=f'exec {command} "$@"',
         differences=_list_differences(bool(adapters)),
         result="merged",
-        to_supply={
+        required_inputs={
             f"models[{index}].model": f"a directory with a copy of {parent.policy}"
-            for index, parent in enumerate(recipe.parents)
+            for index, parent in enumerate(setup.parents)
             if is_url(parent.policy)
         },
     )
@@ -89,11 +89,11 @@ def _is_adapter(parent: Parent) -> bool:
     return (Path(parent.policy) / ADAPTER_CONFIG).is_file()
 
 
-def _name_model(recipe: Recipe, parent: Parent) -> object:
+def _name_model(setup: TrainingSetup, parent: Parent) -> object:
     """Return mergekit's reference to a policy, as a mapping where it would misread the name."""
     if _is_adapter(parent):
-        revision = {"revision": recipe.model.revision} if recipe.model.revision else {}
-        return {"model": {"path": recipe.policy, **revision}, "lora": {"path": parent.policy}}
+        revision = {"revision": setup.model.revision} if setup.model.revision else {}
+        return {"model": {"path": setup.policy, **revision}, "lora": {"path": parent.policy}}
     if any(letter in parent.policy for letter in PARSED):
         return {"model": {"path": parent.policy}}
     return parent.policy

@@ -14,8 +14,8 @@ from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import library
 from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
-from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.runtime_prompts import build_message_row
+from gdpo_tune.exporters.training_setup import TrainingSetup
 
 CHECKOUT = "NEMO_RL=/path/to/RL"
 INSTALL = "git clone --recursive https://github.com/NVIDIA-NeMo/RL && git -C RL checkout 7ea279a"
@@ -86,15 +86,15 @@ LIBRARY = Library(
 )
 
 
-def export(recipe: Recipe) -> Exported:
-    """Return the recipe as a configuration for `examples/run_grpo.py`."""
-    LIBRARY.check(recipe, *_find_problems(recipe))
+def export_nemo_rl(setup: TrainingSetup) -> Exported:
+    """Return the training as a configuration for `examples/run_grpo.py`."""
+    LIBRARY.check(setup, *_find_problems(setup))
     prompts = f"{HERE}/{library.PROMPTS_FILE}"
     settings: dict[str, object] = {
         "defaults": "${oc.env:NEMO_RL}/examples/configs/grpo_math_1B.yaml",
-        "grpo": _build_grpo(recipe),
-        "loss_fn": _build_loss(recipe),
-        "policy": _build_policy(recipe),
+        "grpo": _build_grpo(setup),
+        "loss_fn": _build_loss(setup),
+        "policy": _build_policy(setup),
         "data": {
             "_override_": True,  # in place of all of its section, which is mathematics
             "max_input_seq_length": "${policy.max_total_sequence_length}",
@@ -109,33 +109,33 @@ def export(recipe: Recipe) -> Exported:
             ENVIRONMENT: {
                 "tokenizer": "${policy.tokenizer.name}",
                 "max_completion_length": "${policy.generation.max_new_tokens}",
-                "weighted_sum": recipe.sums_first,
+                "weighted_sum": setup.sums_first,
             }
         },
         "checkpointing": {
             # It resumes from checkpoints there, and its default is one directory for every run.
-            "checkpoint_dir": f"{HERE}/results/{recipe.name}",
-            "save_period": recipe.training.steps,
+            "checkpoint_dir": f"{HERE}/results/{setup.name}",
+            "save_period": setup.training.steps,
             "metric_name": None,
         },
         "logger": {"log_dir": f"{HERE}/logs"},
     }
-    saved = f"results/{recipe.name}/step_{recipe.training.steps}/policy/weights/model"
+    saved = f"results/{setup.name}/step_{setup.training.steps}/policy/weights/model"
     return Exported(
         library=LIBRARY.name,
         file="nemo_rl.yaml",
-        text=library.format_yaml(settings, recipe.note, f"{CHECKOUT} {library.START}"),
+        text=library.format_yaml(settings, setup.note, f"{CHECKOUT} {library.START}"),
         install=INSTALL,
         run=RUN,
-        to_supply={"NEMO_RL": "the directory of the checkout, as an environment variable"},
+        required_inputs={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
-        result=saved if recipe.model.lora_rank else library.CONVERTED,
+        result=saved if setup.model.lora_rank else library.CONVERTED,
         conversion=""  # an adapter is saved as PEFT has it
-        if recipe.model.lora_rank
+        if setup.model.lora_rank
         else CONSOLIDATE.format(saved=quote(saved), policy=library.CONVERTED),
         training=TrainingFiles(
             ("NemoEnvironment", "process_nemo_prompt"),
-            ENDING.format(reading=recipe.reading),
+            ENDING.format(reading=setup.reading),
             build_message_row,
             reads_as_trained=True,
             others={PROGRAM_FILE: PROGRAM},
@@ -143,117 +143,117 @@ def export(recipe: Recipe) -> Exported:
     )
 
 
-def _find_problems(recipe: Recipe) -> Iterator[SpecProblem]:
-    if not recipe.sums_first and len(recipe.rewards) < FEWEST_REWARDS:
+def _find_problems(setup: TrainingSetup) -> Iterator[SpecProblem]:
+    if not setup.sums_first and len(setup.rewards) < FEWEST_REWARDS:
         reason = f"its GDPO needs at least {FEWEST_REWARDS} rewards, and this trial has one"
         fix = "pick a trial under grpo"
-        yield SpecProblem(recipe.note, "normalization", recipe.mode, reason, fix)
-    if recipe.passes_per_step > 1:
+        yield SpecProblem(setup.note, "normalization", setup.mode, reason, fix)
+    if setup.passes_per_step > 1:
         reason = "NeMo-RL passes once over the samples of a step, in parts if the batch is smaller"
         fix = "pick a trial with num_iterations: 1"
-        yield SpecProblem(recipe.note, "num_iterations", str(recipe.passes_per_step), reason, fix)
+        yield SpecProblem(setup.note, "num_iterations", str(setup.passes_per_step), reason, fix)
 
 
-def _build_grpo(recipe: Recipe) -> dict[str, object]:
+def _build_grpo(setup: TrainingSetup) -> dict[str, object]:
     normalization = {
-        "normalize_rewards": MODES[recipe.mode],
+        "normalize_rewards": MODES[setup.mode],
         # Its default is true, which no published GDPO uses.
-        "use_leave_one_out_baseline": recipe.leaves_one_out,
+        "use_leave_one_out_baseline": setup.leaves_one_out,
     }
     estimator: dict[str, object] = {"name": "grpo", **normalization}
-    if not recipe.sums_first:
-        rewards = sorted(recipe.rewards, key=lambda reward: reward.name)
+    if not setup.sums_first:
+        rewards = sorted(setup.rewards, key=lambda reward: reward.name)
         weights = [reward.weight for reward in rewards]
         estimator |= {"name": "gdpo", "reward_weights": weights}
     return {
-        "num_prompts_per_step": recipe.prompts,
-        "num_generations_per_prompt": recipe.group_size,
-        "max_num_steps": recipe.training.steps,
-        "max_num_epochs": recipe.training.steps,
+        "num_prompts_per_step": setup.prompts,
+        "num_generations_per_prompt": setup.group_size,
+        "max_num_steps": setup.training.steps,
+        "max_num_epochs": setup.training.steps,
         **normalization,
         "use_dynamic_sampling": False,
         "val_period": 0,  # there are no prompts for it
-        "seed": recipe.seed,
+        "seed": setup.seed,
         "adv_estimator": estimator,
     }
 
 
-def _build_loss(recipe: Recipe) -> dict[str, object]:
-    cispo = recipe.loss == "cispo"
+def _build_loss(setup: TrainingSetup) -> dict[str, object]:
+    cispo = setup.loss == "cispo"
     return {
-        "reference_policy_kl_penalty": recipe.get_number("beta"),
+        "reference_policy_kl_penalty": setup.get_number("beta"),
         "reference_policy_kl_type": "k3",
         # The training clamped neither the logarithm (default 20) nor the value (10).
         "kl_input_clamp_value": None,
         "kl_output_clamp_value": None,
         # True multiplies the KL by the ratio, which is not 1 after the first optimizer step.
-        "use_on_policy_kl_approximation": recipe.training.mini_batches > 1,
+        "use_on_policy_kl_approximation": setup.training.mini_batches > 1,
         "use_kl_in_reward": False,
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
-        "ratio_clip_min": 1.0 if cispo else recipe.get_number("epsilon"),
-        "ratio_clip_max": recipe.get_number("epsilon_high"),
+        "ratio_clip_min": 1.0 if cispo else setup.get_number("epsilon"),
+        "ratio_clip_max": setup.get_number("epsilon_high"),
         "ratio_clip_c": None,
-        "token_level_loss": recipe.loss != "grpo",
+        "token_level_loss": setup.loss != "grpo",
         "use_cispo": cispo,
-        **_build_correction(recipe),
+        **_build_correction(setup),
     }
 
 
-def _build_correction(recipe: Recipe) -> dict[str, object]:
+def _build_correction(setup: TrainingSetup) -> dict[str, object]:
     """Return the treatment of what vLLM, which always samples, rounds differently."""
-    kind = CORRECTIONS.get(recipe.rollout.importance_sampling)
+    kind = CORRECTIONS.get(setup.rollout.importance_sampling)
     if not kind:
         return {"use_importance_sampling_correction": False}
     return {
         "use_importance_sampling_correction": True,
         "truncated_importance_sampling_type": kind,
-        "truncated_importance_sampling_ratio": recipe.rollout.importance_sampling_cap,
+        "truncated_importance_sampling_ratio": setup.rollout.importance_sampling_cap,
         "truncated_importance_sampling_ratio_min": 0.0,
     }
 
 
-def _build_policy(recipe: Recipe) -> dict[str, object]:
+def _build_policy(setup: TrainingSetup) -> dict[str, object]:
     return {
-        "model_name": f"{HERE}/{recipe.policy}"
-        if recipe.policy == library.POLICY_COPY
-        else recipe.policy,
-        "precision": "float32" if recipe.model.dtype == "float32" else "bfloat16",
-        "train_global_batch_size": recipe.mini_batch,
-        "train_micro_batch_size": recipe.micro_batch,
-        "max_total_sequence_length": recipe.max_sequence_length,
-        "max_grad_norm": recipe.training.max_grad_norm,
-        "optimizer": {"kwargs": {"lr": recipe.get_number("learning_rate"), "weight_decay": 0.0}},
-        "scheduler": _build_scheduler(recipe),
+        "model_name": f"{HERE}/{setup.policy}"
+        if setup.policy == library.POLICY_COPY
+        else setup.policy,
+        "precision": "float32" if setup.model.dtype == "float32" else "bfloat16",
+        "train_global_batch_size": setup.mini_batch,
+        "train_micro_batch_size": setup.micro_batch,
+        "max_total_sequence_length": setup.max_sequence_length,
+        "max_grad_norm": setup.training.max_grad_norm,
+        "optimizer": {"kwargs": {"lr": setup.get_number("learning_rate"), "weight_decay": 0.0}},
+        "scheduler": _build_scheduler(setup),
         "generation": {
-            "max_new_tokens": recipe.training.max_completion_length,
-            "temperature": recipe.get_number("temperature"),
+            "max_new_tokens": setup.training.max_completion_length,
+            "temperature": setup.get_number("temperature"),
             "top_p": 1.0,
             "top_k": None,
             # Its default is the tokenizer's alone.
-            **({"stop_token_ids": recipe.end_tokens} if len(recipe.end_tokens) > 1 else {}),
-            "vllm_cfg": {"gpu_memory_utilization": recipe.rollout.vllm_memory_share},
+            **({"stop_token_ids": setup.end_tokens} if len(setup.end_tokens) > 1 else {}),
+            "vllm_cfg": {"gpu_memory_utilization": setup.rollout.vllm_memory_share},
         },
-        **_build_adapters(recipe),
+        **_build_adapters(setup),
     }
 
 
-def _build_scheduler(recipe: Recipe) -> list[dict[str, object]]:
+def _build_scheduler(setup: TrainingSetup) -> list[dict[str, object]]:
     """Return the shape of the learning rate as torch's schedulers and their milestones.
 
     A list even of one: it replaces a list, which OmegaConf cannot merge with a mapping.
     """
     # It moves once for all samples of a step, whatever the number of optimizer steps.
-    rest = max(1, recipe.training.steps - recipe.training.warmup_steps)
+    rest = max(1, setup.training.steps - setup.training.warmup_steps)
     shapes = {
         "constant": _build_part("ConstantLR", factor=1.0, total_iters=FOREVER),
         "linear": _build_part("LinearLR", start_factor=1.0, end_factor=0.0, total_iters=rest),
         "cosine": _build_part("CosineAnnealingLR", T_max=rest),
     }
-    shape = shapes[recipe.training.lr_schedule]
-    if not recipe.training.warmup_steps:
+    shape = shapes[setup.training.lr_schedule]
+    if not setup.training.warmup_steps:
         return [shape, {"milestones": []}]
     # It cannot begin at 0.
-    rising = recipe.training.warmup_steps
+    rising = setup.training.warmup_steps
     rise = _build_part("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=rising)
     return [rise, shape, {"milestones": [rising]}]
 
@@ -262,15 +262,15 @@ def _build_part(name: str, **arguments: float) -> dict[str, object]:
     return {"name": f"torch.optim.lr_scheduler.{name}", "kwargs": dict(arguments)}
 
 
-def _build_adapters(recipe: Recipe) -> dict[str, object]:
-    if not recipe.model.lora_rank:
+def _build_adapters(setup: TrainingSetup) -> dict[str, object]:
+    if not setup.model.lora_rank:
         return {}
-    everywhere = recipe.model.lora_targets == (EVERY_LINEAR,)
+    everywhere = setup.model.lora_targets == (EVERY_LINEAR,)
     adapters: dict[str, object] = {
         "enabled": True,
-        "dim": recipe.model.lora_rank,
-        "alpha": recipe.lora_alpha,
+        "dim": setup.model.lora_rank,
+        "alpha": setup.lora_alpha,
         "match_all_linear": everywhere,
-        "target_modules": [] if everywhere else list(recipe.model.lora_targets),
+        "target_modules": [] if everywhere else list(setup.model.lora_targets),
     }
     return {"dtensor_cfg": {"lora_cfg": adapters}}

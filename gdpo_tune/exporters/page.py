@@ -11,10 +11,10 @@ from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import PROMPTS_FILE, REWARDS_FILE, Exported
-from gdpo_tune.exporters.prompts import REFERENCE_FILE
-from gdpo_tune.exporters.recipe import ExportedReward, Recipe, describe_length
 from gdpo_tune.exporters.reward_files import TASK_COPY
 from gdpo_tune.exporters.runtime import SERVICE
+from gdpo_tune.exporters.training_prompts import REFERENCE_FILE
+from gdpo_tune.exporters.training_setup import ExportedReward, TrainingSetup, describe_length
 from gdpo_tune.results.transfer import Transfer
 
 PAGE = "DIFFERENCES.md"
@@ -25,7 +25,7 @@ What is "measured" was computed by the code of both on one batch: see "Measured 
 
 
 def format_page(
-    recipe: Recipe,
+    setup: TrainingSetup,
     exported: Exported,
     objectives: Sequence[Objective],
     differences: Sequence[Difference] = (),
@@ -36,9 +36,9 @@ def format_page(
 
     `references_data` tells whether `run.sh` makes the prompts from their data set.
     """
-    verb = "repeats" if recipe.transfer is None else "adapts"
-    chosen = "".join(f"- {line}\n" for line in recipe.chosen)
-    supply = [(f"`{key}`", text) for key, text in _list_supplies(recipe, exported).items()]
+    verb = "repeats" if setup.transfer is None else "adapts"
+    chosen = "".join(f"- {line}\n" for line in setup.chosen)
+    supply = [(f"`{key}`", text) for key, text in _list_supplies(setup, exported).items()]
     supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
     sizes = SIZES if any("measured" in theirs for _, _, theirs in rows) else ""
@@ -48,16 +48,16 @@ Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals})
 A reward that the library logs is none of them.
 """
     prompts = (
-        f"`run.sh` first makes `{PROMPTS_FILE}` of {recipe.data.source}. Without a network, make "
+        f"`run.sh` first makes `{PROMPTS_FILE}` of {setup.data.source}. Without a network, make "
         f"it of a copy: `python {REFERENCE_FILE} FILE`. "
     )
     conversion = (
         f"Then consolidate what it saved, where it is installed:\n\n    {exported.conversion}"
     )
     conversion = f"{conversion}\n\n" if exported.conversion else ""
-    return f"""# {recipe.name} in {exported.library}
-{_format_transfer(recipe)}
-`{exported.file}` {verb} {recipe.note}.
+    return f"""# {setup.name} in {exported.library}
+{_format_transfer(setup)}
+`{exported.file}` {verb} {setup.note}.
 
 {chosen}
 Start it in this directory:
@@ -70,20 +70,20 @@ Start it in this directory:
 ## What you supply
 
 {supplies}
-{_format_rewards(recipe.rewards)}
+{_format_rewards(setup.rewards)}
 ## What differs
 
 {_format_table(("", "gdpo_tune", exported.library), rows)}
-{sizes}{metrics if recipe.rewards else ""}"""
+{sizes}{metrics if setup.rewards else ""}"""
 
 
-def _format_transfer(recipe: Recipe) -> str:
+def _format_transfer(setup: TrainingSetup) -> str:
     """Return what carries over; empty if policy, data and lengths are those of the sweep."""
-    transfer = recipe.transfer
+    transfer = setup.transfer
     if transfer is None:
         return ""
     carried = ", ".join(f"`{setting}`" for setting in transfer.carried)
-    items = "".join(f"- {item}\n" for item in _list_items(recipe, transfer))
+    items = "".join(f"- {item}\n" for item in _list_items(setup, transfer))
     rows = [(f"`{v.key}`", v.searched, v.wanted, v.source) for v in transfer.moved]
     return f"""
 **This is not what the sweep searched: {transfer.title}.** The sweep measured on \
@@ -96,7 +96,7 @@ def _format_transfer(recipe: Recipe) -> str:
 """
 
 
-def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
+def _list_items(setup: TrainingSetup, transfer: Transfer) -> Iterator[str]:
     """Yield what is not in the table."""
     if transfer.kept:
         kept = ", ".join(f"`{setting}`" for setting in transfer.kept)
@@ -104,17 +104,17 @@ def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
             f"Kept from the candidate, and perhaps wrong here: {kept}. Change them with "
             "`--set space.<name>=<value>`."
         )
-    reward = load_task_info(transfer.searched.task, recipe.params).length_reward
-    before, here = transfer.searched.training, recipe.training
-    if reward not in {each.name for each in recipe.rewards}:
+    reward = load_task_info(transfer.searched.task, setup.params).length_reward
+    before, here = transfer.searched.training, setup.training
+    if reward not in {each.name for each in setup.rewards}:
         return
     searched, wanted = (
-        describe_length(recipe.params, each.length_limit, each.max_completion_length)
+        describe_length(setup.params, each.length_limit, each.max_completion_length)
         for each in (before, here)
     )
     if searched == wanted:
         return
-    shape = recipe.params.get("length_shape", "step")
+    shape = setup.params.get("length_shape", "step")
     meaning = {
         "ramp": "The shape carries over; it falls from `training.length_limit` to the longest.",
         "overlong": "`length_cache` carries over as a share of the longest, not in tokens.",
@@ -122,17 +122,17 @@ def _list_items(recipe: Recipe, transfer: Transfer) -> Iterator[str]:
     yield f"Reward `{reward}`: {searched}, in the sweep; {wanted}, here. {meaning}"
 
 
-def _list_supplies(recipe: Recipe, exported: Exported) -> dict[str, str]:
+def _list_supplies(setup: TrainingSetup, exported: Exported) -> dict[str, str]:
     """Return key -> what the user has to put there."""
-    supplies = dict(exported.to_supply)
-    if Path(recipe.policy).is_absolute() and recipe.policy in exported.text:
+    supplies = dict(exported.required_inputs)
+    if Path(setup.policy).is_absolute() and setup.policy in exported.text:
         supplies[exported.file] = (
-            f"the directory {recipe.policy}, which another machine lacks: copy it there, and name "
+            f"the directory {setup.policy}, which another machine lacks: copy it there, and name "
             "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
         )
-    if recipe.sandbox.url != drop_credentials(recipe.sandbox.url):
+    if setup.sandbox.url != drop_credentials(setup.sandbox.url):
         supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
-    if is_task_file(recipe.task) and exported.training is not None:
+    if is_task_file(setup.task) and exported.training is not None:
         supplies["gdpo-tune"] = (
             f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "
             "repository. Files that the task reads are not here: copy them"

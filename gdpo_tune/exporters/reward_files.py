@@ -10,7 +10,7 @@ from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.content import find_modules
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 from gdpo_tune.exporters.library import REWARDS_FILE, TrainingFiles
-from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.training_setup import TrainingSetup
 
 CARRIED = "gdpo_rewards"
 """Package of an export with the modules of this one that it needs."""
@@ -43,18 +43,18 @@ def carry_modules(*patterns: str) -> dict[str, bytes]:
     return {f"{CARRIED}/{name}": content for name, content in copied.items()}
 
 
-def runs_programs(recipe: Recipe) -> bool:
+def runs_programs(setup: TrainingSetup) -> bool:
     """Return whether a reward runs code that the policy wrote."""
-    return not is_task_file(recipe.task) and "sandbox" in vars(type(recipe.build_task()))
+    return not is_task_file(setup.task) and "sandbox" in vars(type(setup.build_task()))
 
 
-def build_reward_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:
+def build_reward_files(setup: TrainingSetup, training: TrainingFiles) -> dict[str, bytes]:
     """Return name in the export -> content of `rewards.py` and of what it imports."""
-    files = carry_modules(*JUDGING, *(PROGRAMS if runs_programs(recipe) else ()))
-    files[REWARDS_FILE] = _format_rewards(recipe, training).encode()
-    if not is_task_file(recipe.task):
+    files = carry_modules(*JUDGING, *(PROGRAMS if runs_programs(setup) else ()))
+    files[REWARDS_FILE] = _format_rewards(setup, training).encode()
+    if not is_task_file(setup.task):
         return files
-    task_file = Path(split_task_file(recipe.task)[0])
+    task_file = Path(split_task_file(setup.task)[0])
     files[TASK_COPY] = task_file.read_bytes()
     for module in find_modules(task_file)[0]:
         places = [p for p in (task_file.parent, Path.cwd()) if module.is_relative_to(p)]
@@ -64,24 +64,24 @@ def build_reward_files(recipe: Recipe, training: TrainingFiles) -> dict[str, byt
     return files
 
 
-def _format_rewards(recipe: Recipe, training: TrainingFiles) -> str:
+def _format_rewards(setup: TrainingSetup, training: TrainingFiles) -> str:
     runtime, shaping = f"{CARRIED}.exporters.runtime", f"{CARRIED}.core.shaping"
-    build = _score_custom_task if is_task_file(recipe.task) else _score_samples
-    score, more, setup = build(recipe)
+    build = _score_custom_task if is_task_file(setup.task) else _score_samples
+    score, more, above = build(setup)
     imports = {f"{runtime} import {name}" for name in ("Judge", *training.imports)} | {*more}
     shapes = ("LengthFall", "RewardCondition", "Shaping")
-    imports |= {f"{shaping} import {name}" for name in shapes if name in repr(recipe.shaping)}
+    imports |= {f"{shaping} import {name}" for name in shapes if name in repr(setup.shaping)}
     lines = "\n".join(f"from {line}" for line in sorted(imports))
-    weights = {reward.name: reward.weight for reward in recipe.rewards}
+    weights = {reward.name: reward.weight for reward in setup.rewards}
     shown = "\n".join(f"    {name} {weight:.6g}" for name, weight in weights.items())
-    text = f"""Rewards of {recipe.note}.
+    text = f"""Rewards of {setup.note}.
 
 Their weights, which the configuration beside this file has, too:
 
 {shown}
 
 Written by gdpo_tune. `{CARRIED}` has copies of its modules, with the functions of its task
-`{Path(recipe.task).name}`.
+`{Path(setup.task).name}`.
 """
     return f"""{format_docstring(text)}
 
@@ -92,23 +92,23 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))  # the library may work in another directory
 
 {lines}
-{setup}
+{above}
 JUDGE = Judge(
     {score},
-    {recipe.shaping!r},
+    {setup.shaping!r},
     {weights!r},
 )
 {training.ending}
 """
 
 
-def _score_samples(recipe: Recipe) -> tuple[str, list[str], str]:
+def _score_samples(setup: TrainingSetup) -> tuple[str, list[str], str]:
     """Return the scoring by the functions of a task that ships: source, imports, lines above."""
-    read = {*(reward.name for reward in recipe.rewards)}
-    read |= {condition.on for condition in recipe.shaping.conditions.values()}
-    rewards = [reward for reward in recipe.build_task().judged_rewards if reward.name in read]
+    read = {*(reward.name for reward in setup.rewards)}
+    read |= {condition.on for condition in setup.shaping.conditions.values()}
+    rewards = [reward for reward in setup.build_task().judged_rewards if reward.name in read]
     scores = {reward.name: reward.score for reward in rewards}
-    partial = {r.name: r.partial for r in rewards if r.partial and recipe.shaping.partial_credit}
+    partial = {r.name: r.partial for r in rewards if r.partial and setup.shaping.partial_credit}
     functions = [*scores.values(), *partial.values()]
     runtime = f"{CARRIED}.exporters.runtime"
     imports = [f"{runtime} import score_samples"]
@@ -116,31 +116,31 @@ def _score_samples(recipe: Recipe) -> tuple[str, list[str], str]:
         f"{each.__module__.replace(_PACKAGE.name, CARRIED, 1)} import {each.__name__}"
         for each in functions
     ]
-    arguments = [_format_table(scores), _format_table(partial), str(recipe.training.length_limit)]
-    if runs_programs(recipe):
+    arguments = [_format_table(scores), _format_table(partial), str(setup.training.length_limit)]
+    if runs_programs(setup):
         imports.append(f"{runtime} import ProgramRunner")
-        settings = recipe.sandbox.replace(url=drop_credentials(recipe.sandbox.url)).model_dump()
+        settings = setup.sandbox.replace(url=drop_credentials(setup.sandbox.url)).model_dump()
         arguments.append(f"ProgramRunner({format_arguments(settings)})")
     return f"score_samples({', '.join(arguments)})", imports, ""
 
 
-def _score_custom_task(recipe: Recipe) -> tuple[str, list[str], str]:
+def _score_custom_task(setup: TrainingSetup) -> tuple[str, list[str], str]:
     """Return the scoring by a task in a file; see `_score_samples`."""
-    _, name = split_task_file(recipe.task)
-    sandbox = recipe.sandbox.replace(url=drop_credentials(recipe.sandbox.url))
-    settings = f"{recipe.training!r},\n    {sandbox!r},\n    {recipe.data!r}"
+    _, name = split_task_file(setup.task)
+    sandbox = setup.sandbox.replace(url=drop_credentials(setup.sandbox.url))
+    settings = f"{setup.training!r},\n    {sandbox!r},\n    {setup.data!r}"
     imports = [
         f"{_PACKAGE.name}.core.settings import {each}"
         for each in ("DataSettings", "HeldOutData", "SandboxSettings", "TrainingSettings")
     ]
     imports.append(f"{CARRIED}.exporters.runtime import score_custom_task")
-    setup = f"""
+    above = f"""
 sys.path.append(str(HERE / "{NEIGHBOURS}"))  # last, so that they hide no others
 SETTINGS = (
     {settings},
 )
 """
-    return f'score_custom_task(f"{{HERE}}/{TASK_COPY}:{name}", *SETTINGS)', imports, setup
+    return f'score_custom_task(f"{{HERE}}/{TASK_COPY}:{name}", *SETTINGS)', imports, above
 
 
 def _format_table(functions: Mapping[str, Callable[..., object]]) -> str:

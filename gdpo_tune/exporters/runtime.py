@@ -144,7 +144,7 @@ def score_custom_task(task: str, *settings: Any) -> Score:
 # TRL, Axolotl and ms-swift ------------------------------------------------------------------------
 
 
-def build_reward_functions(judge: Judge) -> dict[str, Callable[..., Sequence[float | None]]]:
+def build_trl_rewards(judge: Judge) -> dict[str, Callable[..., Sequence[float | None]]]:
     """Build a function for each reward, which TRL logs by its name; a batch is judged once."""
     latest: tuple[Any, Rewards] = (None, {})
     """Batch that was judged last, which TRL passes to one function after another."""
@@ -170,7 +170,7 @@ def build_reward_functions(judge: Judge) -> dict[str, Callable[..., Sequence[flo
     return {name: build(name) for name in judge.weights}
 
 
-def build_reward_classes(judge: Judge) -> dict[str, type]:
+def build_swift_rewards(judge: Judge) -> dict[str, type]:
     """Build a class for each reward, whose objects ms-swift calls and logs by its name."""
 
     def build(name: str, function: Callable[..., Sequence[float | None]]) -> type:
@@ -186,7 +186,7 @@ def build_reward_classes(judge: Judge) -> dict[str, type]:
         Reward.__name__ = name
         return Reward
 
-    return {name: build(name, each) for name, each in build_reward_functions(judge).items()}
+    return {name: build(name, each) for name, each in build_trl_rewards(judge).items()}
 
 
 class VerlRewardManager:

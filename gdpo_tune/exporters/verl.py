@@ -15,8 +15,8 @@ from gdpo_tune.core.errors import SpecProblem
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import library
 from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
-from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.runtime_prompts import build_verl_row
+from gdpo_tune.exporters.training_setup import TrainingSetup
 from gdpo_tune.policies.prompt_choice import find_text_prefix
 
 AGGREGATION = {
@@ -52,18 +52,18 @@ LIBRARY = Library(
 )
 
 
-def export(recipe: Recipe) -> Exported:
-    """Return the recipe as a configuration that inherits from verl's `ppo_trainer`."""
-    size, group = recipe.mini_batch, recipe.group_size
+def export_verl(setup: TrainingSetup) -> Exported:
+    """Return the training as a configuration that inherits from verl's `ppo_trainer`."""
+    size, group = setup.mini_batch, setup.group_size
     reason = f"verl counts in prompts, and this is no multiple of group_size {group}"
     fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
-    problem = SpecProblem(recipe.note, "training.mini_batch_size", str(size), reason, fix)
-    LIBRARY.check(recipe, *((problem,) if size % group else ()))
-    kwargs = dict(recipe.model.chat_template_kwargs)
+    problem = SpecProblem(setup.note, "training.mini_batch_size", str(size), reason, fix)
+    LIBRARY.check(setup, *((problem,) if size % group else ()))
+    kwargs = dict(setup.model.chat_template_kwargs)
     settings: dict[str, object] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
-        "algorithm": {**_build_algorithm(recipe), **_build_correction(recipe)},
+        "algorithm": {**_build_algorithm(setup), **_build_correction(setup)},
         "reward": {
             "reward_manager": {
                 "source": "importlib",
@@ -78,56 +78,56 @@ def export(recipe: Recipe) -> Exported:
             "val_files": library.PROMPTS_FILE,
             **({"apply_chat_template_kwargs": kwargs} if kwargs else {}),
             "shuffle": False,
-            "train_batch_size": recipe.prompts,
-            "max_prompt_length": recipe.max_prompt_length,
+            "train_batch_size": setup.prompts,
+            "max_prompt_length": setup.max_prompt_length,
             "filter_overlong_prompts": True,
-            "max_response_length": recipe.training.max_completion_length,
-            "seed": recipe.seed,
+            "max_response_length": setup.training.max_completion_length,
+            "seed": setup.seed,
         },
         "actor_rollout_ref": {
-            "model": _build_model(recipe),
-            "actor": _build_actor(recipe),
-            "ref": {"log_prob_micro_batch_size_per_gpu": recipe.micro_batch},
+            "model": _build_model(setup),
+            "actor": _build_actor(setup),
+            "ref": {"log_prob_micro_batch_size_per_gpu": setup.micro_batch},
             "rollout": {
                 "name": "vllm",
-                "n": recipe.group_size,
-                "temperature": recipe.get_number("temperature"),
+                "n": setup.group_size,
+                "temperature": setup.get_number("temperature"),
                 "top_p": 1.0,
                 "top_k": -1,
                 "tensor_model_parallel_size": 1,
-                "gpu_memory_utilization": recipe.rollout.vllm_memory_share,
-                "log_prob_micro_batch_size_per_gpu": recipe.micro_batch,
+                "gpu_memory_utilization": setup.rollout.vllm_memory_share,
+                "log_prob_micro_batch_size_per_gpu": setup.micro_batch,
                 # Without those of the sampler there is nothing to correct by.
-                "calculate_log_probs": recipe.rollout.importance_sampling != "off",
+                "calculate_log_probs": setup.rollout.importance_sampling != "off",
                 # They share the completions of a step equally.
-                "agent": {"num_workers": math.gcd(recipe.training.completions_per_step, AGENTS)},
+                "agent": {"num_workers": math.gcd(setup.training.completions_per_step, AGENTS)},
             },
         },
         "trainer": {
             # Its newer trainer does not carry the single rewards that GDPO needs.
-            "use_v1": recipe.mode != "gdpo",
-            "total_training_steps": recipe.training.steps,
-            "total_epochs": recipe.training.steps,
+            "use_v1": setup.mode != "gdpo",
+            "total_training_steps": setup.training.steps,
+            "total_epochs": setup.training.steps,
             "n_gpus_per_node": 1,
             "val_before_train": False,
             # It saves nothing by default, and would continue from what another run saved.
-            "save_freq": recipe.training.steps,
+            "save_freq": setup.training.steps,
             "resume_mode": "disable",
             "project_name": "gdpo_tune",
-            "experiment_name": recipe.name,
+            "experiment_name": setup.name,
             "logger": ["console"],
         },
     }
     return Exported(
         library=LIBRARY.name,
         file="verl.yaml",
-        text=library.format_yaml(settings, recipe.note, library.START),
+        text=library.format_yaml(settings, setup.note, library.START),
         install=library.format_install("verl==0.9.1", ("vllm", "fsdp")),
-        run=_format_run(recipe),
+        run=_format_run(setup),
         # The model in `converted` alone is the base, if it trained an adapter.
-        result=f"{library.CONVERTED}/lora_adapter" if recipe.model.lora_rank else library.CONVERTED,
+        result=f"{library.CONVERTED}/lora_adapter" if setup.model.lora_rank else library.CONVERTED,
         conversion=MERGE.format(
-            saved=f"checkpoints/{quote(recipe.name)}/global_step_{recipe.training.steps}/actor",
+            saved=f"checkpoints/{quote(setup.name)}/global_step_{setup.training.steps}/actor",
             policy=library.CONVERTED,
         ),
         training=TrainingFiles(
@@ -138,14 +138,14 @@ def export(recipe: Recipe) -> Exported:
     )
 
 
-def _format_run(recipe: Recipe) -> str:
+def _format_run(setup: TrainingSetup) -> str:
     """Return the lines that start verl, whose processes may work in other directories."""
     paths = {
         "data.train_files": library.PROMPTS_FILE,
         "data.val_files": library.PROMPTS_FILE,
-        "trainer.default_local_dir": f"checkpoints/{recipe.name}",
+        "trainer.default_local_dir": f"checkpoints/{setup.name}",
     }
-    if recipe.policy == library.POLICY_COPY:
+    if setup.policy == library.POLICY_COPY:
         paths["actor_rollout_ref.model.path"] = library.POLICY_COPY
     overrides = [f"{key}='$here/{path}'" for key, path in paths.items()]
     overrides.append("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='$modules'")
@@ -161,78 +161,78 @@ def _format_run(recipe: Recipe) -> str:
     )
 
 
-def _build_algorithm(recipe: Recipe) -> dict[str, object]:
-    if recipe.mode == "gdpo":
+def _build_algorithm(setup: TrainingSetup) -> dict[str, object]:
+    if setup.mode == "gdpo":
         return {
             "adv_estimator": "gdpo",
-            "gdpo_reward_keys": [reward.name for reward in recipe.rewards],
-            "gdpo_reward_weights": recipe.weights,
+            "gdpo_reward_keys": [reward.name for reward in setup.rewards],
+            "gdpo_reward_weights": setup.weights,
             "use_kl_in_reward": False,
         }
     return {
-        "adv_estimator": "rloo" if recipe.leaves_one_out else "grpo",
-        "norm_adv_by_std_in_grpo": recipe.mode == "grpo",
+        "adv_estimator": "rloo" if setup.leaves_one_out else "grpo",
+        "norm_adv_by_std_in_grpo": setup.mode == "grpo",
         "use_kl_in_reward": False,
     }
 
 
-def _build_correction(recipe: Recipe) -> dict[str, object]:
+def _build_correction(setup: TrainingSetup) -> dict[str, object]:
     """Return the treatment of what vLLM, which always samples, rounds differently."""
-    if recipe.rollout.importance_sampling == "off":
+    if setup.rollout.importance_sampling == "off":
         return {}
-    unit, _, treatment = recipe.rollout.importance_sampling.partition("_")
-    cap = recipe.rollout.importance_sampling_cap
+    unit, _, treatment = setup.rollout.importance_sampling.partition("_")
+    cap = setup.rollout.importance_sampling_cap
     # One number lowers a weight to it; a range makes the weights outside 0.
     threshold = cap if treatment == "truncate" else f"{LOWEST_WEIGHT}_{cap}"
     return {"rollout_correction": {"rollout_is": unit, "rollout_is_threshold": threshold}}
 
 
-def _build_model(recipe: Recipe) -> dict[str, object]:
+def _build_model(setup: TrainingSetup) -> dict[str, object]:
     model: dict[str, object] = {
-        "path": recipe.policy,
-        "enable_gradient_checkpointing": recipe.model.gradient_checkpointing != "off",
+        "path": setup.policy,
+        "enable_gradient_checkpointing": setup.model.gradient_checkpointing != "off",
     }
-    if not recipe.is_chat:
-        prefix = find_text_prefix(recipe.policy_name, recipe.model.revision)
+    if not setup.is_chat:
+        prefix = find_text_prefix(setup.policy_name, setup.model.revision)
         model["custom_chat_template"] = prefix + PLAIN_TEMPLATE
-    if recipe.model.lora_rank:
-        everywhere = recipe.model.lora_targets == (EVERY_LINEAR,)
+    if setup.model.lora_rank:
+        everywhere = setup.model.lora_targets == (EVERY_LINEAR,)
         model |= {
-            "lora_rank": recipe.model.lora_rank,
-            "lora_alpha": recipe.lora_alpha,
-            "target_modules": EVERY_LINEAR if everywhere else list(recipe.model.lora_targets),
+            "lora_rank": setup.model.lora_rank,
+            "lora_alpha": setup.lora_alpha,
+            "target_modules": EVERY_LINEAR if everywhere else list(setup.model.lora_targets),
         }
     return model
 
 
-def _build_actor(recipe: Recipe) -> dict[str, object]:
-    beta, cispo = recipe.get_number("beta"), recipe.loss == "cispo"
-    scale = {"loss_scale_factor": recipe.training.max_completion_length}
+def _build_actor(setup: TrainingSetup) -> dict[str, object]:
+    beta, cispo = setup.get_number("beta"), setup.loss == "cispo"
+    scale = {"loss_scale_factor": setup.training.max_completion_length}
     return {
-        "ppo_mini_batch_size": recipe.mini_batch // recipe.group_size,
-        "ppo_micro_batch_size_per_gpu": recipe.micro_batch,
-        "ppo_epochs": recipe.passes_per_step,
+        "ppo_mini_batch_size": setup.mini_batch // setup.group_size,
+        "ppo_micro_batch_size_per_gpu": setup.micro_batch,
+        "ppo_epochs": setup.passes_per_step,
         # It sorts completions by length before it divides them.
-        "shuffle": recipe.training.mini_batches > 1,
+        "shuffle": setup.training.mini_batches > 1,
         "policy_loss": {"loss_mode": "cispo" if cispo else "vanilla"},
-        "clip_ratio": recipe.get_number("epsilon"),
+        "clip_ratio": setup.get_number("epsilon"),
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
-        "clip_ratio_low": 1.0 if cispo else recipe.get_number("epsilon"),
-        "clip_ratio_high": recipe.get_number("epsilon_high"),
+        "clip_ratio_low": 1.0 if cispo else setup.get_number("epsilon"),
+        "clip_ratio_high": setup.get_number("epsilon_high"),
         "clip_ratio_c": NO_DUAL_CLIP,
-        "loss_agg_mode": AGGREGATION[recipe.loss],
-        **(scale if recipe.loss == "dr_grpo" else {}),
+        "loss_agg_mode": AGGREGATION[setup.loss],
+        **(scale if setup.loss == "dr_grpo" else {}),
         "use_kl_loss": beta > 0,
         "kl_loss_coef": beta,
         # The plain name has another gradient, that of k3.
         "kl_loss_type": "low_var_kl+",
         "entropy_coeff": 0,
-        "grad_clip": recipe.training.max_grad_norm,
+        "grad_clip": setup.training.max_grad_norm,
         "optim": {
-            "lr": recipe.get_number("learning_rate"),
-            "lr_scheduler_type": recipe.training.lr_schedule,
+            "lr": setup.get_number("learning_rate"),
+            "lr_scheduler_type": setup.training.lr_schedule,
             # It moves once for all samples of a step, whatever the number of optimizer steps.
-            "lr_warmup_steps": recipe.training.warmup_steps,
+            "lr_warmup_steps": setup.training.warmup_steps,
             "weight_decay": 0.0,
         },
     }

@@ -11,18 +11,18 @@ from pathlib import Path
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
-from gdpo_tune.exporters.differences import Difference, list_differences
+from gdpo_tune.exporters.differences import Difference, list_library_differences
 from gdpo_tune.exporters.library import POLICY_COPY, PROMPTS_FILE, START, Exported
 from gdpo_tune.exporters.page import PAGE, format_page
-from gdpo_tune.exporters.prompts import (
+from gdpo_tune.exporters.reward_files import build_reward_files
+from gdpo_tune.exporters.training_prompts import (
     REFERENCE_FILE,
     ExportedPrompts,
     build_reference_files,
     collect_prompts,
     format_prompts,
 )
-from gdpo_tune.exporters.recipe import Recipe, build_recipe
-from gdpo_tune.exporters.reward_files import build_reward_files
+from gdpo_tune.exporters.training_setup import TrainingSetup, build_training_setup
 from gdpo_tune.policies.load_policy import describe_policy
 from gdpo_tune.policies.prompt_format import CLOCK, FIXED_DATE, TEMPLATE_FILE
 from gdpo_tune.results.retrain import TrainingRequest, explain_merge
@@ -69,45 +69,45 @@ def export_training(
     if request.spec.model.revision:
         describe_policy(request.spec.policy, request.spec.model.revision)  # the Hub may have none
     ships = request.spec.policy in POLICIES and library not in MERGERS and not base_model
-    recipe = build_recipe(request, base_model or (POLICY_COPY if ships else policy))
-    exported = export(library, recipe)
-    if recipe.task == "math" and exported.training is not None:
+    setup = build_training_setup(request, base_model or (POLICY_COPY if ships else policy))
+    exported = build_export(library, setup)
+    if setup.task == "math" and exported.training is not None:
         exported = replace(exported, install=f"{exported.install} && {INSTALL_MATH_VERIFY}")
-    default = request.spec.output_directory / f"{recipe.name}-{library}"
+    default = request.spec.output_directory / f"{setup.name}-{library}"
     directory = directory or default.expanduser()
-    run = format_run(recipe, exported, references_data=references_data)
+    run = format_run_script(setup, exported, references_data=references_data)
     files = {exported.file: exported.text.encode(), RUN: run.encode()}
     differences: Sequence[Difference] = ()
     if exported.training is not None:
-        files |= build_reward_files(recipe, exported.training)
+        files |= build_reward_files(setup, exported.training)
         files |= {name: text.encode() for name, text in exported.training.others.items()}
         if references_data:
-            files |= build_reference_files(recipe, exported.training)
+            files |= build_reference_files(setup, exported.training)
         else:
-            prompts = collect_prompts(recipe)
-            files[PROMPTS_FILE] = format_prompts(prompts, recipe, exported.training)
-            differences = list_prompt_differences(prompts, recipe, exported)
+            prompts = collect_prompts(setup)
+            files[PROMPTS_FILE] = format_prompts(prompts, setup, exported.training)
+            differences = list_prompt_differences(prompts, setup, exported)
             if differences and prompts.reader is not None and prompts.reader.template is not None:
                 files[TEMPLATE_FILE] = prompts.reader.template.encode()
     if ships:
         source = POLICIES[request.spec.policy]
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
     goals = request.spec.list_objectives()
-    page = format_page(recipe, exported, goals, differences, references_data=references_data)
+    page = format_page(setup, exported, goals, differences, references_data=references_data)
     write_files(directory, {**files, PAGE: page.encode()})
     return exported, directory
 
 
-def export(library: str, recipe: Recipe) -> Exported:
+def build_export(library: str, setup: TrainingSetup) -> Exported:
     """Return a training, or a merge, for a library, with what the library does differently.
 
     Raises:
         ExportError: the library would change or ignore a part of it.
     """
-    exported: Exported = load(EXPORTERS[library])(recipe)
+    exported: Exported = load(EXPORTERS[library])(setup)
     if exported.training is None:
         return exported
-    return replace(exported, differences=list_differences(library, recipe))
+    return replace(exported, differences=list_library_differences(library, setup))
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -146,12 +146,12 @@ def _check_place(directory: Path, name: str, content: bytes) -> None:
     raise UsageError(f"{held}\n    fix: choose another directory with --out, or move that away")
 
 
-def format_run(recipe: Recipe, exported: Exported, *, references_data: bool) -> str:
+def format_run_script(setup: TrainingSetup, exported: Exported, *, references_data: bool) -> str:
     """Return the program that starts the library."""
     make = f"test -f {PROMPTS_FILE} || python {REFERENCE_FILE}\n" if references_data else ""
     check_path = CHECK_PATH if "PYTHONPATH" in exported.run else ""
     return f"""#!/usr/bin/env bash
-# {recipe.name} in {exported.library}: {exported.start}
+# {setup.name} in {exported.library}: {exported.start}
 # Arguments are passed on to the library. It has to be installed: {exported.install}
 set -euo pipefail
 here="$(dirname -- "${{BASH_SOURCE[0]}}")"
@@ -184,14 +184,14 @@ PYTHON
 
 
 def list_prompt_differences(
-    prompts: ExportedPrompts, recipe: Recipe, exported: Exported
+    prompts: ExportedPrompts, setup: TrainingSetup, exported: Exported
 ) -> list[Difference]:
     """Return what may differ in the prompts; some libraries read them by the policy's template."""
     reader, rows = prompts.reader, list[Difference]()
     if reader is None:
-        ours = f"prompts above {recipe.data.max_prompt_length} tokens are left out"
+        ours = f"prompts above {setup.data.max_prompt_length} tokens are left out"
         theirs = (
-            f"the tokenizer of {recipe.policy_name} is not on this machine: every prompt is in the "
+            f"the tokenizer of {setup.policy_name} is not on this machine: every prompt is in the "
             "file, and the policy is taken to have a chat template"
         )
         return [Difference("prompts", ours, theirs)]

@@ -210,9 +210,9 @@ def _build_panel(front: Front, x: Axis, y: Axis, constraints: Mapping[str, Const
 
 
 def _build_point(configuration: Configuration, x: Axis, y: Axis) -> Point:
-    role, mode = configuration.role, get_mode(configuration.params)
+    role = configuration.role
     layer: Layer = "member" if configuration.is_on_front else "dominated"
-    group, mark = style.CANDIDATES.get(role) or (mode, style.get_mark(mode))
+    group, mark = style.get_configuration_mark(configuration)
     fill = style.PAPER if configuration.is_provisional else mark.color
     if role == "untrained" or role == "published":
         layer, (group, mark) = role, style.BASELINES[role]

@@ -77,11 +77,10 @@ def get_mark(mode: str) -> Mark:
     return MODES.get(mode, OTHER)
 
 
-def get_configuration_mark(configuration: Configuration) -> Mark:
-    """Return the colour and symbol of a configuration that is no baseline."""
-    if configuration.role in CANDIDATES:
-        return CANDIDATES[configuration.role][1]
-    return get_mark(get_mode(configuration.params))
+def get_configuration_mark(configuration: Configuration) -> tuple[str, Mark]:
+    """Return the name in legends, and the mark, of a configuration that is no baseline."""
+    mode = get_mode(configuration.params)
+    return CANDIDATES.get(configuration.role) or (mode, get_mark(mode))
 
 
 def fade(color: str, alpha: float) -> str:

@@ -1,32 +1,40 @@
-"""Model card and card of the record, from the ledger alone."""
+"""Model card and card of the record, from the ledger alone; and the prompt that a card shows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from gdpo_tune import __version__
+from gdpo_tune.analysis.front import Front, trace_training
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core import task_files
 from gdpo_tune.core.addresses import REPOSITORY_ID
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.text import format_hypervolume
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import (
+    NO_VALUE,
+    format_hypervolume,
+    format_interval,
+    format_number,
+    format_parameter,
+)
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.policies.load_policy import find_required_version
-from gdpo_tune.publishing.card_tables import (
-    build_member_rows,
-    build_metric_rows,
-    describe_training,
-    get_metric,
-    list_columns,
-)
-from gdpo_tune.publishing.example import build_example
-from gdpo_tune.publishing.policy_files import PolicyFiles
+from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_tokenizer
+from gdpo_tune.policies.prompt_format import PROMPTS_FILE
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
+from gdpo_tune.publishing.record import PolicyFiles
+from gdpo_tune.results.front_table import BASELINES, list_rows
 from gdpo_tune.results.wording import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.text import show
 
 TAGS = ("gdpo_tune", "reinforcement-learning", "pareto-front", "trl")
 
@@ -38,15 +46,26 @@ def build_model_card(
     repository, spec = publication.name_repository(candidate.name), publication.spec
     config = policy.directory / ADAPTER_CONFIG
     own = json.loads(config.read_bytes()) if policy.is_adapter else {}
+    member = candidate.configuration
+    own_warnings = [f"This policy is {text}." for text in publication.front.list_shortfalls(member)]
+    if not member.is_on_front:
+        own_warnings.append("This policy is not on the front of its sweep.")
+    if member.is_provisional and member.role != "untrained":
+        own_warnings.append("This policy has one seed, so part of its lead may be luck.")
+    if not publication.has_ended:
+        own_warnings.append("The sweep had not finished, so its front may change.")
     return _render(
         "model_card.md.jinja",
         publication,
         candidate=candidate,
         repository=repository,
         metadata=_build_metadata(publication, candidate, policy),
-        warnings=list_candidate_warnings(publication, candidate.configuration),
-        columns=list_columns(publication.front, candidate.configuration),
-        metrics=build_metric_rows(publication, candidate.configuration),
+        warnings=[*own_warnings, *list_findings(publication)],
+        columns=[
+            "this policy",
+            *(BASELINES[b.role] for b in _list_baselines(publication.front, member)),
+        ],
+        metrics=build_metric_rows(publication, member),
         training=describe_training(publication, candidate),
         policy=policy,
         revision=own.get("revision") or spec.model.revision,
@@ -79,19 +98,6 @@ def build_record_card(
     )
 
 
-def list_candidate_warnings(publication: Publication, configuration: Configuration) -> list[str]:
-    """Return what a reader has to know before using a policy: its own faults, then the front's."""
-    front, found = publication.front, list[str]()
-    found += [f"This policy is {text}." for text in front.list_shortfalls(configuration)]
-    if not configuration.is_on_front:
-        found.append("This policy is not on the front of its sweep.")
-    if configuration.is_provisional and configuration.role != "untrained":
-        found.append("This policy has one seed, so part of its lead may be luck.")
-    if not publication.has_ended:
-        found.append("The sweep had not finished, so its front may change.")
-    return found + list_findings(publication)
-
-
 def list_findings(publication: Publication) -> list[str]:
     """Return the warnings about a front for readers, who cannot change the sweep."""
     warnings = list_result_warnings(publication.sweep.spec, publication.front)
@@ -120,7 +126,7 @@ def _render(template: str, publication: Publication, **values: Any) -> str:
         record=publication.record,
         policy_name=spec.policy,
         is_embedded=spec.policy in POLICIES,
-        data=describe_data(spec),
+        data=describe_prompts(spec),
         objectives=[
             f"`{name}` ({goal.direction}d): {get_metric(publication, name).doc}"
             for name, goal in spec.objectives.items()
@@ -171,7 +177,7 @@ def _build_metadata(
     ).to_yaml()
 
 
-def describe_data(spec: SweepSpec) -> str:
+def describe_prompts(spec: SweepSpec) -> str:
     """Return where the prompts of a sweep come from."""
     training, data = spec.training, spec.data
     counts = (
@@ -186,3 +192,138 @@ def describe_data(spec: SweepSpec) -> str:
     own = {"validation": data.validation, "test": data.test}
     splits = [data.split, *(s.split or name for name, s in own.items() if s.split or s.source)]
     return f"{place} (split {', '.join(splits)}): {counts}"
+
+
+def build_metric_rows(
+    publication: Publication, configuration: Configuration
+) -> list[tuple[str, list[str]]]:
+    """Return each metric with its values of a policy and the baselines, objectives first."""
+    objectives = list(publication.spec.objectives)
+    names = [*objectives, *(name for name in configuration.mean if name not in objectives)]
+    columns = [configuration, *_list_baselines(publication.front, configuration)]
+    rows = [(name, list[str]()) for name in names]
+    for name, cells in rows:
+        metric = get_metric(publication, name)
+        for value in (column.mean.get(name) for column in columns):
+            if value is None:
+                cells.append(NO_VALUE)
+                continue
+            # An interval at 95 %, within the range of the metric.
+            interval = format_interval(max(value.low, metric.low), min(value.high, metric.high))
+            cells.append(f"{format_number(value.mean)} ({interval})")
+    return rows
+
+
+def build_member_rows(
+    publication: Publication, published: Sequence[str], own: str = ""
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return a row for each member of the front and each baseline: those that stand out, and all.
+
+    `own` is the name of the policy of the card, in bold.
+    """
+    first: list[list[str]] = []
+    rows: list[list[str]] = []
+    for row in list_rows(publication.front):
+        name, title = row.policy.name, row.title
+        if name in published and publication.is_front:
+            repository = publication.name_repository(name)
+            title = f"[{title}](https://huggingface.co/{repository.path})"
+        title = f"**{title}**" if name == own else title
+        notes = [*row.labels, *row.shortfalls]
+        notes += ["one seed"] * (row.policy.is_provisional and row.policy.role != "untrained")
+        notes += ["published weights"] * (row.policy.role == "published")
+        rows.append([title, *row.cells, ", ".join(notes)])
+        if row.stands_out or name == own:
+            first.append(rows[-1])
+    return first, rows
+
+
+def describe_training(publication: Publication, candidate: PublishedPolicy) -> dict[str, Any]:
+    """Return how a policy was made: parameters and schedule, or the parts of a merge."""
+    records, record = publication.sweep.records, candidate.record
+    steps = publication.spec.training.steps
+    if len(record.parts) > 1:
+        parts = [
+            {
+                "weight": show(part.weight),
+                "name": f"{part.trial}@{part.step}",
+                "params": _format_params(publication, records[part.trial].params),
+            }
+            for part in record.parts
+        ]
+        return {"parts": parts, "names": list(parts[0]["params"])}
+    number, step = record.number, steps
+    if record.parts:
+        number, step = record.parts[0].trial, record.parts[0].step
+    training = trace_training(records, number, step if record.parts else float("inf"))
+    return {
+        "parts": [],
+        "params": _format_params(publication, training.params),
+        "seed": training.seed,
+        "steps": step,
+        "schedule": [
+            (segment.step, _format_params(publication, {**training.params, **segment.params}))
+            for segment in training.schedule
+        ],
+    }
+
+
+def get_metric(publication: Publication, name: str) -> MetricInfo:
+    """Return the description of a metric of the sweep's task."""
+    spec = publication.sweep.spec  # a task in a file is there under its whole path alone
+    return {**COST_METRICS, **load_task_info(spec.task, spec.space.domains).metrics}[name]
+
+
+def _list_baselines(front: Front, configuration: Configuration) -> list[Configuration]:
+    return [baseline for baseline in front.baselines if baseline is not configuration]
+
+
+def _format_params(publication: Publication, params: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters that are in effect; weights as trained, the largest is 1."""
+    spec = publication.spec
+    active = spec.space.select_active(params)
+    prefix = "reward_weights."
+    largest = max((abs(v) for n, v in params.items() if n.startswith(prefix)), default=1) or 1
+    return {
+        name: format_parameter(value / largest if name.startswith(prefix) else value)
+        for name, value in params.items()
+        if name in active
+    }
+
+
+PLACEHOLDER = "YOUR PROMPT"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt to begin with."""
+
+    text: str
+    """What the policy reads; empty if it reads turns of a chat."""
+    messages: list[dict[str, str]]
+    """Turns for the chat template of its tokenizer; empty without one."""
+    is_placeholder: bool
+    """True if the reader has to write the prompt itself."""
+
+
+def build_example(spec: SweepSpec, directory: Path) -> Example | None:
+    """Build an example for the policy in a directory.
+
+    Rows of data sets are not published, so their place is marked. None if the directory has no
+    tokenizer, or if the task is in a file, whose words are not published either.
+    """
+    tokenizer = load_local_tokenizer(str(directory))
+    if tokenizer is None or task_files.is_task_file(spec.task):
+        return None
+    with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
+        instructions: str = task.instructions
+        own = "" if spec.data.source else str(task.problems("test", 1, 0)[0].prompt)
+    # A policy that ships knows the format; one that was trained says how it was prompted.
+    name = str(directory) if (directory / PROMPTS_FILE).exists() else spec.policy
+    arguments = spec.model.chat_template_kwargs, spec.model.template_date
+    mode = spec.model.instructions
+    style = choose_prompt_format(name, tokenizer, instructions, mode, *arguments)
+    prompt = own or PLACEHOLDER
+    if tokenizer.chat_template is None:
+        return Example(style.render(prompt), [], not own)
+    return Example("", style.build_messages(prompt), not own)

@@ -1,4 +1,4 @@
-"""A sweep as one call of `publish` puts it on the Hub, and the choice of its policies."""
+"""A sweep as one call of `publish` puts it on the Hub: its policies, and their licence."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 from gdpo_tune.analysis.front import Front, find_configuration
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.addresses import Repository, find_id_problem
-from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.errors import UsageError, get_first_line
+from gdpo_tune.core.files import is_directory
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.figures.front_png import write_front_png
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.publishing.licence import Licence, find_licence
-from gdpo_tune.publishing.policy_files import explain_missing_policy, find_kept_policy
-from gdpo_tune.publishing.record import build_record
+from gdpo_tune.policies.load_policy import ANSWER_SECONDS, find_local_directory, resolve_policy
+from gdpo_tune.publishing.record import build_record, explain_missing_policy, find_kept_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import PickedCandidate
 from gdpo_tune.results.public_record import PublicFilter, make_public
@@ -139,7 +140,7 @@ def open_publication(
     return Publication(sweep, source, target, found, sweep.front, sessions, is_front)
 
 
-def choose_candidate(
+def choose_published_policy(
     publication: Publication, chosen: PickedCandidate, pick: str
 ) -> PublishedPolicy:
     """Return the candidate that a person picked.
@@ -176,3 +177,83 @@ def list_members(publication: Publication) -> tuple[list[PublishedPolicy], list[
     if not kept:
         raise UsageError(missing[0])
     return kept, missing
+
+
+PACKAGE_LICENCE = "apache-2.0"
+"""Licence of this package, and of the policies that it contains."""
+IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.-]*")
+"""Form of an identifier in the metadata of a card, such as `apache-2.0`."""
+NOT_STATED = (None, "", "unknown")
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class Licence:
+    """A licence, as the metadata of a card has it."""
+
+    identifier: str
+    name: str = ""
+    """Name of a licence without an identifier of its own, which is then `other`."""
+    link: str = ""
+    source: str = ""
+    """Origin, for a person."""
+
+
+def find_licence(policy: str, revision: str, given: str | None) -> Licence:
+    """Return the licence that a person gives, or that of the base.
+
+    The base's is read in its card: on the Hub, or beside its weights.
+
+    Raises:
+        UsageError: neither is known, or the given one has a wrong form.
+    """
+    if given is not None:
+        if not IDENTIFIER.fullmatch(given):
+            raise UsageError(
+                f"--license {given}: not an identifier of a licence\n    fix: write one such as "
+                "apache-2.0, mit, cc-by-4.0, or other"
+            )
+        return Licence(given, source="given with --license")
+    if policy in POLICIES:
+        return Licence(
+            PACKAGE_LICENCE, source="the policy ships with gdpo_tune, and has its licence"
+        )
+    data, reason = _read_card(policy, revision)
+    identifier = data.get("license")
+    if isinstance(identifier, list):
+        identifier = identifier[0] if len(identifier) == 1 else None
+    if identifier in NOT_STATED:
+        raise UsageError(
+            f"the licence of {policy} is unknown: {reason or 'its card states none'}\n"
+            "    fix: look it up, and write --license ID, such as --license apache-2.0"
+        )
+    name, link = (str(data.get(key) or "") for key in ("license_name", "license_link"))
+    return Licence(str(identifier), name, link, f"that of {policy}")
+
+
+def _read_card(policy: str, revision: str) -> tuple[dict[str, Any], str]:
+    """Return the metadata of a policy's card, and why there is none; may be empty."""
+    from httpx import HTTPError
+    from huggingface_hub import HfApi
+
+    if is_directory(Path(resolve_policy(policy))):
+        return _read_card_file(Path(resolve_policy(policy)) / CARD)
+    try:
+        info = HfApi().model_info(policy, revision=revision or None, timeout=ANSWER_SECONDS)
+    except (OSError, HTTPError, ValueError) as error:
+        local = find_local_directory(policy, revision)
+        data, _ = _read_card_file(local / CARD) if local else ({}, "")
+        return data, "" if data else f"its card cannot be read ({get_first_line(error)})"
+    return info.card_data.to_dict() if info.card_data else {}, ""
+
+
+def _read_card_file(file: Path) -> tuple[dict[str, Any], str]:
+    from huggingface_hub import RepoCard
+
+    try:
+        card = RepoCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    except FileNotFoundError:
+        return {}, f"it has no {CARD}"
+    except (OSError, ValueError) as error:
+        return {}, f"its card cannot be read ({get_first_line(error)})"
+    return card.data.to_dict(), ""

@@ -1,4 +1,6 @@
-"""Record of a sweep for others: from it `load_sweep("hf://...")` reads the same front.
+"""What leaves for others: the record of a sweep, and the files of a kept policy.
+
+From the record `load_sweep("hf://...")` reads the same front.
 
     sweep/spec.yaml                the resolved file, without what is about the author's machine
           ledger.journal           the ledger's records
@@ -11,15 +13,25 @@ the texts leaves is in `results.public_record`.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
 
 from gdpo_tune.core.addresses import RECORD
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import JOURNAL, SPEC
-from gdpo_tune.core.trial_files import STEPS_FILE, is_kept, read_steps
+from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, STEPS_FILE, is_kept, read_steps
+from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.ledger.opening import open_for_reading
+from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.ledger.trial_encoding import TRIALS
+from gdpo_tune.policies.load_policy import resolve_policy
+from gdpo_tune.results.merge_request import list_policies
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.public_record import PublicFilter
+from gdpo_tune.results.public_record import PublicFilter, name_policy
+from gdpo_tune.results.retrain import explain_merge, list_parents
 from gdpo_tune.spec import load_spec
 
 
@@ -46,3 +58,106 @@ def build_record(sweep: Sweep) -> dict[str, bytes]:
         if text := "".join(f"{json.dumps(step)}\n" for step in kept):
             files[f"{TRIALS}/{record.number}/{STEPS_FILE}"] = text.encode()
     return {f"{RECORD}/{name}": content for name, content in files.items()}
+
+
+PUBLISHED = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
+    *("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "prompts.json", "initial_policy.json", ADAPTER_CONFIG),
+)
+"""Files of a checkpoint that readers need; the state of a trainer stays behind."""
+NAMES_OF_BASE = ("base_model_name_or_path", "_name_or_path", "name_or_path")
+"""Keys with the place from which a policy or its base was loaded."""
+
+
+@dataclass(frozen=True)
+class PolicyFiles:
+    """Policy of one candidate."""
+
+    directory: Path
+    """Its place on this machine."""
+    files: Mapping[str, Path | bytes]
+    """Path in a repository -> file of this machine, or content."""
+    is_adapter: bool
+    """True if the files are an adapter alone, without the policy below it."""
+    has_adapter: bool
+    """True if an adapter lies beside the whole policy."""
+
+
+def find_kept_policy(sweep: Sweep, record: TrialRecord, *, fetch: bool = True) -> Path | None:
+    """Return the directory of a candidate's policy; None if it was not kept.
+
+    From an object store it is downloaded, or with `fetch` off only looked up.
+    """
+    kept = list_policies(sweep.records)
+    path, training = record.checkpoint, record
+    if record.role == "checkpoint" and record.parts:
+        part = record.parts[0]
+        policy = kept.get((part.trial, part.step))
+        path = policy.checkpoint if policy else path
+        training = sweep.records[part.trial]
+    if path is None or not fetch or not sweep.spec.address:
+        return path
+    # The copy on this machine has the marker alone.
+    number = int(path.parent.name) if path.parent.name.isdecimal() else training.number
+    copies = sweep.spec.output_directory / f"{sweep.spec.name}-policies" / str(number)
+    return SweepStore(sweep.spec).fetch_checkpoint(number, path.name, copies)
+
+
+def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str) -> str:
+    """Return why a candidate cannot be published, and the commands that train it again."""
+    if record.role == "merge":
+        steps = sweep.spec.training.steps
+        parents = list_parents(sweep.records, record.parts, source, steps)
+        command = "python -m gdpo_tune.train --from {}"
+        _, fix = explain_merge(record.name, parents, source, command)
+    else:
+        fix = f"python -m gdpo_tune.train --from {quote(f'{source}:{record.name}')}"
+    return (
+        f"{source}: the policy of {title_candidate(record.name)} was not kept (keep: "
+        f"{sweep.spec.keep})\n    fix: publish a candidate whose policy was kept, or make it anew: "
+        f"{fix}"
+    )
+
+
+def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
+    """Collect the files of a policy; those of JSON without directories of this machine.
+
+    Raises:
+        UsageError: the directory has no weights.
+    """
+    base, revision = name_policy(sweep.spec.policy), sweep.spec.model.revision
+    files: dict[str, Path | bytes] = {}
+    for prefix in ("", f"{ADAPTER}/"):
+        for pattern in PUBLISHED:
+            for path in sorted((directory / prefix).glob(pattern)):
+                is_config = path.suffix == ".json" and path.name != "tokenizer.json"
+                names = base, sweep.spec.policy, revision
+                files[prefix + path.name] = _clean_config(path, *names) if is_config else path
+    if not any(name.endswith(".safetensors") for name in files):
+        raise UsageError(
+            f"{directory} has no weights as *.safetensors\n    fix: train the policy again"
+        )
+    return PolicyFiles(
+        directory,
+        files,
+        is_adapter=ADAPTER_CONFIG in files,
+        has_adapter=f"{ADAPTER}/{ADAPTER_CONFIG}" in files,
+    )
+
+
+def _clean_config(path: Path, base: str, policy: str, revision: str) -> bytes:
+    """Return a JSON file in which the base has its name for others, and its revision."""
+    content: Any = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
+        return path.read_bytes()
+    changed = {
+        key: base if value in (policy, resolve_policy(policy)) else name_policy(str(value))
+        for key, value in content.items()
+        if key in NAMES_OF_BASE and value
+    }
+    if path.name == ADAPTER_CONFIG and revision:  # adapters of before do not say it
+        changed["revision"] = content.get("revision") or revision
+    if all(content.get(key) == value for key, value in changed.items()):
+        return path.read_bytes()
+    return (json.dumps(content | changed, indent=2) + "\n").encode()

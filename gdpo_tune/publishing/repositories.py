@@ -13,9 +13,8 @@ from typing import Any
 from gdpo_tune.core.addresses import MANIFEST, Repository
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.publishing.card import build_model_card, build_record_card
-from gdpo_tune.publishing.licence import CARD
-from gdpo_tune.publishing.policy_files import collect_policy_files, find_kept_policy
-from gdpo_tune.publishing.publication import PICTURE, Publication, PublishedPolicy
+from gdpo_tune.publishing.publication import CARD, PICTURE, Publication, PublishedPolicy
+from gdpo_tune.publishing.record import collect_policy_files, find_kept_policy
 
 KEYS = {"sweep", "candidate", "pick", "record", "files"}
 """Keys of a manifest."""
@@ -109,17 +108,17 @@ def _add_manifest(
 
 def parse_manifest(file: Path) -> Mapping[str, Any] | None:
     """Return the manifest of a repository; None if there is none that `publish` has written."""
+
+    def is_below(name: str) -> bool:
+        path = PurePosixPath(name)
+        return not path.is_absolute() and ".." not in path.parts
+
     try:
         manifest: Any = json.loads(file.read_bytes())
-        is_own = manifest.keys() >= KEYS and all(map(_is_below, manifest["files"]))
+        is_own = manifest.keys() >= KEYS and all(map(is_below, manifest["files"]))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     return manifest if is_own else None
-
-
-def _is_below(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
 
 
 def check_directories(contents: Sequence[RepositoryContent], directory: Path) -> None:

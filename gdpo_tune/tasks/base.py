@@ -135,7 +135,7 @@ def call_score(
     return task.score(problems, completions, lengths, **known)
 
 
-def read_values(values: Any, count: int, name: str) -> list[float | None]:
+def read_reward_values(values: Any, count: int, name: str) -> list[float | None]:
     """Return what a reward or metric gave N completions as numbers.
 
     Raises:
@@ -181,7 +181,7 @@ def check_scores(scores: Scores, count: int, task: Any) -> None:
             title = f"{kind} {name}" + (f" ({places[name]})" if name in places else "")
             low, high = ranges.get(name, (-math.inf, math.inf))
             slack = ROUNDING * max([1.0, *(abs(v) for v in (low, high) if math.isfinite(v))])
-            for row, value in enumerate(read_values(values, count, title)):
+            for row, value in enumerate(read_reward_values(values, count, title)):
                 if value is None or not math.isfinite(value):
                     continue
                 if not low - slack <= value <= high + slack:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdpo_tune.core import compute_lock
 from gdpo_tune.tasks.base import Problem, Split
-from gdpo_tune.tasks.early_judge import EarlyJudge
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
 from gdpo_tune.tasks.rewards import BLOCK_FORMAT, BUG_FREE, LENGTH, TESTS_PASSED, score_bug_free
 from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, TaskMetric, measure_rewards
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox
+    from gdpo_tune.tasks.execution import BackgroundRunner
 
 
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")  # from 2 on
@@ -95,7 +95,7 @@ _Step = tuple[_Operation, int]
 """An operation and its constant."""
 
 
-def generate(split: Split, count: int, seed: int) -> list[Problem]:
+def draw_code_problems(split: Split, count: int, seed: int) -> list[Problem]:
     """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
     return draw_problems("code", _FAMILIES, split, count, seed)
 
@@ -213,7 +213,7 @@ class CodeTask(BuiltInTask):
             lambda sample: 1 - score_bug_free(sample),
         ),
     }
-    generate = staticmethod(generate)
+    generate = staticmethod(draw_code_problems)
     format_request = (
         "Think first, between <think> and </think>. Then write the Python code between <answer> "
         "and </answer>, and nothing else. Use each pair of tags once, and at most {limit} tokens "
@@ -222,13 +222,13 @@ class CodeTask(BuiltInTask):
 
     sandbox: Sandbox | None = None
     """Started when it is first needed, unless it was set before."""
-    _early: EarlyJudge | None = None
+    _runner: BackgroundRunner | None = None
     _starting = threading.Lock()
     """Held while an engine's thread, or one of several trials, starts both."""
 
     def begin_judging(self, problem: Problem, completion: str) -> None:
         """Run the program of a completion while others are sampled; see `JudgesEarly`."""
-        self._start_judge().begin(problem, completion)
+        self._start_runner().submit(problem, completion)
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
@@ -239,7 +239,7 @@ class CodeTask(BuiltInTask):
             SandboxUnavailable: this machine offers no isolation, so nothing was run.
             SandboxInfraError: the sandbox broke; no completion gets a zero for that.
         """
-        return self._start_judge().collect(problems, completions)
+        return self._start_runner().gather(problems, completions)
 
     def environment(self) -> dict[str, str]:
         """Return the sandbox's tier of isolation, which starts it, and where problems come from."""
@@ -250,9 +250,9 @@ class CodeTask(BuiltInTask):
         if self.sandbox is not None:
             self.sandbox.close()
             self.sandbox = None
-        if self._early is not None:
-            self._early.close()
-            self._early = None
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
 
     def __enter__(self) -> Self:
         self._start_sandbox()
@@ -265,15 +265,15 @@ class CodeTask(BuiltInTask):
             self.sandbox = open_sandbox(self._settings)
         return self.sandbox
 
-    def _start_judge(self) -> EarlyJudge:
-        if self._early is None:
-            from gdpo_tune.tasks.execution import run_programs
+    def _start_runner(self) -> BackgroundRunner:
+        if self._runner is None:
+            from gdpo_tune.tasks.execution import BackgroundRunner, run_programs
 
             with compute_lock.acquire_yielding(self._starting):
-                if self._early is None:
+                if self._runner is None:
                     run = functools.partial(run_programs, self._start_sandbox(), self._settings)
-                    self._early = EarlyJudge(run)
-        return self._early
+                    self._runner = BackgroundRunner(run)
+        return self._runner
 
 
 TASK = CodeTask.describe(

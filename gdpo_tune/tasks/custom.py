@@ -44,7 +44,7 @@ from gdpo_tune.tasks.base import (
     RewardFailures,
     Scores,
     Split,
-    read_values,
+    read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
 
@@ -207,7 +207,7 @@ class RewardFunctionTask(CloseableResource):
             returned = function(**keywords)
             if inspect.iscoroutine(returned):
                 returned = self._runner.run(returned)
-            values = read_values(returned, count, f"reward {name} ({self.places[name]})")
+            values = read_reward_values(returned, count, f"reward {name} ({self.places[name]})")
         except TrialFailure:
             raise
         except BaseException as error:  # a user's function may raise anything

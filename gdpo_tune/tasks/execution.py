@@ -19,13 +19,17 @@ candidate's limits, unless `seconds` gives each its own.
 from __future__ import annotations
 
 import ast
+import logging
 import re
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from gdpo_tune.core import compute_lock
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Result, Sandbox, Stream
 from gdpo_tune.sandbox import UnsafeNoIsolationSandbox as UnsafeSandbox
 from gdpo_tune.sandbox.jobs import read_assert
@@ -36,6 +40,8 @@ from gdpo_tune.tasks.programs import extract_program
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import SandboxSettings
 
+RunPrograms = Callable[[Sequence[Problem], Sequence[str]], list[Result | None]]
+"""Runs the program of each of N completions; see `run_programs`."""
 MOST_TESTS = 20
 STREAMS_NOTE = "Read the input from standard input and print the answer.\n"
 """Ends the prompt of a problem that has streams."""
@@ -46,6 +52,7 @@ _LOOP = "def f():\n    x = 0\n    for i in range(300_000): x = (31 * x + i) % 65
 _REFERENCE_SECONDS = 0.02
 """CPU time of that program on the machine of `docs/measurements.md`."""
 _MOST_SLOWNESS = 10.0
+_logger = logging.getLogger(__name__)
 _LONGEST = 86_400.0
 _NUMBER_WITH_POINT = re.compile(r"(?<!\S)[-+]*\d+\.\d+(?!\S)")
 
@@ -165,7 +172,7 @@ def run_programs(
         by_key[k].data.get("seconds") for k, _ in distinct
     )
     slowness = measure_slowness(sandbox) if is_scaled else 1.0
-    jobs = [build_job(by_key[key], program, limits, slowness) for key, program in distinct]
+    jobs = [build_program_job(by_key[key], program, limits, slowness) for key, program in distinct]
     results = sandbox.run_batch(jobs) if jobs else []
     return list(map(dict(zip(distinct, results, strict=True)).get, keys))
 
@@ -182,7 +189,7 @@ def measure_slowness(sandbox: Sandbox) -> float:
     return min(max(1.0, seconds / _REFERENCE_SECONDS), _MOST_SLOWNESS)
 
 
-def build_job(problem: Problem, program: str, limits: Limits, slowness: float = 1.0) -> Job:
+def build_program_job(problem: Problem, program: str, limits: Limits, slowness: float = 1.0) -> Job:
     """Return the policy's program with every test of its problem; see above.
 
     `slowness` scales the seconds that a problem states. They never shorten `limits`.
@@ -214,3 +221,78 @@ def build_job(problem: Problem, program: str, limits: Limits, slowness: float = 
         limits=limits,
         comparison=data.get("judge", "exact"),
     )
+
+
+class BackgroundRunner:
+    """Runs programs in a thread of its own, and keeps each result until it is gathered once.
+
+    A verdict depends on a program and its tests alone, so it may be found before it is asked for:
+    while other completions are still being sampled.
+    """
+
+    def __init__(self, run: RunPrograms) -> None:
+        self._run = run
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="program-runner")
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Problem, str, Future[Result | None]]] = []
+        self._results: dict[tuple[str, str], Future[Result | None]] = {}
+
+    def submit(self, problem: Problem, completion: str) -> None:
+        """Run the program of a completion as soon as possible, unless it runs already."""
+        key = (problem.prompt, completion)
+        with self._lock:
+            if key in self._results:
+                return
+            future: Future[Result | None] = Future()
+            self._results[key] = future
+            self._waiting.append((problem, completion, future))
+        self._thread.submit(self._run_waiting)
+
+    def gather(
+        self, problems: Sequence[Problem], completions: Sequence[str]
+    ) -> list[Result | None]:
+        """Return the result of each of N completions; those that did not begin run now.
+
+        So do those whose early run raised: other trials may share that run, but not this one.
+        """
+        keys = [(one.prompt, text) for one, text in zip(problems, completions, strict=True)]
+        with self._lock:
+            begun = {
+                key: self._results.pop(key) for key in dict.fromkeys(keys) if key in self._results
+            }
+        with compute_lock.yield_lock():
+            wait(begun.values())
+        errors = {key: error for key, future in begun.items() if (error := future.exception())}
+        if errors:
+            first = next(iter(errors.values()))
+            _logger.warning("%d programs run once more: %r", len(errors), first)
+        late = [row for row, key in enumerate(keys) if key not in begun or key in errors]
+        ran = self._run([problems[row] for row in late], [completions[row] for row in late])
+        by_row = dict(zip(late, ran, strict=True))
+        return [
+            by_row[row] if row in by_row else begun[key].result() for row, key in enumerate(keys)
+        ]
+
+    def close(self) -> None:
+        """Forget what was not collected, and end the thread."""
+        with self._lock:
+            self._waiting.clear()
+            self._results.clear()
+        self._thread.shutdown()
+
+    def _run_waiting(self) -> None:
+        # All that wait by now are one batch, so that the sandbox shares it out.
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        if not taken:
+            return
+        try:
+            results = self._run(
+                [problem for problem, _, _ in taken], [text for _, text, _ in taken]
+            )
+        except BaseException as error:
+            for _, _, future in taken:  # `gather` runs these once more
+                future.set_exception(error)
+            raise
+        for (_, _, future), result in zip(taken, results, strict=True):
+            future.set_result(result)

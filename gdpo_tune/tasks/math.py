@@ -47,7 +47,7 @@ _SENTENCES = {
 }
 
 
-def generate(split: Split, count: int, seed: int) -> list[Problem]:
+def draw_math_problems(split: Split, count: int, seed: int) -> list[Problem]:
     """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
     return draw_problems("math", _FAMILIES, split, count, seed, lambda p: p.data["calculation"])
 
@@ -105,7 +105,7 @@ class MathTask(BuiltInTask):
 
     reward_infos = (ANSWER, BLOCK_FORMAT, LENGTH)
     metric_infos = {**measure_rewards(reward_infos), "mean_length": MEAN_LENGTH}
-    generate = staticmethod(generate)
+    generate = staticmethod(draw_math_problems)
     format_request = ANSWER_REQUEST
 
 
@@ -114,7 +114,7 @@ class GSM8KTask(BuiltInTask):
 
     reward_infos = (GSM8K_ANSWER, GSM8K_INTEGER, GSM8K_FORMAT)
     metric_infos = {**measure_rewards((*reward_infos, LENGTH)), "mean_length": MEAN_LENGTH}
-    generate = staticmethod(generate)
+    generate = staticmethod(draw_math_problems)
     format_request = ANSWER_REQUEST
 
 

@@ -43,7 +43,7 @@ from gdpo_tune.tasks.base import (
     Split,
     call_score,
     check_scores,
-    read_values,
+    read_reward_values,
 )
 from gdpo_tune.tasks.custom import Batch, ProcessEndedError, RewardFunctionTask, score_by_functions
 
@@ -59,7 +59,7 @@ _POLL = 0.2
 _logger = logging.getLogger(__name__)
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from gdpo_tune.tasks.task_process import serve; serve(int(sys.argv[2]))"
+    "from gdpo_tune.tasks.task_process import serve_task; serve_task(int(sys.argv[2]))"
 )
 """Program of the process. It finds the modules that its parent finds, in the same order."""
 
@@ -296,7 +296,7 @@ def _check_values(scores: Scores, count: int, task: TaskProcess) -> list[str]:
         if idle := {*named} - {*task.rewards, *task.metrics}:
             warnings.append(f"{attribute} names {min(idle)!r}, which is no reward or metric")
     for name, values in {**scores.metrics, **scores.rewards}.items():
-        numbers = [each for each in read_values(values, count, name) if each is not None]
+        numbers = [each for each in read_reward_values(values, count, name) if each is not None]
         for number in numbers:
             if not math.isfinite(number):
                 raise TrialFailure(
@@ -330,7 +330,7 @@ def _describe_exit(process: subprocess.Popen[bytes]) -> str:
     return f"ended its process (signal {names.get(-status, -status)})"
 
 
-def serve(descriptor: int) -> None:
+def serve_task(descriptor: int) -> None:
     """Answer the requests of the parent, in the main thread, until it closes the connection."""
     connection, parent, process = Connection(descriptor), os.dup(0), os.getpid()
     os.set_inheritable(descriptor, False)

@@ -59,7 +59,7 @@ _TOOLS = (
 _OFFERED = 3
 
 
-def generate(split: Split, count: int, seed: int) -> list[Problem]:
+def draw_tool_problems(split: Split, count: int, seed: int) -> list[Problem]:
     """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
     return draw_problems("tools", _FAMILIES, split, count, seed, lambda p: p.data["calculation"])
 
@@ -149,7 +149,7 @@ class ToolsTask(BuiltInTask):
         **measure_rewards((TOOL_FORMAT, LENGTH)),
         "mean_length": MEAN_LENGTH,
     }
-    generate = staticmethod(generate)
+    generate = staticmethod(draw_tool_problems)
     format_request = (
         "Think first, between <think> and </think>. To call tools, write <tool_call> on the next "
         'line, then each call as a JSON object on one line, {{"name": "...", "parameters": '

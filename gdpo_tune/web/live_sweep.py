@@ -86,7 +86,7 @@ class LiveSweep:
             self._ledger = None
 
     def refresh(self) -> Snapshot:
-        """Return the sweep as it is now, or was a moment ago if reading it takes long."""
+        """Return the sweep as it is now. Reads are rate-limited."""
         return self._paced.make(self._refresh) if self._paced.is_due else self._snapshot
 
     def _refresh(self) -> Snapshot:

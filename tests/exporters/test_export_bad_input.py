@@ -13,7 +13,7 @@ import pytest
 
 from gdpo_tune import export
 from gdpo_tune.core.errors import DataError, ExportError, UsageError
-from gdpo_tune.exporters.write_export import export_training, format_run
+from gdpo_tune.exporters.write_export import export_training, format_run_script
 from gdpo_tune.results.retrain import build_request_from_file
 from tests.support.export import export_folder, export_to, make_recipe, read_prompts
 
@@ -186,7 +186,9 @@ def run_in(directory, *command, run="pwd", **variables):
     """Write a run.sh that starts `run`, start it by a command, and return what it prints."""
     exported = replace(export_to("trl", make_recipe()), install="", run=run)
     directory.mkdir(parents=True)
-    (directory / "run.sh").write_text(format_run(make_recipe(), exported, references_data=False))
+    (directory / "run.sh").write_text(
+        format_run_script(make_recipe(), exported, references_data=False)
+    )
     return subprocess.run(
         ["bash", *command], cwd=directory.parent, capture_output=True, text=True, check=False,
         env={**os.environ, **variables},

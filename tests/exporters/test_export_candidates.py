@@ -118,7 +118,7 @@ def test_a_merge_has_the_type_of_its_parents_if_they_agree(tmp_path):
 def test_a_policy_on_an_object_store_is_for_the_user_to_download():
     parents = (Parent("s3://b/code:0", 0.5, "s3://b/code/trials/0/checkpoint-60"),)
     exported = export_to("mergekit", make_recipe(parents=parents))
-    assert exported.to_supply == {
+    assert exported.required_inputs == {
         "models[0].model": "a directory with a copy of s3://b/code/trials/0/checkpoint-60"
     }
 

@@ -17,9 +17,9 @@ from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.task_info import order_prompts
-from gdpo_tune.exporters import prompts
+from gdpo_tune.exporters import training_prompts
 from gdpo_tune.exporters.runtime_prompts import list_facts
-from gdpo_tune.exporters.write_export import export_training, format_run
+from gdpo_tune.exporters.write_export import export_training, format_run_script
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.results.retrain import build_request_from_file
@@ -163,18 +163,18 @@ def test_prompts_that_a_task_writes_have_nothing_to_refer_to(tmp_path):
     [(["cc-by-nc-4.0"], "its licence is cc-by-nc-4.0"), ([], "its licence is not known")],
 )
 def test_rows_that_may_not_be_passed_on_are_refused(monkeypatch, licences, reason):
-    monkeypatch.setattr(prompts, "find_licences", lambda _: licences)
+    monkeypatch.setattr(training_prompts, "find_licences", lambda _: licences)
     data = DataSettings(source="someone/data", layout="mbpp")
     with pytest.raises(DataError, match=f"{reason}: --reference-data writes"):
-        prompts.require_shareable(data)
+        training_prompts.require_shareable(data)
 
 
 def test_rows_with_a_free_licence_and_files_are_copied(monkeypatch):
-    monkeypatch.setattr(prompts, "find_licences", lambda _: ["mit"])
-    prompts.require_shareable(DataSettings(source="someone/data", layout="mbpp"))
-    monkeypatch.setattr(prompts, "find_licences", None)
-    prompts.require_shareable(DataSettings(source=__file__, layout="mbpp"))
-    prompts.require_shareable(DataSettings())
+    monkeypatch.setattr(training_prompts, "find_licences", lambda _: ["mit"])
+    training_prompts.require_shareable(DataSettings(source="someone/data", layout="mbpp"))
+    monkeypatch.setattr(training_prompts, "find_licences", None)
+    training_prompts.require_shareable(DataSettings(source=__file__, layout="mbpp"))
+    training_prompts.require_shareable(DataSettings())
 
 
 def test_code_that_would_run_without_isolation_is_refused(tmp_path):
@@ -240,7 +240,9 @@ def test_another_version_of_the_library_is_refused(tmp_path, package, message):
     exported = replace(
         export_to("trl", make_recipe()), install=f"pip install {package}", run="echo ran"
     )
-    (tmp_path / "run.sh").write_text(format_run(make_recipe(), exported, references_data=False))
+    (tmp_path / "run.sh").write_text(
+        format_run_script(make_recipe(), exported, references_data=False)
+    )
     command = ["bash", str(tmp_path / "run.sh")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

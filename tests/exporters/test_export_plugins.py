@@ -113,7 +113,7 @@ def test_ms_swift_asks_for_the_architecture_of_a_directory(policy, settings, sup
     exported = export_to("ms-swift", make_recipe(policy=policy, policy_name=policy))
     written = parse_settings(exported)
     assert {key: written[key] for key in written if key == "model_type"} == settings
-    assert list(exported.to_supply) == supplies
+    assert list(exported.required_inputs) == supplies
 
 
 @pytest.mark.parametrize("library", ["ms-swift", "axolotl"])

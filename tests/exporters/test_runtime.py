@@ -225,7 +225,7 @@ def test_verl_reads_the_tokens_of_a_trial_without_a_chat_template(tmp_path):
     build_tokenizer().save_pretrained(policy)
     (policy / "config.json").write_text('{"max_position_embeddings": 300}')
     assert find_text_prefix(str(policy)) == "<s>"
-    recipe = make_recipe(is_chat=False, policy_name=str(policy), positions=300)
+    recipe = make_recipe(is_chat=False, policy_name=str(policy), context_length=300)
     settings = parse_settings(export_to("verl", recipe))
     tokenizer = AutoTokenizer.from_pretrained(policy)
     tokenizer.chat_template = settings["actor_rollout_ref"]["model"]["custom_chat_template"]

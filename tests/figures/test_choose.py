@@ -30,7 +30,7 @@ from tests.support.figures import add_candidates, make_records, make_spec
 PARSERS = {module.__name__: module.build_parser for module in (export, merge, report, train)}
 
 
-def Fake(spec, front):
+def build_stand_in(spec, front):
     return SimpleNamespace(spec=spec, front=front)
 
 
@@ -51,7 +51,7 @@ def front(spec, records):
 
 
 def test_every_member_fits_between_the_ends_of_every_slider(spec, front):
-    sliders = list_sliders(Fake(spec, front))
+    sliders = list_sliders(build_stand_in(spec, front))
     assert [s.name for s in sliders] == ["correctness", "format", "length", "mean_length"]
     assert [s.comparison for s in sliders] == [">=", ">=", ">=", "<="]
     for slider in sliders:
@@ -65,7 +65,7 @@ def test_a_metric_with_one_value_and_one_without_any_have_no_broken_slider(spec,
     means = {**front.members[0].mean, "format": Estimate(0.0, 0.0)}
     del means["mean_length"]
     lonely = replace(front, members=(replace(front.members[0], mean=means),))
-    sliders = {slider.name: slider for slider in list_sliders(Fake(spec, lonely))}
+    sliders = {slider.name: slider for slider in list_sliders(build_stand_in(spec, lonely))}
     assert "mean_length" not in sliders
     assert sliders["format"].step > 0
 
@@ -76,7 +76,7 @@ def test_preferences_are_picks(spec, records, front):
 
 
 def test_members_in_the_data_have_values_without_rounding(spec, front):
-    data = json.loads(json.dumps(build_choices(Fake(spec, front))))
+    data = json.loads(json.dumps(build_choices(build_stand_in(spec, front))))
     for member, entry in zip(front.members, data["members"], strict=True):
         assert entry["name"] == member.name
         assert entry["values"] == {name: e.mean for name, e in member.mean.items()}
@@ -84,8 +84,8 @@ def test_members_in_the_data_have_values_without_rounding(spec, front):
 
 def test_an_empty_front_has_no_panel(spec):
     empty = build_front([], spec.list_objectives())
-    assert build_choose_panel(Fake(spec, empty)) == ""
-    assert build_cards(Fake(spec, empty)) == ""
+    assert build_choose_panel(build_stand_in(spec, empty)) == ""
+    assert build_cards(build_stand_in(spec, empty)) == ""
 
 
 def list_commands(html, pick, wish):
@@ -96,7 +96,8 @@ def list_commands(html, pick, wish):
 
 def test_every_command_is_one_that_exists(spec, front):
     pick, wish = "'knee where length >= 0.5'", "--toward 'length >= 0.5 and format >= 0.25'"
-    html = build_choose_panel(Fake(spec, front)) + build_cards(Fake(spec, front))
+    sweep = build_stand_in(spec, front)
+    html = build_choose_panel(sweep) + build_cards(sweep)
     commands = list_commands(html, pick, wish)
     assert {command[2] for command in commands} == PARSERS.keys()
     for _, _, module, *arguments in commands:
@@ -112,7 +113,7 @@ def test_every_command_is_one_that_exists(spec, front):
 
 
 def test_a_card_has_intervals_and_searched_parameters(spec, records, front):
-    html = build_cards(Fake(spec, front))
+    html = build_cards(build_stand_in(spec, front))
     assert html.count("<article") == len({*map(id, front.members), *map(id, front.baselines)})
     member = next(m for m in front.members if m.role == "search")
     card = html.partition(f'data-candidate="{member.name}"')[2].partition("</article>")[0]

@@ -8,9 +8,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.exporters.prompts import ExportedPrompts, collect_prompts
 from gdpo_tune.exporters.runtime import process_nemo_prompt
 from gdpo_tune.exporters.runtime_prompts import build_prompt
+from gdpo_tune.exporters.training_prompts import ExportedPrompts, collect_prompts
 from gdpo_tune.exporters.write_export import list_prompt_differences
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.policies.prompt_choice import (

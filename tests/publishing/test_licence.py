@@ -9,7 +9,7 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.publishing.licence import PACKAGE_LICENCE, find_licence
+from gdpo_tune.publishing.publication import PACKAGE_LICENCE, find_licence
 from tests.support.paths import ROOT
 
 

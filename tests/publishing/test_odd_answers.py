@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.core.addresses import MANIFEST
 from gdpo_tune.core.errors import HubError, UsageError
-from gdpo_tune.publishing import hub_upload, repositories
+from gdpo_tune.publishing import repositories
 from tests.support.hub_server import USER, Handler
 
 KEYS = dict.fromkeys(("sweep", "candidate", "pick", "record"))
@@ -119,7 +119,7 @@ def test_a_card_that_is_refused_without_a_reason_is_explained(hub, publish_to, a
 
 
 def test_a_card_that_is_refused_later_stops_the_upload(hub, publish_to, monkeypatch):
-    monkeypatch.setattr(hub_upload, "check_cards", lambda api, contents: None)
+    monkeypatch.setattr("gdpo_tune.publishing.hub.check_cards", lambda api, contents: None)
     with pytest.raises(HubError, match=r'stopped: .*"license" must be one of the licences'):
         publish_to("0", "me/a", "--license", "no-such-licence")
 

@@ -20,8 +20,8 @@ from gdpo_tune.core.errors import HubError, UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trials import Part, check_part_weights
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.publishing.card_tables import describe_training
-from gdpo_tune.publishing.policy_files import find_kept_policy
+from gdpo_tune.publishing.card import describe_training
+from gdpo_tune.publishing.record import find_kept_policy
 from gdpo_tune.results.open_sweep import find_sweep
 from gdpo_tune.results.wording import list_result_warnings
 from tests.support.hub_server import TOKEN

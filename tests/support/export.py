@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 
 from gdpo_tune.exporters.library import Exported
 from gdpo_tune.exporters.page import format_page
-from gdpo_tune.exporters.recipe import Recipe, build_recipe
-from gdpo_tune.exporters.write_export import export, export_training
+from gdpo_tune.exporters.training_setup import TrainingSetup, build_training_setup
+from gdpo_tune.exporters.write_export import build_export, export_training
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.retrain import TrainingRequest, build_request_from_file
 from tests.support.paths import ROOT
@@ -40,15 +40,15 @@ def make_request(
 
 def make_recipe(
     *overrides: str, request: TrainingRequest | None = None, **fields: object
-) -> Recipe:
+) -> TrainingSetup:
     """Return its recipe; `fields` replace some of its own."""
     request = request or make_request(overrides)
-    recipe = build_recipe(request, resolve_policy(request.spec.policy))
+    recipe = build_training_setup(request, resolve_policy(request.spec.policy))
     return replace(recipe, **{"name": "code-knee", "note": "trial 7 of x", **fields})
 
 
-def export_to(library: str, recipe: Recipe) -> Exported:
-    return export(library, recipe)
+def export_to(library: str, recipe: TrainingSetup) -> Exported:
+    return build_export(library, recipe)
 
 
 def make_page(library: str, *overrides: str) -> str:

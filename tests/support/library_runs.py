@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
-from gdpo_tune.exporters.recipe import Recipe
+from gdpo_tune.exporters.training_setup import TrainingSetup
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.tasks.base import Problem
@@ -105,7 +105,9 @@ def build_first_batch(
     )
 
 
-def _tokenize(tokenizer: Any, problem: Problem, task: str, recipe: Recipe) -> list[list[int]]:
+def _tokenize(
+    tokenizer: Any, problem: Problem, task: str, recipe: TrainingSetup
+) -> list[list[int]]:
     solution = problem.data["solution"]
     texts = [text.format(solution=solution) for text in TEXTS[task]]
     tokens = [

@@ -16,7 +16,12 @@ from gdpo_tune.sandbox import Limits, Result
 from gdpo_tune.tasks import execution
 from gdpo_tune.tasks.columns import RowError
 from gdpo_tune.tasks.dataset import check_data
-from gdpo_tune.tasks.execution import build_job, measure_slowness, open_sandbox, run_programs
+from gdpo_tune.tasks.execution import (
+    build_program_job,
+    measure_slowness,
+    open_sandbox,
+    run_programs,
+)
 from tests.support.data import read_rows, read_solutions
 
 pytestmark = pytest.mark.integration
@@ -264,11 +269,11 @@ def test_every_test_has_the_time_that_the_data_set_states(judge, monkeypatch):
 
 def test_limits_are_scaled_and_never_lower_than_the_configured():
     limits = Limits(cpu_seconds=1.0, wall_seconds=4.0)
-    slow = build_job(convert_limited(2.5, 4), "pass", limits, 2.0).limits
+    slow = build_program_job(convert_limited(2.5, 4), "pass", limits, 2.0).limits
     assert (slow.test_cpu_seconds, slow.cpu_seconds, slow.wall_seconds) == (5.0, 20.0, 80.0)
-    fast = build_job(convert_limited(0.5, 4), "pass", limits, 1.0).limits
+    fast = build_program_job(convert_limited(0.5, 4), "pass", limits, 1.0).limits
     assert (fast.test_cpu_seconds, fast.cpu_seconds) == (1.0, 4.0)
-    assert build_job(convert_limited(0, 4), "pass", limits).limits == limits
+    assert build_program_job(convert_limited(0, 4), "pass", limits).limits == limits
 
 
 @pytest.mark.parametrize("time_limit", [{"seconds": "2"}, {"seconds": -1}, "2", {"nanos": 1e99}])

@@ -11,7 +11,7 @@ from gdpo_tune.sandbox import Job, Limits
 from gdpo_tune.tasks import layouts
 from gdpo_tune.tasks.columns import RowError
 from gdpo_tune.tasks.data_rows import convert_row, name_columns
-from gdpo_tune.tasks.execution import MOST_TESTS, TOLERANCE, build_code_problem, build_job
+from gdpo_tune.tasks.execution import MOST_TESTS, TOLERANCE, build_code_problem, build_program_job
 from gdpo_tune.tasks.tool_rewards import HIGHEST, measure_agreement, score_tool_format, write_calls
 from tests.support.data import DIRECTORY, build_sample, read_rows
 
@@ -250,7 +250,7 @@ def test_problems_of_code_contests_that_are_left_out(change, reason):
 def test_every_code_problem_is_a_job_that_the_sandbox_takes(layout):
     limits = Limits(cpu_seconds=2.5)
     for problem in usable(layout):
-        job = build_job(problem, "pass", limits)
+        job = build_program_job(problem, "pass", limits)
         assert isinstance(job, Job)
         assert "pass" in job.code.splitlines()
         assert (

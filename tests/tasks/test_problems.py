@@ -6,7 +6,7 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Split
-from gdpo_tune.tasks.code import generate
+from gdpo_tune.tasks.code import draw_code_problems
 from gdpo_tune.tasks.generation import choose_split
 
 SPLITS = get_args(Split)
@@ -22,27 +22,27 @@ def run(program: str, argument: object) -> object:
 
 
 def test_same_arguments_give_the_same_problems():
-    assert generate("train", 200, 3) == generate("train", 200, 3)
+    assert draw_code_problems("train", 200, 3) == draw_code_problems("train", 200, 3)
 
 
 def test_first_problems_do_not_depend_on_the_count():
-    assert generate("train", 200, 3)[:50] == generate("train", 50, 3)
+    assert draw_code_problems("train", 200, 3)[:50] == draw_code_problems("train", 50, 3)
 
 
 def test_seeds_give_different_problems():
-    assert generate("train", 50, 0) != generate("train", 50, 1)
+    assert draw_code_problems("train", 50, 0) != draw_code_problems("train", 50, 1)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_prompts_are_distinct_and_of_their_split(split):
-    prompts = [problem.prompt for problem in generate(split, 1500, 0)]
+    prompts = [problem.prompt for problem in draw_code_problems(split, 1500, 0)]
     assert len(set(prompts)) == 1500
     assert {choose_split(prompt) for prompt in prompts} == {split}
 
 
 def test_splits_share_no_prompt_whatever_the_seeds():
     prompts = {
-        split: {problem.prompt for problem in generate(split, 800, seed)}
+        split: {problem.prompt for problem in draw_code_problems(split, 800, seed)}
         for seed, split in enumerate(SPLITS)
     }
     for one, other in combinations(SPLITS, 2):
@@ -55,7 +55,7 @@ def test_split_is_stable_across_releases():
 
 
 def test_shares_of_the_families():
-    problems = generate("train", 2000, 0)
+    problems = draw_code_problems("train", 2000, 0)
     shares = {
         family: sum(problem.family == family for problem in problems) / 2000
         for family in ("rate", "chain", "list")
@@ -65,7 +65,7 @@ def test_shares_of_the_families():
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_reference_solutions_meet_every_test(split):
-    for problem in generate(split, 300, 7):
+    for problem in draw_code_problems(split, 300, 7):
         tests = problem.data["visible"] + problem.data["hidden"]
         assert [run(problem.data["solution"], argument) for argument, _ in tests] == [
             expected for _, expected in tests
@@ -73,7 +73,7 @@ def test_reference_solutions_meet_every_test(split):
 
 
 def test_problems_have_visible_and_other_hidden_tests():
-    for problem in generate("validation", 300, 0):
+    for problem in draw_code_problems("validation", 300, 0):
         visible = [argument for argument, _ in problem.data["visible"]]
         hidden = [argument for argument, _ in problem.data["hidden"]]
         assert len(visible) >= 2
@@ -81,12 +81,12 @@ def test_problems_have_visible_and_other_hidden_tests():
 
 
 def test_data_survives_json():
-    for problem in generate("train", 100, 0):
+    for problem in draw_code_problems("train", 100, 0):
         assert json.loads(json.dumps(problem.data)) == problem.data
 
 
 def test_terse_steps_of_a_rate_problem_are_right():
-    for problem in generate("train", 300, 0):
+    for problem in draw_code_problems("train", 300, 0):
         if problem.family == "rate":
             for step in problem.data["thoughts"]["terse"].split():
                 left, right = step.split("=")
@@ -96,14 +96,14 @@ def test_terse_steps_of_a_rate_problem_are_right():
 
 def test_more_prompts_than_there_are_is_refused():
     with pytest.raises(UsageError, match=r"test prompts .* lower training\.test_prompts"):
-        generate("test", 100_000, 0)
+        draw_code_problems("test", 100_000, 0)
 
 
 def test_no_split_says_in_other_words_what_another_says():
     meanings = {
         split: {
             (problem.data["solution"], problem.data["thoughts"]["terse"])
-            for problem in generate(split, 800, 0)
+            for problem in draw_code_problems(split, 800, 0)
         }
         for split in SPLITS
     }

@@ -10,7 +10,7 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.tasks.code import TASK, CodeTask, generate
+from gdpo_tune.tasks.code import TASK, CodeTask, draw_code_problems
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.fast_cpu import is_small_llama, sample
 
@@ -43,7 +43,7 @@ def trial(directory, settings=SETTINGS, **params) -> TrialConfig:
 def test_the_sampler_matches_transformers_on_the_embedded_policy():
     model, tokenizer = load_policy("embedded")
     assert is_small_llama(model)
-    prompts = tokenizer([p.prompt for p in generate("validation", 64, 0)])
+    prompts = tokenizer([p.prompt for p in draw_code_problems("validation", 64, 0)])
     padded = tokenizer.pad(prompts, return_tensors="pt")
     end = tokenizer.eos_token_id
     output = model.generate(**padded, max_new_tokens=64, do_sample=False)

@@ -20,8 +20,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from gdpo_tune.core.addresses import MANIFEST
 from gdpo_tune.core.errors import HubError, UsageError, get_first_line
 from gdpo_tune.core.text import format_first
-from gdpo_tune.publishing.licence import CARD
-from gdpo_tune.publishing.publication import Publication
+from gdpo_tune.publishing.publication import CARD, Publication
 from gdpo_tune.publishing.repositories import RepositoryContent, parse_manifest
 
 EMPTY = {".gitattributes"}
@@ -60,34 +59,25 @@ def log_in(target: str) -> HfApi:
         )
     api = HfApi()
     with explain_refusals("nothing was uploaded"):
-        user = _read_user(api.whoami())
+        user: Any = api.whoami()
+        try:
+            name = str(user["name"])
+            names = [name, *(str(org["name"]) for org in user.get("orgs") or ())]
+            role = ((user.get("auth") or {}).get("accessToken") or {}).get("role")
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError("its answer names no user") from error
     owner = target.partition("/")[0]
-    names = [user["name"], *(org["name"] for org in user["orgs"])]
     if owner.lower() not in [name.lower() for name in names]:
         raise UsageError(
-            f"--to {target}: you are logged in as {user['name']}, who may not write to {owner}\n"
-            f"    fix: write --to {user['name']}/{target.partition('/')[2]}, or log in as {owner}"
+            f"--to {target}: you are logged in as {name}, who may not write to {owner}\n"
+            f"    fix: write --to {name}/{target.partition('/')[2]}, or log in as {owner}"
         )
-    if user["role"] == "read":
+    if role == "read":
         raise UsageError(
             "the token of the Hub may only read\n    fix: create one that may write, and log in "
             "with `hf auth login`"
         )
     return api
-
-
-def _read_user(answer: Any) -> dict[str, Any]:
-    """Return name, organizations and role of a token's user.
-
-    Raises:
-        ValueError: it is not the answer of a Hub.
-    """
-    try:
-        orgs = [{"name": str(org["name"])} for org in answer.get("orgs") or ()]
-        token = (answer.get("auth") or {}).get("accessToken") or {}
-        return {"name": str(answer["name"]), "orgs": orgs, "role": token.get("role")}
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError("its answer names no user") from error
 
 
 @contextmanager
@@ -137,7 +127,10 @@ def check_names(
             except RepositoryNotFoundError:
                 continue
             names = {sibling.rfilename for sibling in info.siblings or ()}
-            manifest = _read_manifest(api, content) if MANIFEST in names else None
+            manifest = None
+            if MANIFEST in names:
+                path = api.hf_hub_download(repository.id, MANIFEST, repo_type=repository.kind)
+                manifest = parse_manifest(Path(path))
         others = sorted(names - EMPTY)
         if manifest is None and others:
             held = f"{len(others)} files ({format_first(others, MOST_NAMES)})"
@@ -171,23 +164,14 @@ def check_cards(api: HfApi, contents: Sequence[RepositoryContent]) -> None:
             if answer.status_code != INVALID:
                 hf_raise_for_status(answer)
                 continue
-            errors = _read_errors(answer.json())
+            try:
+                errors = [str(error["message"]) for error in answer.json()["errors"]]
+            except (LookupError, TypeError) as error:
+                raise ValueError("it refuses a card without a reason") from error
         raise UsageError(
             f"{repository.path}: the Hub refuses the card: {shorten(' '.join(errors), LONGEST)}\n"
             "    fix: write --license with an identifier that the Hub knows, or other"
         )
-
-
-def _read_errors(answer: Any) -> list[str]:
-    """Return what the Hub has against a card.
-
-    Raises:
-        ValueError: it is not the answer of a Hub.
-    """
-    try:
-        return [str(error["message"]) for error in answer["errors"]]
-    except (LookupError, TypeError) as error:
-        raise ValueError("it refuses a card without a reason") from error
 
 
 def _explain_taken(content: RepositoryContent, held: str) -> str:
@@ -195,11 +179,6 @@ def _explain_taken(content: RepositoryContent, held: str) -> str:
         f"--to: {content.repository.path} is taken: it holds {held}\n"
         "    fix: write another name; nothing there was changed"
     )
-
-
-def _read_manifest(api: HfApi, content: RepositoryContent) -> Mapping[str, Any] | None:
-    path = api.hf_hub_download(content.repository.id, MANIFEST, repo_type=content.repository.kind)
-    return parse_manifest(Path(path))
 
 
 def upload(

@@ -18,7 +18,6 @@ from gdpo_tune.core.registry import LAYOUTS
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_info import PROBLEM_SEED, order_prompts
 from gdpo_tune.exporters.library import PROMPTS_FILE, TrainingFiles
-from gdpo_tune.exporters.recipe import Recipe
 from gdpo_tune.exporters.reward_files import (
     CARRIED,
     PROGRAMS,
@@ -33,6 +32,7 @@ from gdpo_tune.exporters.runtime_prompts import (
     list_facts,
     write_rows,
 )
+from gdpo_tune.exporters.training_setup import TrainingSetup
 from gdpo_tune.policies.prompt_choice import (
     choose_instructions,
     choose_prompt_format,
@@ -69,41 +69,43 @@ class ExportedPrompts:
     left out for its length."""
 
 
-def collect_prompts(recipe: Recipe) -> ExportedPrompts:
-    """Collect the training prompts of a recipe.
+def collect_prompts(setup: TrainingSetup) -> ExportedPrompts:
+    """Collect the training prompts of an export.
 
     Raises:
         DataError, UsageError: the data cannot be read, or holds too few prompts.
         PolicyError: the tokenizer loses tags that the rewards need.
     """
-    task = recipe.build_task()
+    task = setup.build_task()
     try:
-        problems = task.problems("train", recipe.training.train_prompts, PROBLEM_SEED)
+        problems = task.problems("train", setup.training.train_prompts, PROBLEM_SEED)
     except DataError as error:
         raise DataError(
             f"{error}; or --reference-data, which writes a program that makes the prompts where "
             "the data are"
         ) from error
-    tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
-    request = task.instructions, recipe.model.instructions
-    instructions = choose_instructions(recipe.policy_name, tokenizer, *request)
+    tokenizer = load_local_tokenizer(setup.policy_name, setup.model.revision)
+    request = task.instructions, setup.model.instructions
+    instructions = choose_instructions(setup.policy_name, tokenizer, *request)
     reader = None
     if tokenizer is not None:
-        arguments = recipe.model.chat_template_kwargs, recipe.model.template_date
-        reader = choose_prompt_format(recipe.policy_name, tokenizer, *request, *arguments)
+        arguments = setup.model.chat_template_kwargs, setup.model.template_date
+        reader = choose_prompt_format(setup.policy_name, tokenizer, *request, *arguments)
         tokens = reader.encode([p.turns or p.prompt for p in problems])
-        limit = recipe.data.max_prompt_length
+        limit = setup.data.max_prompt_length
         problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
         if not problems:
             raise DataError(
                 f"every prompt has more than data.max_prompt_length = {limit} tokens: raise that, "
                 "or give other data"
             )
-    order = order_prompts(len(problems), len(problems), recipe.seed)
+    order = order_prompts(len(problems), len(problems), setup.seed)
     return ExportedPrompts([problems[i] for i in order], instructions, reader)
 
 
-def format_prompts(prompts: ExportedPrompts, recipe: Recipe, training: TrainingFiles) -> bytes:
+def format_prompts(
+    prompts: ExportedPrompts, setup: TrainingSetup, training: TrainingFiles
+) -> bytes:
     """Return the prompts as Parquet, with the columns of the library.
 
     Raises:
@@ -112,7 +114,7 @@ def format_prompts(prompts: ExportedPrompts, recipe: Recipe, training: TrainingF
     exported: list[ExportedPrompt] = []
     for problem in prompts.problems:
         try:
-            prompt = build_prompt(problem, prompts.reader, prompts.instructions, recipe.is_chat)
+            prompt = build_prompt(problem, prompts.reader, prompts.instructions, setup.is_chat)
             prompt.text.encode()
             prompt.problem.encode()
             is_kept = is_same_json(list_facts(problem), json.loads(prompt.problem))
@@ -143,30 +145,30 @@ def _build_prompt_error(problem: Any, reason: str) -> DataError:
     )
 
 
-def build_reference_files(recipe: Recipe, training: TrainingFiles) -> dict[str, bytes]:
+def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict[str, bytes]:
     """Return name -> content of the program that makes the prompts from their data set.
 
     Raises:
         DataError: the prompts come from no data set.
     """
-    if not recipe.data.source:
+    if not setup.data.source:
         raise DataError(
-            f"--reference-data: task {recipe.task} writes its own prompts, so there is no data set "
+            f"--reference-data: task {setup.task} writes its own prompts, so there is no data set "
             "to refer to: leave it out"
         )
-    module, _, layout = LAYOUTS[recipe.data.layout].partition(":")
+    module, _, layout = LAYOUTS[setup.data.layout].partition(":")
     module = module.partition(".")[2]
-    source, build_row = recipe.data.source, training.build_row.__name__
-    data: dict[str, Any] = {**recipe.data.model_dump(), "is_local": recipe.data.is_local}
+    source, build_row = setup.data.source, training.build_row.__name__
+    data: dict[str, Any] = {**setup.data.model_dump(), "is_local": setup.data.is_local}
     for section in (data, data["validation"], data["test"]):
         if section["source"] and is_local_source(section["source"]):
             section["source"] = str(expand_path(section["source"]).absolute())
     for part in ("validation", "test"):
         data[part] = SimpleNamespace(**data[part])
     place = format_arguments(data).replace("=namespace(", "=SimpleNamespace(")
-    tokenizer = load_local_tokenizer(recipe.policy_name, recipe.model.revision)
-    mode, own = recipe.model.instructions, recipe.build_task().instructions
-    prompts = collect_prompts(recipe) if is_within_reach(recipe.data) else None
+    tokenizer = load_local_tokenizer(setup.policy_name, setup.model.revision)
+    mode, own = setup.model.instructions, setup.build_task().instructions
+    prompts = collect_prompts(setup) if is_within_reach(setup.data) else None
     title = f"Makes {PROMPTS_FILE} of {source}: python {REFERENCE_FILE} [FILE]"
     program = f'''{format_docstring(title)}
 
@@ -178,12 +180,12 @@ from {CARRIED}.exporters.runtime_prompts import PromptSource, {build_row}, make_
 
 SOURCE = PromptSource(
     data=SimpleNamespace({place}),
-    policy={recipe.policy!r},
-    instructions={choose_instructions(recipe.policy_name, tokenizer, own, mode)!r},
-    reading={recipe.reading!r},
-    is_chat={recipe.is_chat},
-    count={recipe.training.train_prompts},
-    seed={recipe.seed},
+    policy={setup.policy!r},
+    instructions={choose_instructions(setup.policy_name, tokenizer, own, mode)!r},
+    reading={setup.reading!r},
+    is_chat={setup.is_chat},
+    count={setup.training.train_prompts},
+    seed={setup.seed},
     digest={compute_digest(prompts.problems) if prompts and prompts.reader else ""!r},
 )
 

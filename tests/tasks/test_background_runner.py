@@ -16,7 +16,7 @@ from gdpo_tune.sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks import execution
 from gdpo_tune.tasks.base import JudgesEarly, Problem
 from gdpo_tune.tasks.code import CodeTask
-from gdpo_tune.tasks.early_judge import EarlyJudge
+from gdpo_tune.tasks.execution import BackgroundRunner
 from gdpo_tune.tasks.math import MathTask
 
 ONE, TWO = Problem("one", "f"), Problem("two", "f")
@@ -42,45 +42,45 @@ class Recorder:
 
 
 @pytest.fixture
-def judge():
+def runner():
     recorder = Recorder()
-    early = EarlyJudge(recorder.run)
-    early.recorder = recorder
-    yield early
+    runner = BackgroundRunner(recorder.run)
+    runner.recorder = recorder
+    yield runner
     recorder.gate.set()
-    early.close()
+    runner.close()
 
 
-def test_results_are_those_of_a_batch_and_nothing_runs_twice(judge):
-    judge.begin(ONE, "a")
-    assert judge.recorder.entered.wait(10)
+def test_results_are_those_of_a_batch_and_nothing_runs_twice(runner):
+    runner.submit(ONE, "a")
+    assert runner.recorder.entered.wait(10)
     for problem, text in ((ONE, "a"), (ONE, "b"), (TWO, "a"), (ONE, "b")):
-        judge.begin(problem, text)  # while the first one runs
-    judge.recorder.gate.set()
-    found = judge.collect([TWO, ONE, ONE, ONE, TWO], ["a", "c", "a", "b", "a"])
+        runner.submit(problem, text)  # while the first one runs
+    runner.recorder.gate.set()
+    found = runner.gather([TWO, ONE, ONE, ONE, TWO], ["a", "c", "a", "b", "a"])
     assert found == ["two/a", "one/c", "one/a", "one/b", "two/a"]
-    assert sorted(judge.recorder.batches) == [
+    assert sorted(runner.recorder.batches) == [
         [("one", "a")],
         [("one", "b"), ("two", "a")],
         [("one", "c")],
     ]
 
 
-def test_a_result_serves_one_batch(judge):
-    judge.recorder.gate.set()
+def test_a_result_serves_one_batch(runner):
+    runner.recorder.gate.set()
     for _ in range(2):
-        judge.begin(ONE, "a")
-        assert judge.collect([ONE], ["a"]) == ["one/a"]
-    assert judge.collect([ONE], ["a"]) == ["one/a"]
-    assert judge.recorder.batches == [[("one", "a")]] * 3
+        runner.submit(ONE, "a")
+        assert runner.gather([ONE], ["a"]) == ["one/a"]
+    assert runner.gather([ONE], ["a"]) == ["one/a"]
+    assert runner.recorder.batches == [[("one", "a")]] * 3
 
 
-def test_programs_whose_early_run_failed_run_again_with_their_batch(judge, caplog):
-    judge.recorder.error = SandboxInfraError("broken")
-    judge.recorder.gate.set()
-    judge.begin(ONE, "a")
-    assert judge.collect([ONE], ["a"]) == ["one/a"]
-    assert judge.recorder.batches == [[("one", "a")]] * 2
+def test_programs_whose_early_run_failed_run_again_with_their_batch(runner, caplog):
+    runner.recorder.error = SandboxInfraError("broken")
+    runner.recorder.gate.set()
+    runner.submit(ONE, "a")
+    assert runner.gather([ONE], ["a"]) == ["one/a"]
+    assert runner.recorder.batches == [[("one", "a")]] * 2
     assert "1 programs run once more: SandboxInfraError('broken')" in caplog.text
 
 
@@ -88,26 +88,26 @@ def test_an_error_of_the_batch_itself_is_raised():
     def fail(problems, completions):
         raise SandboxInfraError("broken")
 
-    early = EarlyJudge(fail)
-    early.begin(ONE, "a")
+    runner = BackgroundRunner(fail)
+    runner.submit(ONE, "a")
     with pytest.raises(SandboxInfraError, match="broken"):
-        early.collect([ONE], ["a"])
-    early.close()
+        runner.gather([ONE], ["a"])
+    runner.close()
 
 
-def test_a_trial_that_waits_for_results_lets_others_compute(judge):
-    judge.recorder.gate.clear()
+def test_a_trial_that_waits_for_results_lets_others_compute(runner):
+    runner.recorder.gate.clear()
     members = ComputeLock(lambda: None, lambda _: None)
 
     def collect():
         with members.hold():
-            judge.begin(ONE, "a")
-            return judge.collect([ONE], ["a"])
+            runner.submit(ONE, "a")
+            return runner.gather([ONE], ["a"])
 
     def compute():
-        assert judge.recorder.entered.wait(10)
+        assert runner.recorder.entered.wait(10)
         with members.hold():
-            judge.recorder.gate.set()
+            runner.recorder.gate.set()
 
     with ThreadPoolExecutor(2) as threads:
         found, computed = threads.submit(collect), threads.submit(compute)
@@ -134,11 +134,11 @@ def test_threads_that_begin_at_once_share_a_sandbox(monkeypatch):
 def test_the_code_task_judges_early_and_gives_the_same_scores():
     settings = TrainingSettings(), SandboxSettings(type="unsafe_no_isolation")
     texts = ["<answer>def f(x): return x + 1</answer>", "<answer>1 +</answer>", "no program"]
-    with CodeTask(*settings) as plain, CodeTask(*settings) as early:
+    with CodeTask(*settings) as plain, CodeTask(*settings) as runner:
         problems = plain.problems("train", 3, 0)
-        assert isinstance(early, JudgesEarly)
+        assert isinstance(runner, JudgesEarly)
         for problem, text in zip(problems, texts, strict=True):
-            early.begin_judging(problem, text)
-        results = [task.score(problems, texts, [9, 9, 9]) for task in (plain, early)]
+            runner.begin_judging(problem, text)
+        results = [task.score(problems, texts, [9, 9, 9]) for task in (plain, runner)]
     assert results[0] == results[1]
     assert not isinstance(MathTask(settings[0]), JudgesEarly)

@@ -48,7 +48,7 @@ class ExportedReward:
 
     name: str
     weight: float
-    """The largest of a recipe is 1, as in training."""
+    """The largest of a setup is 1, as in training."""
     low: float
     high: float
     """Range of its values, infinite if it is unknown."""
@@ -57,7 +57,7 @@ class ExportedReward:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingSetup:
     """One training."""
 
     name: str
@@ -70,7 +70,7 @@ class Recipe:
     """The policy of the spec."""
     is_chat: bool
     """True if the policy reads prompts through its chat template, or is not on this machine."""
-    positions: int | None
+    context_length: int | None
     """Tokens that the policy can read and write, if that is known."""
     own_decoding: Mapping[str, Any] | None
     """Settings of the policy's own generation config; None if it is not on this machine."""
@@ -174,7 +174,7 @@ class Recipe:
         return self.training.micro_batch_size or self.mini_batch
 
     @property
-    def micro_batches(self) -> int:
+    def gradient_accumulation_steps(self) -> int:
         """Forward and backward passes of an optimizer step."""
         return self.mini_batch // self.micro_batch
 
@@ -182,7 +182,7 @@ class Recipe:
     def max_sequence_length(self) -> int:
         """Most tokens of a prompt and its completion together."""
         longest = self.data.max_prompt_length + self.training.max_completion_length
-        return min(longest, self.positions or longest)
+        return min(longest, self.context_length or longest)
 
     @property
     def max_prompt_length(self) -> int:
@@ -227,8 +227,8 @@ class Recipe:
         return float(self.params[name])
 
 
-def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
-    """Build the recipe of the training that `request`, with complete parameters, describes.
+def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup:
+    """Build the setup of the training that `request`, with complete parameters, describes.
 
     `policy` is the argument of `from_pretrained` for the policy of the spec.
     """
@@ -241,14 +241,14 @@ def build_recipe(request: TrainingRequest, policy: str) -> Recipe:
     shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
     origin = spec.policy, spec.model.revision
     own, tokenizer = read_own_decoding(*origin), load_local_tokenizer(*origin)
-    return Recipe(
+    return TrainingSetup(
         name=f"{spec.name}-{request.label}",
         # A path with a new line would end a comment, and its directories may name a person.
         note=" ".join(request.note.replace(place, shown).split()),
         policy=policy,
         policy_name=spec.policy,
         is_chat=read_chat_template(*origin) != "",
-        positions=read_position_limit(*origin),
+        context_length=read_position_limit(*origin),
         own_decoding=own,
         end_tokens=list_end_tokens(tokenizer, own.get("eos_token_id")) if own and tokenizer else (),
         rewards=tuple(
