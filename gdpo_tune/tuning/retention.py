@@ -19,7 +19,7 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.disk import list_evaluated_steps
+from gdpo_tune.spec.machine import list_evaluated_steps
 from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoint, remove_all_but
 
 
