@@ -80,8 +80,8 @@ def test_the_study_holds_validation_values_in_the_order_of_the_objectives(spec: 
     with Ledger.open(spec) as ledger:
         start(ledger)
         ledger.complete(0, build_outcome(0.1, 0.2, 0.3, test_shift=0.5))
-        assert ledger.opening.trials[0].values == [0.1, 0.2, 0.3]
-        assert [direction.name for direction in ledger.opening.directions] == ["MAXIMIZE"] * 3
+        assert ledger.study.trials[0].values == [0.1, 0.2, 0.3]
+        assert [direction.name for direction in ledger.study.directions] == ["MAXIMIZE"] * 3
 
 
 @pytest.mark.parametrize(("correctness", "feasible"), [(0.2, True), (0.19, False)])
@@ -92,7 +92,7 @@ def test_every_complete_trial_carries_its_constraints(
         start(ledger)
         record = ledger.complete(0, build_outcome(correctness))
         assert record.feasible is feasible
-        assert ledger.opening.trials[0].constraints["correctness"] == pytest.approx(
+        assert ledger.study.trials[0].constraints["correctness"] == pytest.approx(
             0.2 - correctness
         )
 
@@ -256,7 +256,7 @@ def test_the_first_measurement_at_a_rung_stays(spec: SweepSpec):
 
 def set_attribute(ledger: Ledger, key: str, value: object) -> None:
     """Write an attribute of the first trial as another version would."""
-    study = ledger.opening
+    study = ledger.study
     study._storage.set_trial_user_attr(study.trials[0]._trial_id, key, value)
 
 
@@ -268,7 +268,7 @@ def test_a_ledger_with_rungs_of_an_older_version_is_refused(
     with Ledger.open(spec) as ledger:
         start(ledger)
         ledger.record_rung(0, build_measurement(20, format=0.5))
-        rung = dict(ledger.opening.trials[0].user_attrs["rung:1280"])
+        rung = dict(ledger.study.trials[0].user_attrs["rung:1280"])
         del rung[missing]
         set_attribute(ledger, "rung:1280", rung)
     with pytest.raises(UsageError) as caught:
@@ -284,7 +284,7 @@ def test_a_ledger_with_rungs_of_an_older_version_is_refused(
 def test_a_ledger_whose_trials_lack_a_parameter_is_refused(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
-        trial = dict(ledger.opening.trials[0].user_attrs["trial"])
+        trial = dict(ledger.study.trials[0].user_attrs["trial"])
         params = {name: value for name, value in trial["params"].items() if name != "gamma"}
         set_attribute(ledger, "trial", {**trial, "params": params})
     with pytest.raises(UsageError, match=r"ledger.journal: another version .*'gamma' is missing"):
@@ -315,7 +315,7 @@ def test_no_write_reads_all_trials(spec: SweepSpec, monkeypatch: pytest.MonkeyPa
         def refuse(*_: object, **__: object) -> list[FrozenTrial]:
             raise AssertionError("all trials were listed")
 
-        monkeypatch.setattr(ledger.opening._storage, "get_all_trials", refuse)
+        monkeypatch.setattr(ledger.study._storage, "get_all_trials", refuse)
         start(ledger)
         start(ledger)
         ledger.record_rung(0, build_measurement(20, format=0.5))
@@ -342,7 +342,7 @@ def test_optuna_parameters_are_the_searched_active_ones_inside_of_their_domain(t
     spec = load_code_spec(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
     with Ledger.open(spec) as ledger:
         start(ledger, **{"reward_weights.length": 1.0})
-        params = ledger.opening.trials[0].params
+        params = ledger.study.trials[0].params
     assert set(params) == {"normalization", "group_size", "reward_weights.format", "learning_rate"}
 
 
@@ -406,13 +406,13 @@ def test_a_sweep_continues_with_a_new_constraint_on_a_cost(
         ledger.record_rung(1, build_measurement(20, spent, format=0.5))
         # As if killed before the trial had its new state.
         ended = encode_outcome(build_outcome(), spec.directory)
-        trial_id = ledger.opening.trials[2]._trial_id
-        ledger.opening._storage.set_trial_user_attr(trial_id, "outcome", ended)
+        trial_id = ledger.study.trials[2]._trial_id
+        ledger.study._storage.set_trial_user_attr(trial_id, "outcome", ended)
     bounded = load_code_spec(tmp_path, [f"constraints.seconds='{bound}'"])
     with Ledger.open(bounded) as ledger:
         done, under_way, closed = ledger.get_records()
         rungs = ledger.get_rungs()
-        assert ledger.opening.trials[2].constraints["seconds"] == closed_excess(bound)
+        assert ledger.study.trials[2].constraints["seconds"] == closed_excess(bound)
     assert [r.state for r in (done, under_way, closed)] == ["complete", "running", "complete"]
     assert [done.feasible, under_way.feasible, closed.feasible] == [feasible, None, feasible]
     assert done.validation["seconds"] == done.test["seconds"] == Estimate(2.0, 0.0)
@@ -778,8 +778,8 @@ def test_a_cost_that_an_objective_or_constraint_names_is_a_metric(tmp_path: Path
         halfway = Measurement(1, {}, Cost(64, 1.0, 0.5), build_outcome().validation)
         ledger.record_rung(0, halfway)
         ledger.complete(0, build_outcome())  # 2 s of wall time, 1.5 s of CPU time
-        assert ledger.opening.trials[0].values[-1] == 2.0
-        assert ledger.opening.trials[0].constraints["cpu_seconds"] == 0.5
+        assert ledger.study.trials[0].values[-1] == 2.0
+        assert ledger.study.trials[0].constraints["cpu_seconds"] == 0.5
     (record,) = reopened(spec)
     for estimates in (record.validation, record.test):
         assert (estimates["seconds"], estimates["cpu_seconds"]) == (
