@@ -37,6 +37,9 @@ class Section(BaseModel):
         """Return a copy with other values, which are not checked."""
         return self.model_copy(update=changes)
 
+    def __hash__(self) -> int:  # pydantic's own one refuses values that are mappings
+        return hash(self.model_dump_json())
+
     def list_decisive(self, *, later: bool = True) -> dict[str, Any]:
         """Return the settings that decide a result.
 
@@ -184,9 +187,6 @@ class DataSettings(Section):
     def is_local(self) -> bool:
         """True if the source is a path: it exists, or cannot be an id on the Hub."""
         return is_local_source(self.source)
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
 
 
 class ModelSettings(Section):

@@ -23,9 +23,9 @@ from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import PackError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
-from gdpo_tune.training.checkpoints import RandomState, read_random_state, restore_random_state
 from gdpo_tune.training.engine import EnginePool
 from gdpo_tune.training.memory import explain_out_of_memory
+from gdpo_tune.training.random_state import RandomState, read_random_state, restore_random_state
 from gdpo_tune.training.rollout import uses_engine_in_process
 from gdpo_tune.training.trial import prepare_process, run_trial
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings

@@ -40,14 +40,13 @@ from gdpo_tune.training.checkpoints import (
     SCHEDULER_FILE,
     Checkpoint,
     keep_newest,
-    read_random_state,
-    save_random_states,
     write_checkpoint,
 )
 from gdpo_tune.training.distributed import gather_optimizer
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import gather_policy, save_policy
 from gdpo_tune.training.memory import read_gpu_metrics
+from gdpo_tune.training.random_state import read_random_state, save_random_states
 from gdpo_tune.training.trainer import GDPOTrainer
 
 _EXAMPLES = 3

@@ -27,7 +27,7 @@ from torch import Tensor
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.trial_files import NO_ADVANTAGE, REWARDS, ZERO_STD
 from gdpo_tune.training.adam_8bit import compute_eagerly, is_8bit
-from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE, load_random_state
+from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
 from gdpo_tune.training.distributed import (
     gather_weights,
     is_sharded,
@@ -37,6 +37,7 @@ from gdpo_tune.training.distributed import (
 from gdpo_tune.training.evaluation import BeginJudging, RewardFunction, require_finite
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.normalization import add_terms, compute_advantages
+from gdpo_tune.training.random_state import load_random_state
 
 
 class ShardedTrainer(MicroBatchTrainer):

@@ -28,7 +28,7 @@ def write_problems(file, answers):
         for n, answer in enumerate(answers, 1)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return DataSettings(str(file), "math")
+    return DataSettings(source=str(file), layout="math")
 
 
 def check(data, task=None):

@@ -197,7 +197,7 @@ def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
 )
 def test_each_setting_of_an_adapter_changes_training(peft, policy, tmp_path, change):
     usual, _ = run(configure(policy, tmp_path / "a", LORA))
-    other, _ = run(configure(policy, tmp_path / "b", dataclasses.replace(LORA, **change)))
+    other, _ = run(configure(policy, tmp_path / "b", LORA.replace(**change)))
     assert [m["train/grad_norm"] for m in usual] != [m["train/grad_norm"] for m in other]
 
 
@@ -214,7 +214,7 @@ def test_adapters_start_from_the_trials_seed_whatever_ran_before(peft, policy, t
     mark_slow_cases(product((1, 2), ("auto", "bfloat16")), [(2, "auto"), (1, "bfloat16")]),
 )
 def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(peft, policy, tmp_path, step, dtype):
-    model = dataclasses.replace(LORA, dtype=dtype)
+    model = LORA.replace(dtype=dtype)
     whole, outcome = run(configure(policy, tmp_path / "a", model, beta=0.05))
     config = configure(policy, tmp_path / "b", model, beta=0.05)
     checkpoint = stop_after(config, step)

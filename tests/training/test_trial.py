@@ -681,7 +681,7 @@ def test_the_count_of_dead_steps_outlives_an_interruption(policy, tmp_path, monk
 
 def test_a_training_shorter_than_the_limit_has_no_signal_either(policy, tmp_path, monkeypatch):
     register_toy_task(monkeypatch, DeadTask)
-    settings = dataclasses.replace(DEAD, steps=2, dead_steps=10)
+    settings = DEAD.replace(steps=2, dead_steps=10)
     with pytest.raises(NoSignalError):
         run(build_trial_config(policy, tmp_path / "t", settings=settings))
 
@@ -699,7 +699,7 @@ def test_one_reward_with_a_signal_is_enough(policy, tmp_path, monkeypatch):
 
 def test_a_policy_that_no_gradient_moved_is_marked(policy, tmp_path, monkeypatch):
     register_toy_task(monkeypatch, DeadTask)
-    settings = dataclasses.replace(DEAD, dead_steps=0)
+    settings = DEAD.replace(dead_steps=0)
     config = build_trial_config(policy, tmp_path / "t", settings=settings)
     _, outcome = run(config)
     assert outcome.environment["unchanged"] == "every gradient was 0"
