@@ -97,7 +97,7 @@ def test_four_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
     sink.__enter__.return_value.link.return_value = ""
     frames = []
     monkeypatch.setattr("gdpo_tune.tracking.MlflowTracker", lambda spec: sink)
-    monkeypatch.setattr(sweep, "write_figures", lambda sweep: None)
+    monkeypatch.setattr("gdpo_tune.cli.write_figures", lambda sweep: None)
     monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
     monkeypatch.setattr(cluster, "open_cluster", open_cluster)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
