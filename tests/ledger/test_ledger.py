@@ -92,9 +92,7 @@ def test_every_complete_trial_carries_its_constraints(
         start(ledger)
         record = ledger.complete(0, build_outcome(correctness))
         assert record.feasible is feasible
-        assert ledger.study.trials[0].constraints["correctness"] == pytest.approx(
-            0.2 - correctness
-        )
+        assert ledger.study.trials[0].constraints["correctness"] == pytest.approx(0.2 - correctness)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
