@@ -284,7 +284,7 @@ def hold_directory(directory: Path, lock: str) -> Generator[None]:
     Raises:
         UsageError: the directory cannot be written, or another process holds the lease.
     """
-    from gdpo_tune.ledger.journal import Lease
+    from gdpo_tune.core.locks import Lease
 
     try:
         lease = Lease(directory / lock)

@@ -23,7 +23,7 @@ from gdpo_tune.core.errors import SpecError, UsageError
 from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
 
 if TYPE_CHECKING:
-    from gdpo_tune.spec.first_file import FirstFile
+    from gdpo_tune.spec.starter import FirstFile
 
 
 def build_parser() -> cli.Parser:
@@ -97,7 +97,7 @@ def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     """
     from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
-    from gdpo_tune.spec.first_file import BUILT_IN, FirstFile
+    from gdpo_tune.spec.starter import BUILT_IN, FirstFile
     from gdpo_tune.spec.text import join_names, suggest
     from gdpo_tune.tasks.dataset import collect_data, propose_layout
 

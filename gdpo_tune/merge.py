@@ -118,7 +118,7 @@ def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapte
     from gdpo_tune.display.training import print_merge
     from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.results.merge_request import MERGE_FILE, read_progress
-    from gdpo_tune.spec.disk import check_merge_room
+    from gdpo_tune.spec.machine import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
     progress = read_progress(directory, settings)

@@ -33,7 +33,7 @@ from gdpo_tune.core.system import stop_on_signals
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep
-    from gdpo_tune.clusters.scheduler import Scheduler
+    from gdpo_tune.clusters.scheduler import SweepScheduler
 
 
 def build_parser() -> cli.Parser:
@@ -148,12 +148,12 @@ def _run(options: argparse.Namespace) -> int:
 
 def _show_status(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter, print_status
-    from gdpo_tune.clusters.scheduler import Scheduler
+    from gdpo_tune.clusters.scheduler import SweepScheduler
 
     loaded, errors = _load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
         try:
-            print_status(Scheduler.open(sweep, read_clock, read_only=True))
+            print_status(SweepScheduler.open(sweep, read_clock, read_only=True))
         except GdpoTuneError as error:
             errors.append((sweep, error))
     return ConsolePrinter().print_errors(loaded, errors)
@@ -175,7 +175,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _render(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import find_notes
-    from gdpo_tune.clusters.render.base import find_left_out, render_all
+    from gdpo_tune.clusters.render.base import list_unsupported, render_all
 
     loaded = _load(options)
     if loaded.error is not None:
@@ -200,7 +200,7 @@ def _render(options: argparse.Namespace) -> int:
                 write_atomically(options.out / file, text)
                 print(options.out / file)
     for name, files in rendered.items():
-        for left_out in find_left_out(files):
+        for left_out in list_unsupported(files):
             print(f"{name}: left out: {left_out}", file=sys.stderr)
     for problem in others:
         print(f"not rendered: {problem}", file=sys.stderr)
@@ -243,13 +243,13 @@ def _load(options: argparse.Namespace) -> LoadedSweeps:
     return load_sweeps(options.sweeps)
 
 
-def open_named(options: argparse.Namespace) -> Scheduler:
+def open_named(options: argparse.Namespace) -> SweepScheduler:
     """Open the schedule of a name; with `--here` for a machine that runs it itself."""
-    from gdpo_tune.clusters.backends import local
-    from gdpo_tune.clusters.scheduler import Scheduler
+    from gdpo_tune.clusters.backends import local_jobs
+    from gdpo_tune.clusters.scheduler import SweepScheduler
 
-    context = Scheduler.open(_load(options).find(options.name), read_clock)
-    context.build_backend = local.build_backend_here if options.here else context.build_backend
+    context = SweepScheduler.open(_load(options).find(options.name), read_clock)
+    context.build_backend = local_jobs.build_local_here if options.here else context.build_backend
     return context
 
 

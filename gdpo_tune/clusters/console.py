@@ -13,9 +13,8 @@ from gdpo_tune.clusters.backends.base import build_backend
 from gdpo_tune.clusters.backends.submit import explain_lost_tracking
 from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend, LocalBackend, RayJobBackend
-from gdpo_tune.clusters.schedule_state import ACTIVE
-from gdpo_tune.clusters.schedule_storage import ScheduleStorage
-from gdpo_tune.clusters.scheduler import TICK_TOLERANCE, Clock, Scheduler
+from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleStorage
+from gdpo_tune.clusters.scheduler import TICK_TOLERANCE, Clock, SweepScheduler
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
 from gdpo_tune.core.http import find_webhook_problem
@@ -52,7 +51,7 @@ class ConsolePrinter:
                 print(f"{kind}: {message}", file=sys.stderr, flush=True)
         self._printed = set(messages)
 
-    def print_news(self, context: Scheduler) -> None:
+    def print_news(self, context: SweepScheduler) -> None:
         """Print the changes and errors since the last call."""
         print_events(context)
         self.print_messages("warning", [str(error) for error in context.backend_errors])
@@ -65,7 +64,7 @@ class ScheduleTicker:
     def __init__(self, directory: str, clock: Clock) -> None:
         self.directory = directory
         self._clock = clock
-        self._contexts: dict[tuple[str, str], Scheduler] = {}
+        self._contexts: dict[tuple[str, str], SweepScheduler] = {}
         self._printer = ConsolePrinter()
 
     def tick_all(self) -> int:
@@ -83,7 +82,7 @@ class ScheduleTicker:
         key = (sweep.storage, sweep.name)
         context = self._contexts.pop(key, None)
         try:
-            context = context or Scheduler.open(sweep, self._clock)
+            context = context or SweepScheduler.open(sweep, self._clock)
             context.sweep, context.events, context.backend_errors = sweep, [], []
             context.history.refresh()
             try:
@@ -148,7 +147,7 @@ def find_notes(sweeps: Sequence[ScheduledSweep]) -> list[str]:
     return [f"{', '.join(names)}: {where}: {need}" for need, names in users.items()]
 
 
-def print_events(context: Scheduler) -> None:
+def print_events(context: SweepScheduler) -> None:
     """Print a line with its time for each change that a person may want to know."""
     for event in context.events:
         if event.text:
@@ -165,12 +164,12 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
             for time in _list_next_times(sweep, after, count):
                 local = time.astimezone(zone).strftime(LOCAL_TIME)
                 rows.append((sweep.name, local, time.strftime(UTC_TIME)))
-        if not sweep.schedule_in_force:
+        if not sweep.active_schedule:
             rows.append((sweep.name, "disabled" if schedule else "no schedule", ""))
     _print_columns(rows)
 
 
-def print_status(context: Scheduler) -> None:
+def print_status(context: SweepScheduler) -> None:
     """Print the last run of a schedule, and what comes next."""
     sweep, state, now = context.sweep, context.state, context.clock()
     rows: list[tuple[str, str]] = []
@@ -197,7 +196,7 @@ def print_status(context: Scheduler) -> None:
 
 def _list_next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:
     schedule = sweep.settings.schedule
-    if schedule is None or not sweep.schedule_in_force:
+    if schedule is None or not sweep.active_schedule:
         return []
     return list(itertools.islice(schedule.iterate_times(after), count))
 

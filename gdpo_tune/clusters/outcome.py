@@ -44,7 +44,7 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[s
     return figures
 
 
-def describe_figures(figures: dict[str, Any]) -> str:
+def describe_outcome(figures: dict[str, Any]) -> str:
     """Return the figures in a sentence or two; empty if there are none."""
     if "unknown" in figures:
         return f"Its result is unknown here: {figures['unknown'].splitlines()[0]}."

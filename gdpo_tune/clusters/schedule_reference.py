@@ -20,7 +20,7 @@ BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
 DURATION = "length of time: `90m`, `6h`, `1d12h`"
 
 
-def fill_page(page: str) -> str:
+def fill_schedule_page(page: str) -> str:
     """Return the page with new tables between its two marks; refuse a page without them."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -52,4 +52,4 @@ def _describe_default(name: str, field: FieldInfo) -> str:
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    write_atomically(page, fill_page(page.read_text(encoding="utf-8")))
+    write_atomically(page, fill_schedule_page(page.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""The state of one schedule, and the files that keep it beside its sweeps.
+"""The state of one schedule, and the write-once files that keep it beside its sweeps.
 
     <storage>/.schedule/<name>/00000007.json   the state after seven changes
 
@@ -9,17 +9,103 @@ fails, reads the newer state and decides again. The newest file counts; the last
 
 from __future__ import annotations
 
+import os
 import re
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat
 
 from gdpo_tune.clusters.schedule_spec import Occasion
-from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.core.errors import StoreError
+from gdpo_tune.core.object_store import build_store_error, is_url, open_filesystem
+
+
+class ScheduleStorage:
+    """Write-once files, on disk or in an object store; names are relative, with `/`.
+
+    `create` alone decides which of two processes was first. On a disk it is a hard link: it fails
+    if the name exists, and other processes see the file only once it is whole. Local disks and NFS
+    guarantee that. In an object store it is a conditional write (`If-None-Match: *` on S3), which
+    s3fs, gcsfs and adlfs support. `check` finds out whether a store ignores the condition.
+
+    Every method raises a `StoreError` if the storage cannot be used.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._on_disk = not is_url(address)
+        url = f"file://{os.path.abspath(address)}" if self._on_disk else address
+        self._files, self._root = open_filesystem(url)
+
+    def create(self, name: str, content: bytes) -> None:
+        """Create a whole file; raise a `FileExistsError` if it exists already."""
+        with self._explain_errors(FileExistsError):
+            if self._on_disk:
+                path = Path(self._get_path(name))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+                try:
+                    with aside.open("xb") as file:
+                        file.write(content)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.link(aside, path)
+                finally:
+                    aside.unlink(missing_ok=True)
+            else:
+                self._files.pipe_file(self._get_path(name), content, mode="create")
+
+    def list_names(self, directory: str) -> list[str]:
+        """Return the names of the files in a directory; an empty list if it does not exist."""
+        with suppress(FileNotFoundError), self._explain_errors(FileNotFoundError):
+            paths = self._files.ls(self._get_path(directory), detail=False)
+            return sorted(str(path).rpartition("/")[2] for path in paths)
+        return []
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        with self._explain_errors():
+            return self._files.cat_file(self._get_path(name))
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it exists."""
+        with suppress(FileNotFoundError), self._explain_errors(FileNotFoundError):
+            self._files.rm_file(self._get_path(name))
+
+    def check(self) -> None:
+        """Refuse a storage in which files cannot be created, or can be created twice."""
+        name = f".schedule/probe-{uuid.uuid4().hex}"
+        self.create(name, b"")
+        try:
+            self.create(name, b"")
+        except FileExistsError:
+            return
+        finally:
+            self.delete(name)
+        raise StoreError(
+            f"storage {self.address}: a file can be created there twice, so two processes could "
+            "start the same run\n    fix: use a store with conditional writes, such as S3"
+        )
+
+    def _get_path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _explain_errors(self, *expected: type[OSError]) -> Generator[None]:
+        try:
+            yield
+        except expected:
+            raise
+        except Exception as error:  # each store has its own errors for credentials and networks
+            raise build_store_error(self.address, error) from error
+
 
 STATE_FILE = re.compile(r"(\d{8})\.json")
 KEPT_STATES, KEPT_RUNS, KEPT_NOTICES = 20, 100, 100
@@ -150,7 +236,7 @@ class ScheduleState(Record):
         """Return the GPU-hours of the last 30 days, and later ones of a clock that was ahead."""
         return sum(hours for run in self.runs for at, hours in run.spent if now - MONTH < at)
 
-    def handle(self, due: datetime) -> None:
+    def mark_handled(self, due: datetime) -> None:
         """Note that a time of the schedule, and all before it, need nothing more."""
         self.handled = max(due, self.handled or due)
 

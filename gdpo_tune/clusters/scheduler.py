@@ -27,7 +27,7 @@ from gdpo_tune.clusters.backends.base import (
     build_backend,
 )
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
-from gdpo_tune.clusters.outcome import describe_figures, read_figures
+from gdpo_tune.clusters.outcome import describe_outcome, read_figures
 from gdpo_tune.clusters.schedule_spec import format_period
 from gdpo_tune.clusters.schedule_state import (
     ACTIVE,
@@ -38,8 +38,8 @@ from gdpo_tune.clusters.schedule_state import (
     ScheduleEvent,
     ScheduleHistory,
     ScheduleState,
+    ScheduleStorage,
 )
-from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, GdpoTuneError, UsageError
 from gdpo_tune.core.http import post_message
 
@@ -59,7 +59,7 @@ Clock = Callable[[], datetime]
 
 
 @dataclass
-class Scheduler:
+class SweepScheduler:
     """One schedule: its file, its state, its backend and a clock."""
 
     sweep: ScheduledSweep
@@ -73,7 +73,9 @@ class Scheduler:
     """Why something could not be done now: a backend did not answer."""
 
     @classmethod
-    def open(cls, sweep: ScheduledSweep, clock: Clock, *, read_only: bool = False) -> Scheduler:
+    def open(
+        cls, sweep: ScheduledSweep, clock: Clock, *, read_only: bool = False
+    ) -> SweepScheduler:
         """Read the state of a schedule; refuse a new one where no state could be written."""
         storage = ScheduleStorage(sweep.storage)
         scheduler = cls(sweep, ScheduleHistory(storage, sweep.name), clock)
@@ -134,7 +136,7 @@ class Scheduler:
         wait: bool,
         once: bool = False,
         every: float = 10.0,
-        report: Callable[[Scheduler], None] = lambda _: None,
+        report: Callable[[SweepScheduler], None] = lambda _: None,
         preempted: threading.Event | None = None,
     ) -> int:
         """Run the sweep for a time; return the exit status. Repeating the call changes nothing.
@@ -251,8 +253,8 @@ class Scheduler:
     def _next_event(self) -> ScheduleEvent | None:
         """Take the next decision of the schedule; return None if nothing is due."""
         sweep, state, now = self.sweep, self.state, self.clock()
-        if (state.schedule or "") != sweep.schedule_in_force:
-            state.schedule, state.since = sweep.schedule_in_force, now
+        if (state.schedule or "") != sweep.active_schedule:
+            state.schedule, state.since = sweep.active_schedule, now
             return ScheduleEvent("seen", now)
         if state.queued is not None:
             queued, by_name = state.queued, state.queued_by_name
@@ -335,7 +337,7 @@ class Scheduler:
         if state.queued == due:
             state.queued = None
         if not by_name:
-            state.handle(due)
+            state.mark_handled(due)
         if run is not None:
             run.began, run.earlier_attempts, run.gpu_hours_limit = now, run.attempt, limit
             state.add_run(run)
@@ -361,7 +363,7 @@ class Scheduler:
             return self._skip([state.queued], "overlap", reason, by_name=by_name)
         state.queued, state.queued_by_name = due, by_name
         if not by_name:
-            state.handle(due)
+            state.mark_handled(due)
         return ScheduleEvent("queued", self.clock(), f"{self.name_run(due)} is queued.")
 
     def _skip(
@@ -376,7 +378,7 @@ class Scheduler:
         if state.queued in times:
             state.queued = None
         if not by_name:
-            state.handle(last)
+            state.mark_handled(last)
         runs = self.name_run(first)
         if len(times) > 1:
             runs = f"{len(times)} runs from {runs} to {self.name_run(last)}"
@@ -439,7 +441,7 @@ class Scheduler:
             return bool(run.stop_reason)
         backend = self.build_backend(self.sweep)
         try:
-            job = backend.submit(build_job(self.sweep, run))
+            job = backend.submit(build_scheduled_job(self.sweep, run))
         except BackendError as error:
             refusal = JobStatus(running=False, exit_status=REFUSED, reason=str(error))
             self._record(self._end_attempt(run, refusal))
@@ -496,7 +498,7 @@ class Scheduler:
         unread = run.gpu_hours_limit if "unknown" in figures else None
         hours, now = float(figures.get("gpu_hours", unread or 0.0)), self.clock()
         run.spent.append((now, max(0.0, hours - run.gpu_hours)))
-        description = describe_figures(figures)
+        description = describe_outcome(figures)
         run.state, run.unknown = end_state, ""
         run.summary = ". ".join(filter(None, [reason, description]))
         details: dict[str, Any] = {"run": run.name, "attempt": run.attempt, "state": end_state}
@@ -508,7 +510,7 @@ class Scheduler:
         return ScheduleEvent("ended", now, text)
 
 
-def build_job(sweep: ScheduledSweep, run: ScheduledRun) -> ScheduledJob:
+def build_scheduled_job(sweep: ScheduledSweep, run: ScheduledRun) -> ScheduledJob:
     """Build the job of the newest attempt at a run."""
     changes = list(list_overrides(sweep.settings, sweep.root))
     if run.gpu_hours_limit is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdpo_tune.core.errors import DiskFullError, NoLocksError, UsageError
+from gdpo_tune.core.errors import DiskFullError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -63,24 +62,6 @@ def explain_write_errors(subject: str) -> Generator[None]:
         raise UsageError(
             f"{subject} cannot be written: {error}\n    fix: make its directory writable, or work "
             "on a copy of it"
-        ) from error
-
-
-def lock_file(file: int, operation: int, path: Path) -> None:
-    """Lock an open file with flock(2); the kernel releases it when the file is closed.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        NoLocksError: the file system has none, as Lustre without `-o flock` (mount.lustre(8)).
-    """
-    try:
-        fcntl.flock(file, operation)
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-        raise NoLocksError(
-            f"{path.parent}: this file system has no locks ({error.strerror})\n    fix: name a "
-            "directory of another disk, or keep a sweep's record in a database, with ledger:"
         ) from error
 
 

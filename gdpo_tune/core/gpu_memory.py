@@ -154,12 +154,16 @@ class TrialMemory:
     def activations(self) -> int:
         """Hidden states that the backward pass of a micro-batch needs, at full length.
 
-        Autograd keeps one hidden state a layer, and everything of a layer that is recomputed.
+        Autograd keeps one hidden state a layer, or without recomputation everything of each layer:
+        four arrays of the feed-forward part, ten hidden states in the computation's format, and
+        four in the 32 bits of norms. One layer at a time also has the gradients of these.
         """
         policy, number = self.policy, self.number_bytes
-        layer = 2 * number * (4 * policy.intermediate_size + 8 * policy.hidden_size)
-        states = (number if self.rank else TRAINED) * policy.layers * policy.hidden_size
-        token = states + layer * (1 if self.recomputes else policy.layers)
+        inner, hidden = policy.intermediate_size, policy.hidden_size
+        layer = 2 * number * (4 * inner + 8 * hidden)
+        token = (number if self.rank else TRAINED) * policy.layers * hidden + layer
+        if not self.recomputes:
+            token = layer + (policy.layers - 1) * (number * (4 * inner + 10 * hidden) + 16 * hidden)
         at_once = self.micro_batch or (self.mini_batch or self.completions) // self.workers
         return at_once * self.tokens * token
 

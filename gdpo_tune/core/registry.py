@@ -87,7 +87,7 @@ NORMALIZATIONS: dict[str, ModeInfo] = {
 _SAMPLERS = "gdpo_tune.tuning.samplers"
 SAMPLERS: dict[str, SamplerInfo] = {
     "auto": SamplerInfo(
-        "gdpo_tune.spec.sampler_choice:choose_sampler",
+        "gdpo_tune.spec.gpu:choose_sampler",
         "picks by trials, kinds of parameters, objectives and slots, and says why",
     ),
     "gp": SamplerInfo(f"{_SAMPLERS}:build_gp", "Gaussian process, expected hypervolume"),

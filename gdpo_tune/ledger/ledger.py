@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdpo_tune.core.content import Fact, describe_changes, list_changes
 from gdpo_tune.core.errors import IdentityError, UsageError
-from gdpo_tune.core.events import RecordedRequest
+from gdpo_tune.core.events import Incident, RecordedRequest
+from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.text import format_list, make_printable
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     Cost,
+    Exploit,
     Generation,
     Measurement,
     Outcome,
@@ -43,19 +46,36 @@ from gdpo_tune.core.trials import (
 )
 from gdpo_tune.ledger import trial_encoding as encoding
 from gdpo_tune.ledger.budget import WorkClock, compute_hours
-from gdpo_tune.ledger.history import CONTENT, SweepHistory
-from gdpo_tune.ledger.journal import Journal, Lease, replay
-from gdpo_tune.ledger.opening import open_for_reading, open_for_writing, record_origin
-from gdpo_tune.ledger.request_rules import SweepSnapshot
-from gdpo_tune.ledger.steering_state import SteeringState, apply_settings, fold_requests
-from gdpo_tune.ledger.study import SWEEP_ID, open_study, pin_template_date, write_spec
+from gdpo_tune.ledger.journal import Journal, open_storage
+from gdpo_tune.ledger.opening import (
+    SWEEP_ID,
+    open_for_reading,
+    open_for_writing,
+    open_study,
+    pin_template_date,
+    record_origin,
+    write_spec,
+)
+from gdpo_tune.ledger.requests import (
+    SteeringState,
+    SweepSnapshot,
+    apply_settings,
+    decode_recorded,
+    fold_requests,
+)
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import BASELINES
 
+SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
+CONTENT = "content:"
+"""Prefixes of the study's attributes, before a number that starts at 0."""
 
-class Ledger(SweepHistory, CloseableResource):
+
+class Ledger(CloseableResource):
     """Trials of a sweep, and its history. Create it with `open`; use it as a context manager.
 
+    The history has sessions, incidents, requests, generations and content, each entry in its own
+    attribute of the study.
     The writer keeps all records in memory, so reading them costs no disk access.
     """
 
@@ -77,14 +97,22 @@ class Ledger(SweepHistory, CloseableResource):
         self.moved_aside = moved_aside
         """Directory of an earlier sweep of this name, if `open` moved it."""
         self._clock = WorkClock()
+        """Runs in a session, which is the time in which one process ran trials."""
+        self._generations: list[Generation] = []
+        """Generations decoded so far."""
+        self._requests: list[RecordedRequest] = []
+        """Requests decoded so far."""
         self._journal = journal
         self._lease = lease
         self._stale: set[int] = set()
         """Numbers of trials whose records in memory are out of date."""
         try:
-            storage = replay(journal)
+            storage = open_storage(journal)
             study = open_study(storage, spec, writable=lease is not None)
-            super().__init__(storage, study)
+            self.study = study
+            """The Optuna study, for `optuna.visualization` and the like; never write through it."""
+            self._storage = storage
+            self._study_id = storage.get_study_id_from_name(study.study_name)
             spec = pin_template_date(study, spec, writable=lease is not None)
             self.spec = self._file_spec = spec
             self._records, self._next_order = self._load()
@@ -306,13 +334,111 @@ class Ledger(SweepHistory, CloseableResource):
 
     def record_generation(self, generation: Generation) -> None:
         """Record the decisions of one meeting of a population, in one write."""
-        super().record_generation(generation)
+        self._append(GENERATION, asdict(generation))
         self._stale.update(generation.members)
 
     def record_request(self, request: RecordedRequest) -> None:
         """Record a request in one write, and let `spec` and `steering` follow from it."""
-        super().record_request(request)
+        self._append(REQUEST, asdict(request))
         self._resolve_spec()
+
+    def begin_session(
+        self, started: float, slots: int, provenance: Mapping[str, Any], sampler: str = ""
+    ) -> int:
+        """Record that a process works on this sweep; return the session's number.
+
+        `started` is Unix time in seconds, `slots` the number of trials that run side by side.
+        `provenance` holds revision, versions and hardware as JSON. `sampler` is the name of the
+        sampler, and why it was chosen.
+        """
+        self._clock.ended.set()  # of a session that was not ended
+        self._clock = WorkClock()
+        self._clock.start()
+        content = {"started": started, "slots": slots, "provenance": dict(provenance)}
+        return self._append(SESSION, {**content, "sampler": sampler})
+
+    def end_session(self, session: int, ending: str = "") -> None:
+        """Record that the process has stopped working on the sweep.
+
+        `ending` says why nothing was left to run, for a person; it is empty if something was left.
+        """
+        self._clock.ended.set()
+        self.record_gaps()
+        content = {**self._list(SESSION)[session], "finished": time.time(), "ending": ending}
+        self._set_entry(SESSION, session, content)
+
+    def record_gaps(self) -> None:
+        """Record in the newest session when its process did not work; usually that is never."""
+        if gaps := self._clock.take_gaps():
+            *_, newest = sessions = self._list(SESSION)
+            content = {**newest, "gaps": [*newest.get("gaps", ()), *map(list, gaps)]}
+            self._set_entry(SESSION, len(sessions) - 1, content)
+
+    def record_ending(self, ending: str) -> None:
+        """Record why nothing is left to run, if the newest session was killed before it did.
+
+        It still has no `finished`, so that its hours count as before.
+        """
+        sessions = self._list(SESSION)
+        if sessions and not sessions[-1].get("ending"):
+            self._set_entry(SESSION, len(sessions) - 1, {**sessions[-1], "ending": ending})
+
+    def record_incident(self, incident: Incident) -> None:
+        """Record an incident in the newest session."""
+        session, trials = len(self._list(SESSION)) - 1, list(incident.trials)
+        content = {"time": incident.time, "what": incident.description, "trials": trials}
+        self._append(INCIDENT, {**content, "session": session})
+
+    def get_sessions(self) -> list[dict[str, Any]]:
+        """Return the sessions in order, as `begin_session` and `end_session` wrote them.
+
+        `finished` (Unix seconds) is missing in a session that runs or was killed, and so is
+        `ending` until such a sweep is found finished.
+        `incidents` holds the session's `Incident`s, `gaps` what `WorkClock` found, if anything.
+        """
+        incidents = defaultdict[int, list[Incident]](list)
+        for stored in self._list(INCIDENT):
+            incident = Incident(stored["time"], stored["what"], tuple(stored["trials"]))
+            incidents[stored["session"]].append(incident)
+        return [
+            {**stored, "incidents": incidents[session]}
+            for session, stored in enumerate(self._list(SESSION))
+        ]
+
+    def get_contents(self) -> list[dict[str, Any]]:
+        """Return the content that decided the results, by time; see `Ledger.compare_content`.
+
+        `digests` are those of `core.content`, `time` is Unix time in seconds. `first` is the number
+        of the first trial with that content. After an accepted change, `changes` are its names, and
+        `one_front` is true if trials before and after it share a front.
+        """
+        return self._list(CONTENT)
+
+    def get_generations(self) -> list[Generation]:
+        """Return every generation in order; do not change the list."""
+        attributes = self._storage.get_study_user_attrs(self._study_id)
+        while stored := attributes.get(f"{GENERATION}{len(self._generations)}"):
+            exploits = tuple(Exploit(**exploit) for exploit in stored["exploits"])
+            generation = Generation(stored["step"], tuple(stored["members"]), exploits)
+            self._generations.append(generation)
+        return self._generations
+
+    def get_requests(self) -> list[RecordedRequest]:
+        """Return every request that was applied or refused, in order; do not change the list."""
+        attributes = self._storage.get_study_user_attrs(self._study_id)
+        while stored := attributes.get(f"{REQUEST}{len(self._requests)}"):
+            self._requests.append(decode_recorded(stored))
+        return self._requests
+
+    def find_lineage(self, number: int) -> tuple[Exploit, ...]:
+        """Return the checkpoints that a trial took over from others, by step."""
+        exploits = (exploit for past in self.get_generations() for exploit in past.exploits)
+        return tuple(exploit for exploit in exploits if exploit.member == number)
+
+    def find_last_meeting(self, number: int) -> int:
+        """Return the step at which a member last met others; 0 if it never did."""
+        generations = reversed(self.get_generations())
+        return next((past.step for past in generations if number in past.members), 0)
 
     def take_snapshot(self, now: float | None = None) -> SweepSnapshot:
         """Return the sweep as the rules of requests see it; `now`: Unix time, if it runs."""
@@ -422,3 +548,17 @@ class Ledger(SweepHistory, CloseableResource):
                 Trial(self.study, trial_id).set_constraint(name, violation)
         objectives = [values[name] for name in self.spec.objectives]
         self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, objectives)
+
+    def _append(self, prefix: str, content: Mapping[str, Any]) -> int:
+        """Store a new entry in one write; return its number."""
+        number = len(self._list(prefix))
+        self._set_entry(prefix, number, content)
+        return number
+
+    def _set_entry(self, prefix: str, number: int, content: Mapping[str, Any]) -> None:
+        self._storage.set_study_user_attr(self._study_id, f"{prefix}{number}", content)
+
+    def _list(self, prefix: str) -> list[dict[str, Any]]:
+        attributes = self._storage.get_study_user_attrs(self._study_id)
+        count = sum(key.startswith(prefix) for key in attributes)
+        return [attributes[f"{prefix}{number}"] for number in range(count)]

@@ -7,20 +7,26 @@ has too, in `.sweep`. A directory with another id is refused, one that was moved
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import date
 from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage, JournalStorage
 
 from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import (
@@ -31,15 +37,18 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import is_file, write_atomically
+from gdpo_tune.core.locks import LOCK, Lease
 from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
-from gdpo_tune.ledger.journal import LOCK, Journal, JournalFile, Lease, move_aside, repair
-from gdpo_tune.ledger.request_files import find_user
+from gdpo_tune.ledger.journal import Journal, JournalFile, archive_directory, truncate_torn_write
+from gdpo_tune.ledger.requests import find_user
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec, print_notice
 from gdpo_tune.ledger.trial_encoding import TRIALS
-from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
+from gdpo_tune.spec import SweepSpec, dump_public_yaml, hide_passwords, load_spec
+from gdpo_tune.spec.model import list_decisive_values, list_differences
 
 if TYPE_CHECKING:
     from gdpo_tune.ledger.postgres_journal import PostgresJournal
+
 
 ID = ".sweep"
 """File of a sweep's directory with the random id of its ledger."""
@@ -110,12 +119,12 @@ def open_for_writing(
         if database and is_known:
             _check_owner(spec, database, continue_from)
         if fresh and (is_known or stored or (directory / SPEC).exists() or file.exists()):
-            lease, aside = move_aside(lease)
+            lease, aside = archive_directory(lease)
             if spec.address:
                 # Before the ledger, because an empty ledger would delete stored trials.
-                SweepStore(spec).move_aside(aside.name)
+                SweepStore(spec).archive(aside.name)
             if database:
-                database.move_aside(aside.name)
+                database.archive(aside.name)
         elif stored and not is_known:
             raise UsageError(
                 f"{spec.address} holds a sweep that is not in {hide_passwords(spec.ledger)}\n"
@@ -124,7 +133,7 @@ def open_for_writing(
         if database:
             return database, lease, aside
         if file.exists():
-            repair(file)
+            truncate_torn_write(file)
         return JournalFile(file, read_only=False), lease, aside
     except BaseException:
         if database:
@@ -257,3 +266,134 @@ def _refuse_moved_ledger(spec: SweepSpec, directory: Path) -> None:
             f"the sweep in {directory} has its ledger in {ledger}\n"
             f"    fix: {fix}, or choose another --name, or --fresh to move that sweep aside"
         )
+
+
+SWEEP_ID = "sweep_id"
+"""Attribute of the study: a random id, by which MLflow's runs of this ledger are found."""
+MAX_DIFFERENCES = 4
+"""Number of differences between two sweeps that a message lists."""
+
+
+def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> optuna.Study:
+    """Load the study that a journal holds, or create it.
+
+    Raises:
+        IdentityError: the journal holds another sweep.
+        UsageError: the journal holds no sweep and may not be written.
+    """
+    stored = storage.get_all_studies()  # one at most, whatever its name: a sweep may be renamed
+    sampler = optuna.samplers.RandomSampler()  # never used: the searcher proposes
+    if stored:
+        name = stored[0].study_name
+        study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
+    elif writable:
+        study = create_study(storage, spec.name, spec, sampler)
+        study.set_user_attr(SWEEP_ID, uuid.uuid4().hex)
+    else:
+        raise UsageError(f"there is no sweep in {spec.location} yet")
+    earlier = _find_earlier_id(spec.directory) if stored and writable else ""
+    if earlier and SWEEP_ID not in study.user_attrs:
+        study.set_user_attr(SWEEP_ID, earlier)
+    if writable and study.metric_names is None:
+        name_objectives(study, list(spec.objectives))
+    identity = study.user_attrs.get("identity")
+    if identity is None and writable:
+        study.set_user_attr("identity", spec.compute_identity())
+    elif identity != spec.compute_identity():
+        raise IdentityError(
+            f"{spec.location} holds another sweep: {describe_differences(spec)}\n"
+            "    fix: choose another --name, or --fresh to move that one aside"
+        )
+    return study
+
+
+def _find_earlier_id(directory: Path) -> str:
+    """Return the id that earlier versions kept with what they sent to MLflow; empty if none."""
+    try:
+        with (directory / "spool.jsonl").open(encoding="utf-8") as file:
+            return str(json.loads(file.readline())["tags"][SWEEP_ID])
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
+        return ""
+
+
+def pin_template_date(study: optuna.Study, spec: SweepSpec, *, writable: bool) -> SweepSpec:
+    """Return the spec with the date for chat templates that the sweep recorded at its first start.
+
+    A sweep that recorded none is given one if it is `writable`, and else keeps that of its file.
+
+    Raises:
+        IdentityError: the spec names another date.
+    """
+    named = spec.model.template_date
+    recorded: str = study.user_attrs.get("template_date", "")
+    if not recorded and not writable:
+        return spec
+    if not recorded:
+        recorded = named or date.today().isoformat()
+        study.set_user_attr("template_date", recorded)
+    if named not in ("", recorded):
+        raise IdentityError(
+            f"{spec.location} was started with model.template_date = {recorded}, not {named}\n"
+            "    fix: remove that key, choose another --name, or --fresh to move that sweep aside"
+        )
+    return spec.replace(model=spec.model.replace(template_date=recorded))
+
+
+def describe_differences(spec: SweepSpec) -> str:
+    """Return the first keys in which the sweep in the directory of `spec` differs from `spec`."""
+    keys: list[str] = []
+    with suppress(SpecError):  # the file was moved, or another version wrote it
+        stored = load_spec(spec.directory / SPEC, name=spec.name, to_run=False)
+        keys = list_differences(list_decisive_values(stored), list_decisive_values(spec))
+    if not keys:
+        return "another task, policy, space or training, or other objectives"
+    hidden = len(keys) - MAX_DIFFERENCES
+    return "; ".join(keys[:MAX_DIFFERENCES]) + (f"; {hidden} more" if hidden > 0 else "")
+
+
+def create_study(
+    storage: BaseStorage, name: str, spec: SweepSpec, sampler: BaseSampler
+) -> optuna.Study:
+    """Create a study over the sweep's objectives."""
+    with silence_optuna():
+        return optuna.create_study(
+            storage=storage,
+            study_name=name,
+            directions=[objective.direction for objective in spec.list_objectives()],
+            sampler=sampler,
+        )
+
+
+def copy_study(study: optuna.Study) -> optuna.Study:
+    """Return a copy in memory, which stays usable after the ledger is closed."""
+    with silence_optuna():
+        copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
+        if study.metric_names is not None:
+            name_objectives(copy, study.metric_names)
+        copy.add_trials(study.get_trials(deepcopy=False))
+    return copy
+
+
+def name_objectives(study: optuna.Study, names: list[str]) -> None:
+    """Store the names of a study's values, which Optuna's plots and its dashboard show."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        study.set_metric_names(names)
+
+
+def write_spec(spec: SweepSpec) -> None:
+    """Write the resolved spec, readable by its owner alone if it contains a password."""
+    content = spec.dump_stored_yaml()
+    mode = 0o644 if content == dump_public_yaml(spec, stored=True) else 0o600
+    write_atomically(spec.directory / SPEC, content, mode=mode)
+
+
+@contextmanager
+def silence_optuna() -> Generator[None]:
+    """Suppress Optuna's messages, which would disturb the display of the sweep."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)

@@ -116,7 +116,7 @@ class PostgresJournal(Journal):
         rows = self._run(query, key=f'%"{word}":%')
         return DECODER.decode(rows[0][0]) if rows else None
 
-    def move_aside(self, name: str) -> None:
+    def archive(self, name: str) -> None:
         """Rename the stored sweep, so that this journal is empty."""
         self._run(f"UPDATE {TABLE} SET sweep = :name WHERE sweep = :sweep", name=name)
         self._next = 0

@@ -35,7 +35,7 @@ print_notice = partial(print, file=sys.stderr)
 """Listener that prints on the terminal that a store does not answer, or answers again."""
 
 
-def check_writable(address: str) -> None:
+def check_store_writable(address: str) -> None:
     """Refuse an address at which files cannot be written now, with a StoreError."""
     files, name = StoreDirectory(address, patience=0.0), f".probe-{uuid.uuid4().hex}"
     try:
@@ -92,7 +92,7 @@ class SweepStore:
         )
         return directory / name
 
-    def keep_only(self, checkpoints: Mapping[int, Collection[str]]) -> None:
+    def prune_checkpoints(self, checkpoints: Mapping[int, Collection[str]]) -> None:
         """Delete the checkpoints of trials, except some: number -> their names."""
         kept = {str(number): {None, *names} for number, names in checkpoints.items()}
         below = f"{TRIALS}/{next(iter(kept))}" if len(kept) == 1 else TRIALS
@@ -103,9 +103,9 @@ class SweepStore:
             if trial in kept and find_checkpoint_name(name) not in kept[trial]
         )
 
-    def hand_over(self, donor: int, member: int) -> None:
+    def copy_checkpoint(self, donor: int, member: int) -> None:
         """Replace the checkpoints of a trial by the newest whole one of another trial."""
-        self.keep_only({member: ()})
+        self.prune_checkpoints({member: ()})
         source, target = f"{TRIALS}/{donor}/", f"{TRIALS}/{member}/"
         donated = self._files.list_sizes(source)
         sizes = {name.removeprefix(source): size for name, size in donated.items()}
@@ -118,7 +118,7 @@ class SweepStore:
         """Store a small file of the sweep's directory on this machine."""
         self._files.upload({file.relative_to(self._copy).as_posix(): file})
 
-    def move_aside(self, name: str) -> None:
+    def archive(self, name: str) -> None:
         """Move all files to another name of a sweep; a second call completes an interrupted one."""
         files = list(self._files.list_sizes())
         above = StoreDirectory(self._spec.storage, say=print_notice)

@@ -67,7 +67,7 @@ def decode_trial(
 ) -> TrialRecord:
     """Return a trial of the study as a record; a checkpoint that does not exist is None.
 
-    `contents` are those of `SweepHistory.get_contents`.
+    `contents` are those of `Ledger.get_contents`.
 
     Raises:
         KeyError, TypeError: another version wrote the trial.

@@ -67,7 +67,7 @@ class Sweep:
         """Effects of its parameters. Samplers that concentrate proposals need more trials."""
         from gdpo_tune.analysis.importance import estimate_effects
         from gdpo_tune.core.registry import SAMPLERS
-        from gdpo_tune.spec.sampler_choice import choose_sampler
+        from gdpo_tune.spec.gpu import choose_sampler
 
         crowded = SAMPLERS[choose_sampler(self.spec).name].crowds
         return estimate_effects(self.front, list_dimensions(self.spec.space), crowded=crowded)

@@ -26,16 +26,17 @@ from typing import Any
 from gdpo_tune.core.addresses import refuse_published
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request
+from gdpo_tune.core.locks import LOCK, is_locked
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import LOCK, is_held
 from gdpo_tune.ledger.opening import ORIGIN, is_ours
-from gdpo_tune.ledger.request_files import (
+from gdpo_tune.ledger.requests import (
     build_request,
-    check_writable,
+    check_request,
+    check_requests_writable,
+    leave_request,
     list_pending,
-    write_request,
+    with_request,
 )
-from gdpo_tune.ledger.request_rules import decide, take_in
 from gdpo_tune.results.open_sweep import locate_sweep, resolve_spec_file
 from gdpo_tune.spec import load_spec
 
@@ -65,7 +66,7 @@ class Steering:
     @property
     def is_running(self) -> bool:
         """True if a process works on the sweep now, or may: on a disk without locks."""
-        return is_held(self.directory / LOCK) is not False
+        return is_locked(self.directory / LOCK) is not False
 
     @property
     def pause(self) -> RecordedRequest | None:
@@ -91,9 +92,9 @@ class Steering:
         recorded = {earlier.id for earlier in snapshot.requests}
         for file in files:
             if file.request is not None and file.request.id not in recorded:
-                snapshot = take_in(snapshot, file.request, now)
-        decide(snapshot, request)
-        write_request(self.directory, request)
+                snapshot = with_request(snapshot, file.request, now)
+        check_request(snapshot, request)
+        leave_request(self.directory, request)
         return request
 
     def find(self, id: str) -> RecordedRequest | None:
@@ -131,7 +132,7 @@ class Steering:
         name, origin = str(ledger.spec.location), None
         if ledger.spec.ledger:
             origin = ledger.study.user_attrs.get(ORIGIN)
-        check_writable(self.directory)
+        check_requests_writable(self.directory)
         if origin and not is_ours(ledger.spec, origin):
             raise UsageError(f"{name} goes on in {origin['place']}, on {origin['host']}: ask there")
         if self.is_running:

@@ -32,8 +32,8 @@ from gdpo_tune.spec.document import (
     read_overrides,
 )
 from gdpo_tune.spec.model import list_decisive_values
-from gdpo_tune.spec.shipped_spaces import find_space, list_spaces
 from gdpo_tune.spec.space import format_domain, get_parameter_info
+from gdpo_tune.spec.starter import find_space, list_spaces
 from gdpo_tune.spec.text import join_names, show, suggest
 
 OPTION = "--recipe"

@@ -1,17 +1,18 @@
 """The YAML of a sweep as frozen models, or every error in it at once."""
 
-from gdpo_tune.spec.disk import check_disk
 from gdpo_tune.spec.dry_run import render_dry_run, render_needs
 from gdpo_tune.spec.gpu import (
     PackChoice,
     check_gpu_share,
     choose_pack,
+    choose_sampler,
+    count_affordable_trials,
     read_device_memory,
     settle_pack,
 )
-from gdpo_tune.spec.lint import list_warnings
 from gdpo_tune.spec.load import keep_recorded_tracking, load_spec
 from gdpo_tune.spec.machine import (
+    check_disk,
     check_resources,
     count_local_cpus,
     find_machine_problems,
@@ -28,8 +29,8 @@ from gdpo_tune.spec.model import (
     SweepSpec,
     dump_public_yaml,
 )
-from gdpo_tune.spec.sampler_choice import choose_sampler, count_affordable_trials
 from gdpo_tune.spec.space import Choices, Domain, Fixed, Space, Uniform
+from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.spec.text import hide_passwords
 
 __all__ = [

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gdpo_tune.core.policy_shapes import PolicyShapes
-from gdpo_tune.spec.disk import count_local_slots, describe_disk, measure_disk
-from gdpo_tune.spec.gpu import PackChoice, measure_trial
-from gdpo_tune.spec.lint import list_warnings
+from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
+from gdpo_tune.spec.machine import count_local_slots, describe_disk, measure_disk
 from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
-from gdpo_tune.spec.sampler_choice import choose_sampler
 from gdpo_tune.spec.space import Uniform, format_domain
+from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.spec.text import format_bytes, hide_passwords, join_names, show
 
 

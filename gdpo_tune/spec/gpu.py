@@ -1,4 +1,4 @@
-"""GPUs of a sweep: whether a share of one holds a trial, and what `resources.pack` stands for."""
+"""What `auto` stands for in packs and samplers, and whether a share of a GPU holds a trial."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.spec.checks import check_batches, check_resources
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.sampler_choice import count_affordable_trials
+from gdpo_tune.spec.space import Choices
 from gdpo_tune.spec.text import format_bytes
 
 RANK = 16
@@ -87,11 +87,11 @@ def check_gpu_share(
         f"resources.gpus = {gpus:g}: to train {policy.parameters / 1e6:,.1f} million parameters"
         f"{several} takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, "
         f"without activations ({_describe_least(memory)})\n"
-        f"    fix: {', or '.join(list_remedies(spec, memory, device))}"
+        f"    fix: {', or '.join(list_gpu_remedies(spec, memory, device))}"
     )
 
 
-def list_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list[str]:
+def list_gpu_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list[str]:
     """Return changes of which each suffices: a larger share or GPU, then what asks for less."""
     resources, room = spec.resources, spec.resources.gpus * device
     enough = _round_up(memory.least_room / device)
@@ -201,3 +201,65 @@ def read_device_memory() -> int | None:
         return None
     amounts = [int(line) << 20 for line in answer.stdout.splitlines() if line.strip().isdigit()]
     return min(amounts, default=None)
+
+
+LARGE = 300
+"""Trials from which a proposal of the Gaussian process takes more than five seconds of a core."""
+MANY_OBJECTIVES = 4
+"""Number of objectives from which expected hypervolume is slow and says little about each."""
+CROWDED = 32
+"""Slots from which proposals of a second or more, one after the other, leave some of them idle."""
+
+
+class SamplerChoice(NamedTuple):
+    """A sampler and the reason for it."""
+
+    name: str
+    """Key of `registry.SAMPLERS`, never `auto`."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})"
+
+
+def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
+    """Return the requested sampler, or for `auto` that of the first of these rules that holds.
+
+    `qmc` for a population, or if all trials run side by side without an earlier sweep. `tpe` for
+    many objectives, many trials, only choices, or many slots. Else `gp`, the Gaussian process.
+    `slots` is the number of trials at the same time; None while that is unknown.
+    """
+    search, domains = spec.search, spec.space.searched_domains.values()
+    trials, objectives = count_affordable_trials(spec), len(spec.objectives)
+    name, why = "tpe", ""
+    if search.sampler != "auto":
+        name, why = search.sampler, "as requested"
+    elif search.scheduler.type == "pbt":
+        name, why = "qmc", "the members of a population begin spread over the space"
+    elif slots is not None and slots >= trials and not search.warm_start:
+        name, why = "qmc", f"all {trials} trials run side by side, so none can learn from another"
+    elif objectives >= MANY_OBJECTIVES:
+        why = f"{objectives} objectives are too many for a Gaussian process"
+    elif trials > LARGE:
+        why = f"a Gaussian process of {trials} trials takes many seconds a proposal"
+    elif domains and all(isinstance(domain, Choices) for domain in domains):
+        why = "every parameter is a choice, and choices have no distance"
+    elif slots is not None and slots > CROWDED:
+        why = f"{slots} slots would wait for proposals of a Gaussian process"
+    else:
+        counts = f"{trials} trials of {len(domains)} parameters and {objectives} objective"
+        plural = "s" if objectives > 1 else ""
+        name, why = "gp", f"{counts}{plural}: small enough for Gaussian-process search"
+    return SamplerChoice(name, why)
+
+
+def count_affordable_trials(spec: SweepSpec) -> int:
+    """Return how many configurations the sweep can afford, at most."""
+    search = spec.search
+    limits = [search.trials]
+    if search.budget.trials:
+        limits.append(search.budget.trials)
+    if search.budget.completions and search.scheduler.type == "fifo":
+        each = spec.training.steps * spec.training.completions_per_step
+        limits.append(-(-search.budget.completions // each))
+    return min(limits)

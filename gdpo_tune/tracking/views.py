@@ -1,7 +1,7 @@
 """Preset views of MLflow: the front against every pair of objectives, parameters, and curves.
 
 The tag `mlflow.sharedViewState.<key>` of an experiment is an entry of MLflow's menu of views, and a
-link with that key opens it. The content of such a tag is documented nowhere. It is what MLflow's
+link with that key opens it. The tag's format is undocumented. It is what MLflow's
 own page writes, read from version 3.17: `mlflow_view.json` holds the parts that never change. A
 test in a browser opens every view.
 
@@ -39,7 +39,7 @@ BY_MODE = {
 """State in which a line is the mean over the trials of a mode, so that the legend names modes."""
 LOADED = 100
 """Runs that MLflow's page loads at a time."""
-MOST_PAIRS, MOST_PARAMETERS, MOST_CURVES = 6, 8, 6
+MAX_PAIRS, MAX_PARAMETERS, MAX_CURVES = 6, 8, 6
 """Charts of a kind; a tag of an experiment may have 20,000 characters."""
 TITLES = {
     "trials": "front and trials",
@@ -100,7 +100,7 @@ def build_experiment_tags(spec: SweepSpec, site: Site, created: int) -> dict[str
     The menu shows the newest view first, by `created` in milliseconds since 1970.
     """
     goals = [clean_name(f"test/{name}") for name in spec.objectives]
-    parameters = list(spec.space.dimensions)[:MOST_PARAMETERS]
+    parameters = list(spec.space.dimensions)[:MAX_PARAMETERS]
     columns = [
         *(f"metrics.`{goal}`" for goal in goals),
         "metrics.`pareto/order`",
@@ -108,7 +108,7 @@ def build_experiment_tags(spec: SweepSpec, site: Site, created: int) -> dict[str
     ]
     pairs = [
         _build_chart("SCATTER", xaxis={**METRIC, "key": across}, yaxis={**METRIC, "key": up})
-        for up, across in list(itertools.combinations(goals, 2))[:MOST_PAIRS]
+        for up, across in list(itertools.combinations(goals, 2))[:MAX_PAIRS]
     ]
     parallel = _build_chart(
         "PARALLEL", selectedParams=parameters, selectedMetrics=goals, showAllRuns=True
@@ -183,7 +183,7 @@ def _build_chart(kind: str, **more: Any) -> Chart:
 
 
 def _build_curves(metrics: Iterable[str]) -> list[Chart]:
-    names = map(clean_name, itertools.islice(metrics, MOST_CURVES))
+    names = map(clean_name, itertools.islice(metrics, MAX_CURVES))
     return [
         _build_chart("LINE", metricKey=name, selectedMetricKeys=[name], **FIXED["line"])
         for name in names

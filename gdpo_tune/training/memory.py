@@ -25,9 +25,9 @@ import torch
 
 from gdpo_tune.core.engines import Engine
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
-from gdpo_tune.core.files import lock_file
 from gdpo_tune.core.gpu_memory import CONTEXT, GIB
 from gdpo_tune.core.http import PATIENCE
+from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
 from gdpo_tune.training.rollout import select_engine_here

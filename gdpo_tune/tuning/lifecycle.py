@@ -52,8 +52,7 @@ from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trial_files import teaches_nothing
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.request_files import list_pending, set_aside
-from gdpo_tune.ledger.request_rules import judge as judge_request
+from gdpo_tune.ledger.requests import list_pending, set_aside, settle_request
 from gdpo_tune.tuning.attempts import (
     FINISHED,
     LOSSES,
@@ -683,7 +682,7 @@ class RequestInbox:
             recorded = None
             if file.request.id not in {r.id for r in self._ledger.get_requests()}:
                 now = time.time()
-                recorded = judge_request(self._ledger.take_snapshot(now), file.request, now)
+                recorded = settle_request(self._ledger.take_snapshot(now), file.request, now)
                 self._ledger.record_request(recorded)
             with suppress(OSError):  # the file of a recorded request does no harm
                 file.path.unlink()

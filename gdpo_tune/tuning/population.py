@@ -252,7 +252,7 @@ def apply_exploit(ledger: Ledger, exploit: Exploit) -> None:
     directory = ledger.get_trial_directory(exploit.member)
     if ledger.spec.address:
         store = SweepStore(ledger.spec)
-        store.hand_over(exploit.donor, exploit.member)
+        store.copy_checkpoint(exploit.donor, exploit.member)
         store.upload_file(write_schedule(ledger, exploit.member))
         return
     source = find_newest_checkpoint(ledger.get_trial_directory(exploit.donor))

@@ -19,7 +19,7 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.disk import list_evaluated_steps
+from gdpo_tune.spec.machine import list_evaluated_steps
 from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoint, remove_all_but
 
 
@@ -117,7 +117,7 @@ def _keep_only(ledger: Ledger, paths: Mapping[int, set[Path]], patience: float =
     """
     if ledger.spec.address:
         names = {number: {path.name for path in kept} for number, kept in paths.items()}
-        SweepStore(ledger.spec, patience=patience).keep_only(names)
+        SweepStore(ledger.spec, patience=patience).prune_checkpoints(names)
     for number, kept in paths.items():
         remove_all_but(ledger.get_trial_directory(number), *kept)
         record = ledger.get_record(number)

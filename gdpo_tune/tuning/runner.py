@@ -37,7 +37,7 @@ from gdpo_tune.core.system import (
 from gdpo_tune.core.text import format_list
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
-from gdpo_tune.ledger.sweep_store import SweepStore, check_writable
+from gdpo_tune.ledger.sweep_store import SweepStore, check_store_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.tuning.attempts import Setup, choose_interval
 from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox
@@ -106,7 +106,7 @@ def run_sweep(
     """
     check_resources(spec)
     if spec.address:
-        check_writable(spec.storage)
+        check_store_writable(spec.storage)
     with Ledger.open(spec, fresh=fresh, continue_from=continue_from) as ledger:
         content = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
         ledger.compare_content(content, accept=accept_changes, one_front=one_front)

@@ -10,13 +10,12 @@ from typing import Any
 
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.events import RecordedRequest, Request
+from gdpo_tune.core.locks import Driver, find_driver
 from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.trial_files import STEPS_FILE, StepsReader
 from gdpo_tune.core.trials import Measurement, Params, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import Driver, find_driver
-from gdpo_tune.ledger.request_files import list_pending
-from gdpo_tune.ledger.steering_state import SteeringState
+from gdpo_tune.ledger.requests import SteeringState, list_pending
 from gdpo_tune.results.live import Paced
 from gdpo_tune.spec import SweepSpec
 

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from plotly.offline import get_plotlyjs
 
 from gdpo_tune.core.errors import GdpoTuneError, UsageError
-from gdpo_tune.ledger.request_files import find_user
+from gdpo_tune.ledger.requests import find_user
 from gdpo_tune.web.guard import HEADERS, HOST_NAME, Guard
 from gdpo_tune.web.page_content import View
 

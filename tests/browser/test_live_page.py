@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.request_files import list_pending
+from gdpo_tune.ledger.requests import list_pending
 from tests.support.browser import open_browser, wait
 from tests.support.free_ports import find_free_port
 from tests.support.killed_sweeps import KilledSweep, kill_driver, wait_for_condition

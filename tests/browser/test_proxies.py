@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 import httpx
 import pytest
 
-from gdpo_tune.ledger.request_files import list_pending
+from gdpo_tune.ledger.requests import list_pending
 from tests.support.browser import open_browser, wait
 from tests.support.free_ports import find_free_port
 from tests.support.tuning import load_code_spec

@@ -17,10 +17,10 @@ import pytest
 
 from gdpo_tune import cli, schedule
 from gdpo_tune.clusters import scheduler
-from gdpo_tune.clusters.backends import local, supervise
-from gdpo_tune.clusters.backends.local import Local
+from gdpo_tune.clusters.backends import local_jobs, supervise
+from gdpo_tune.clusters.backends.local_jobs import Local
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.clusters.scheduler import Scheduler
+from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.paths import ROOT
 from tests.support.render import KUBERAY, LOCAL
@@ -45,7 +45,7 @@ def test_a_machine_that_was_lost_with_its_disk(tmp_path):
     job = elsewhere(tmp_path / "gone")
     with pytest.raises(BackendUnreachableError, match=r"runs on another, and .* is not shared"):
         Local(tmp_path).poll(job)
-    status = Local(tmp_path, others_are_gone=True).poll(job)
+    status = Local(tmp_path, assume_other_hosts_dead=True).poll(job)
     assert not status.running
     assert status.reason == "its machine another is gone"
 
@@ -54,17 +54,17 @@ def test_a_machine_with_a_recent_heartbeat_is_not_lost(tmp_path):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "beat").touch()
     job = elsewhere(tmp_path / "jobs")
-    assert Local(tmp_path, others_are_gone=True).poll(job).running
+    assert Local(tmp_path, assume_other_hosts_dead=True).poll(job).running
 
 
 def test_the_directory_of_jobs_on_a_given_machine(tmp_path):
-    backend = local.build_backend_here(load_scheduled_sweep(tmp_path, LOCAL))
+    backend = local_jobs.build_local_here(load_scheduled_sweep(tmp_path, LOCAL))
     assert backend.directory == tmp_path / "runs" / ".schedule" / "nightly" / "jobs"
     sweep = load_scheduled_sweep(tmp_path, LOCAL)
     settings = sweep.settings.model_copy(update={"storage": "s3://bucket/sweeps"})
-    backend = local.build_backend_here(replace(sweep, settings=settings))
+    backend = local_jobs.build_local_here(replace(sweep, settings=settings))
     assert backend.directory.parts[-2:] == ("gdpo-tune", "nightly")
-    assert backend.others_are_gone
+    assert backend.assume_other_hosts_dead
 
 
 def test_here_runs_on_this_machine_for_every_backend(tmp_path, monkeypatch):
@@ -75,8 +75,8 @@ def test_here_runs_on_this_machine_for_every_backend(tmp_path, monkeypatch):
     plain, here = (
         schedule.build_parser().parse_args([*words, *more]) for more in ((), ("--here",))
     )
-    assert schedule.open_named(here).build_backend is local.build_backend_here
-    assert schedule.open_named(plain).build_backend is not local.build_backend_here
+    assert schedule.open_named(here).build_backend is local_jobs.build_local_here
+    assert schedule.open_named(plain).build_backend is not local_jobs.build_local_here
 
 
 def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
@@ -130,7 +130,7 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     backend = Taken(clock, lambda _: Plan(5), takes_to_stop=timedelta(seconds=1))
     sweep = load_scheduled_sweep(tmp_path, LOCAL)
     monkeypatch.setattr(schedule, "read_clock", clock)
-    monkeypatch.setattr(local, "build_backend_here", lambda _: backend)
+    monkeypatch.setattr(local_jobs, "build_local_here", lambda _: backend)
     sleep = SimpleNamespace(sleep=lambda seconds: clock.advance(seconds=seconds))
     monkeypatch.setattr(scheduler, "time", sleep)
     words = [str(sweep.file), "run", "nightly", "--now", "--wait", "--every", "0.1"]
@@ -139,7 +139,7 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     assert caught.value.code == 128 + signal.SIGTERM
     (job,) = backend.stops
     assert not backend.poll(JobHandle(backend="fake", id=job)).running
-    context = Scheduler.open(sweep, clock)
+    context = SweepScheduler.open(sweep, clock)
     assert context.state.active is not None
     assert not context.state.active.stop_reason
     context.build_backend, context.read_figures = lambda _: backend, lambda *_: {}
@@ -176,6 +176,6 @@ def test_a_supervisor_that_failed_leaves_the_job_to_the_next(tmp_path):
         fcntl.flock(first, fcntl.LOCK_EX)
         with (tmp_path / supervise.LOCK).open("w") as second:
             threading.Timer(0.2, first.close).start()
-            assert supervise.take_lock(second, state)
+            assert supervise._take_lock(second, state)
             state.touch()
-            assert not supervise.take_lock(second, state)
+            assert not supervise._take_lock(second, state)

@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.clusters.backends.base import JobStatus
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.clusters.scheduler import Scheduler
+from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, Waiting
 
@@ -176,7 +176,7 @@ def test_an_active_run_is_waited_for_despite_errors_of_its_backend(tmp_path):
         scene.backend.poll = refuse
         scene.clock.advance(seconds=seconds)
 
-    def report(context: Scheduler) -> None:
+    def report(context: SweepScheduler) -> None:
         reported.extend(map(str, context.backend_errors))
         context.backend_errors.clear()
 

@@ -17,8 +17,7 @@ from ruamel.yaml import YAML
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.render.base import render_all
-from gdpo_tune.clusters.render.batch_script import build_job_script
-from gdpo_tune.clusters.render.ray_job import build_ray_job
+from gdpo_tune.clusters.render.targets import build_job_script, build_ray_job
 from tests.support.render import KUBERAY, LOCAL, NOW, SLURM
 from tests.support.schedule import load_scheduled_sweep
 

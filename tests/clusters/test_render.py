@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from gdpo_tune import schedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.render import TARGETS
-from gdpo_tune.clusters.render.base import find_left_out
+from gdpo_tune.clusters.render.base import list_unsupported
 from gdpo_tune.core.errors import SpecError, UsageError
 from tests.support.paths import ROOT
 from tests.support.render import GOLDEN, KUBERAY, LOCAL, SLURM, render, render_nightly
@@ -77,7 +77,7 @@ def test_every_limit_is_named_in_every_file(tmp_path, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_left_out_is_in_every_file(tmp_path, target):
     found = render(load_scheduled_sweep(tmp_path, TEXT_OF[target]), target)
-    left_out = find_left_out(found)
+    left_out = list_unsupported(found)
     assert left_out
     for text in found.values():
         for each in left_out:
@@ -105,7 +105,7 @@ def test_what_targets_leave_out(tmp_path, target, old, new, message):
         text, message = text.replace("1-5", "*"), "the run of 2026-03-29: systemd skips"
     assert any(
         message in each
-        for each in find_left_out(render(load_scheduled_sweep(tmp_path, text), target))
+        for each in list_unsupported(render(load_scheduled_sweep(tmp_path, text), target))
     )
 
 
@@ -113,7 +113,7 @@ def test_a_schedule_outside_of_the_missing_hour_loses_no_run(tmp_path):
     text = LOCAL.replace("30 2 * * 1-5", "30 3 * * *")
     assert not any(
         "clocks" in each
-        for each in find_left_out(render(load_scheduled_sweep(tmp_path, text), "systemd"))
+        for each in list_unsupported(render(load_scheduled_sweep(tmp_path, text), "systemd"))
     )
 
 
@@ -247,7 +247,7 @@ def test_versions_of_kuberay(tmp_path):
     found = render(in_utc, "kuberay", kuberay=(1, 6), ray_cron_job=True)
     (document,) = documents(*found.values())
     assert "timeZone" not in document["spec"]
-    assert any("the operator's clock is used" in each for each in find_left_out(found))
+    assert any("the operator's clock is used" in each for each in list_unsupported(found))
     assert "jobTemplate" in document["spec"]
 
 

@@ -13,9 +13,9 @@ from cronsim import CronSim
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gdpo_tune.clusters.cron import CronSchedule
-from gdpo_tune.clusters.render import cron_line
+from gdpo_tune.clusters.render import base
 from gdpo_tune.clusters.render.base import RenderRequest
+from gdpo_tune.clusters.schedule_spec import CronSchedule
 from gdpo_tune.core.errors import SpecError
 from tests.support.render import LOCAL, NOW, render
 from tests.support.schedule import load_scheduled_sweep
@@ -58,11 +58,11 @@ def next_times(line: str, count: int = 30) -> list[datetime]:
 @given(LINES, st.booleans())
 def test_five_fields_mean_the_same(line, star_decides):
     try:
-        written = cron_line.format_five_fields(request_of(line), star_decides=star_decides)
+        written = base.format_five_fields(request_of(line), star_decides=star_decides)
     except SpecError:
         assume(False)
     for text in written.split():
-        assert cron_line.COMMON_SYNTAX.fullmatch(text)
+        assert base.COMMON_SYNTAX.fullmatch(text)
     assert "7" not in re.sub("/.*", "", written.split()[4])
     assert next_times(written) == next_times(line)
 
@@ -82,7 +82,7 @@ def test_five_fields_mean_the_same(line, star_decides):
     ],
 )
 def test_five_fields(line, written):
-    assert cron_line.format_five_fields(request_of(line), star_decides=True) == written
+    assert base.format_five_fields(request_of(line), star_decides=True) == written
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_five_fields(line, written):
     ],
 )
 def test_calendar_events(line, events):
-    assert cron_line.format_calendar_events(request_of(line)) == events
+    assert base.format_calendar_events(request_of(line)) == events
 
 
 def test_several_events_are_several_lines(tmp_path):
@@ -124,7 +124,7 @@ def test_several_events_are_several_lines(tmp_path):
     ],
 )
 def test_days_that_spring_moves(line, zone, days):
-    skipped = cron_line.find_skipped_days(request_of(line, zone))
+    skipped = base.find_skipped_days(request_of(line, zone))
     assert [str(day) for day in skipped] == days
 
 

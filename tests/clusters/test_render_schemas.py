@@ -23,11 +23,10 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from ruamel.yaml import YAML
 
-from gdpo_tune.clusters.backends.base import ScheduledJob
+from gdpo_tune.clusters.backends.base import ProgramResult, ScheduledJob
 from gdpo_tune.clusters.backends.kuberay import KubeRay
-from gdpo_tune.clusters.cron import CronSchedule
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.outside_calls import ProgramAnswer
+from gdpo_tune.clusters.schedule_spec import CronSchedule
 from tests.support.paths import ROOT
 from tests.support.render import HEAD, KUBERAY, LOCAL, SLURM, render, render_nightly
 from tests.support.schedule import load_scheduled_sweep
@@ -179,9 +178,9 @@ def test_ray_cron_jobs(schemas, tmp_path, variant):
 def test_ray_jobs_that_the_backend_submits(schemas, tmp_path, variant):
     texts: list[str] = []
 
-    def call(backend: str, words: object, text: str) -> ProgramAnswer:
+    def call(backend: str, words: object, text: str) -> ProgramResult:
         texts.append(text)
-        return ProgramAnswer(0, "", "")
+        return ProgramResult(0, "", "")
 
     sweep = load_scheduled_sweep(tmp_path, VARIANTS[variant])
     job = ScheduledJob(

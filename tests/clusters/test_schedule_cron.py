@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-from gdpo_tune.clusters.cron import CronSchedule, check_zone
+from gdpo_tune.clusters.schedule_spec import CronSchedule, check_zone
 
 YEAR = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata")

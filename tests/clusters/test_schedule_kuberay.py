@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import pytest
 from ruamel.yaml import YAML
 
-from gdpo_tune.clusters import outside_calls
-from gdpo_tune.clusters.backends.base import ScheduledJob
+from gdpo_tune.clusters.backends import base
+from gdpo_tune.clusters.backends.base import ProgramResult, ScheduledJob, call_program
 from gdpo_tune.clusters.backends.kuberay import KubeRay
 from gdpo_tune.clusters.load_schedules import list_overrides
-from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import KUBERAY
@@ -28,10 +27,10 @@ class Cluster:
     def __init__(self) -> None:
         self.jobs: dict[str, dict] = {}
         self.calls: list[list[str]] = []
-        self.says: ProgramAnswer | None = None
+        self.says: ProgramResult | None = None
         """The answer to all calls, instead of the usual ones."""
 
-    def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramAnswer:
+    def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramResult:
         self.calls.append([backend, *words])
         if self.says is not None:
             return self.says
@@ -39,26 +38,26 @@ class Cluster:
         assert (tool, flag) == ("kubectl", "--namespace")
         return getattr(self, verb)(rest, text)
 
-    def auth(self, rest: list[str], text: str) -> ProgramAnswer:
+    def auth(self, rest: list[str], text: str) -> ProgramResult:
         assert rest == ["can-i", "create", "rayjobs.ray.io"]
-        return ProgramAnswer(0, "yes\n", "")
+        return ProgramResult(0, "yes\n", "")
 
-    def create(self, rest: list[str], text: str) -> ProgramAnswer:
+    def create(self, rest: list[str], text: str) -> ProgramResult:
         job = YAML(typ="safe").load(text)
         name = job["metadata"]["name"]
         if name in self.jobs:
             there = f'rayjobs.ray.io "{name}" already exists'
-            return ProgramAnswer(1, "", f"Error from server (AlreadyExists): {there}")
+            return ProgramResult(1, "", f"Error from server (AlreadyExists): {there}")
         self.jobs[name] = {**job, "status": {}}
-        return ProgramAnswer(0, f"rayjob.ray.io/{name} created", "")
+        return ProgramResult(0, f"rayjob.ray.io/{name} created", "")
 
-    def get(self, rest: list[str], text: str) -> ProgramAnswer:
+    def get(self, rest: list[str], text: str) -> ProgramResult:
         found = self.jobs.get(rest[1])
-        return ProgramAnswer(0, json.dumps(found) if found else "", "")
+        return ProgramResult(0, json.dumps(found) if found else "", "")
 
-    def delete(self, rest: list[str], text: str) -> ProgramAnswer:
+    def delete(self, rest: list[str], text: str) -> ProgramResult:
         self.jobs.pop(rest[1], None)
-        return ProgramAnswer(0, "", "")
+        return ProgramResult(0, "", "")
 
 
 @pytest.fixture
@@ -155,22 +154,22 @@ def test_a_job_that_is_stopped_is_gone(backend, cluster):
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (ProgramAnswer(1, "no\n", ""), BackendError, "no right to create RayJobs in default"),
-        (ProgramAnswer(1, "no - no RBAC policy matched\n", ""), BackendError, "no right to create"),
+        (ProgramResult(1, "no\n", ""), BackendError, "no right to create RayJobs in default"),
+        (ProgramResult(1, "no - no RBAC policy matched\n", ""), BackendError, "no right to create"),
         (
-            ProgramAnswer(1, "", REFUSED),
+            ProgramResult(1, "", REFUSED),
             BackendUnreachableError,
             "does not answer: Unable to connect",
         ),
         (
-            ProgramAnswer(
+            ProgramResult(
                 0, "yes\n", "Warning: the server doesn't have a resource type 'rayjobs' in group"
             ),
             BackendError,
             "install the KubeRay operator",
         ),
         (
-            ProgramAnswer(1, "", "error: context was not found"),
+            ProgramResult(1, "", "error: context was not found"),
             BackendError,
             "context was not found",
         ),
@@ -185,11 +184,11 @@ def test_the_check_of_kubernetes(backend, cluster, answer, error, message):
 
 def test_kubernetes_does_not_answer(backend, cluster):
     known = backend.submit(job_for(backend))
-    cluster.says = ProgramAnswer(1, "", REFUSED)
+    cluster.says = ProgramResult(1, "", REFUSED)
     for call in (lambda: backend.poll(known), lambda: backend.stop(known, 0.0)):
         with pytest.raises(BackendUnreachableError):
             call()
-    cluster.says = ProgramAnswer(
+    cluster.says = ProgramResult(
         1, "", 'admission webhook "kueue" denied the request: no such queue'
     )
     with pytest.raises(BackendError, match="no such queue"):
@@ -199,7 +198,7 @@ def test_kubernetes_does_not_answer(backend, cluster):
 @pytest.mark.parametrize("shown", ["Warning: x", "[]", '{"status": 5}', '{"status": [1]}'])
 def test_output_that_is_not_a_ray_job(backend, cluster, shown):
     known = backend.submit(job_for(backend))
-    cluster.says = ProgramAnswer(0, shown, "")
+    cluster.says = ProgramResult(0, shown, "")
     with pytest.raises(BackendError, match="kubectl shows no RayJob"):
         backend.poll(known)
 
@@ -211,6 +210,6 @@ def test_programs_that_are_missing_or_hang(monkeypatch):
     assert call_program("kuberay", ["printf", r"\377"]).out == "\ufffd"
     with pytest.raises(BackendError, match=r"/etc/passwd cannot be run \(Permission denied\)"):
         call_program("kuberay", ["/etc/passwd"])
-    monkeypatch.setattr(outside_calls, "PROGRAM_SECONDS", 0.1)
+    monkeypatch.setattr(base, "PROGRAM_SECONDS", 0.1)
     with pytest.raises(BackendUnreachableError, match=r"sleep gave no answer within 0\.1 s"):
         call_program("kuberay", ["sleep", "5"])

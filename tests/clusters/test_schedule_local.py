@@ -19,17 +19,17 @@ import psutil
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters.backends import local
+from gdpo_tune.clusters.backends import local_jobs
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, ScheduledJob
-from gdpo_tune.clusters.backends.local import Local
+from gdpo_tune.clusters.backends.local_jobs import Local
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.schedule_state import (
     JobHandle,
     ScheduledRun,
     ScheduleHistory,
     ScheduleState,
+    ScheduleStorage,
 )
-from gdpo_tune.clusters.schedule_storage import ScheduleStorage
 from gdpo_tune.core.system import identify_start
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
@@ -126,14 +126,14 @@ def sleeper(
     (folder / "gdpo").mkdir(exist_ok=True)
     script = folder / "gdpo" / "program.py"
     script.write_text(program)
-    real = local.write_atomically
+    real = local_jobs.write_atomically
 
     def write(path: Path, content: str) -> None:
         about = json.loads(content)
         about["command"] = [sys.executable, str(script)]
         real(path, json.dumps(about))
 
-    monkeypatch.setattr(local, "write_atomically", write)
+    monkeypatch.setattr(local_jobs, "write_atomically", write)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return Local(folder / "jobs"), ScheduledJob("x-a1", "x", ("space.yaml",), folder)
 
@@ -197,12 +197,12 @@ def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch)
     beat = Path(known.directory, "beat")
     wait_for(beat.exists)
     assert backend.poll(elsewhere).running
-    with pytest.raises(local.BackendUnreachableError, match=r"runs on another\n.*stop it on"):
+    with pytest.raises(local_jobs.BackendUnreachableError, match=r"runs on another\n.*stop it on"):
         backend.stop(elsewhere, 0.0)
-    monkeypatch.setattr(local, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(local_jobs, "WATCH_SECONDS", 0.1)
     os.kill(known.processes[0][0], signal.SIGKILL)  # whose lock would say that it lives
     wait_for(lambda: not psutil.pid_exists(known.processes[0][0]))
-    old = time.time() - 2 * local.SILENT_SECONDS
+    old = time.time() - 2 * local_jobs.SILENT_SECONDS
     os.utime(beat, (old, old))
     assert not backend.poll(elsewhere).running
     beat.unlink()
@@ -242,18 +242,18 @@ def test_a_beat_that_is_old_by_a_clock_that_was_set_is_awaited(tmp_path, monkeyp
         waited.append(seconds)
         beat.touch()
 
-    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=beat_again))
+    monkeypatch.setattr(local_jobs, "time", SimpleNamespace(sleep=beat_again))
     assert Local(tmp_path).poll(job).running
-    assert waited == [local.WATCH_SECONDS]
+    assert waited == [local_jobs.WATCH_SECONDS]
     os.utime(beat, (old, old))
-    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(local_jobs, "time", SimpleNamespace(sleep=waited.append))
     assert not Local(tmp_path).poll(job).running
 
 
 def test_a_command_that_cannot_start_is_refused(tmp_path, monkeypatch):
     backend, job = sleeper(tmp_path, monkeypatch, "")
     gone = ScheduledJob(job.id, job.run, job.arguments, tmp_path / "gone")
-    with pytest.raises(local.BackendError, match=r"the process did not start: .*gone"):
+    with pytest.raises(local_jobs.BackendError, match=r"the process did not start: .*gone"):
         backend.submit(gone)
 
 

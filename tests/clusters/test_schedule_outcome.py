@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune.clusters.outcome import describe_figures, read_figures
+from gdpo_tune.clusters.outcome import describe_outcome, read_figures
 from gdpo_tune.ledger import Ledger
 from tests.support.schedule import load_scheduled_sweep
 from tests.support.tuning import build_outcome, load_code_spec
@@ -36,7 +36,7 @@ def test_figures_of_a_run(tmp_path):
     low, high = found["hypervolume_interval"]
     assert 0 < low <= high
     assert "comparison" not in found
-    assert describe_figures(found).startswith("5 trials, 5 on the front, hypervolume 0.")
+    assert describe_outcome(found).startswith("5 trials, 5 on the front, hypervolume 0.")
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.25, "better"), (-0.15, "worse"), (0.0, "equal")])
@@ -50,14 +50,14 @@ def test_a_run_against_the_last_one(tmp_path, shift, verdict):
     assert low < found["hypervolume_ratio"] < high
     assert (low > 1) == (verdict == "better")
     assert (high < 1) == (verdict == "worse")
-    text = describe_figures(read_figures(sweep, "nightly-2", "nightly-1"))
+    text = describe_outcome(read_figures(sweep, "nightly-2", "nightly-1"))
     assert f"Against nightly-1: {verdict}. {found['hypervolume_ratio']:.2f} times its" in text
 
 
 def test_a_run_that_never_began_has_cost_nothing(tmp_path):
     found = read_figures(load_scheduled_sweep(tmp_path, TEXT), "nightly-1", None)
     assert found == {"gpu_hours": 0.0}
-    assert describe_figures(found) == ""
+    assert describe_outcome(found) == ""
 
 
 def test_a_ledger_that_cannot_be_read_from_here(tmp_path):
@@ -65,11 +65,11 @@ def test_a_ledger_that_cannot_be_read_from_here(tmp_path):
     sweep = load_scheduled_sweep(tmp_path, TEXT + elsewhere)
     found = read_figures(sweep, "nightly-1", None)
     assert list(found) == ["unknown"]
-    assert "Its result is unknown here: nightly-1: there is no sweep" in describe_figures(found)
+    assert "Its result is unknown here: nightly-1: there is no sweep" in describe_outcome(found)
     search(tmp_path, "nightly-2", trials=2)
     found = read_figures(sweep, "nightly-2", "nightly-1")
     assert "there is no sweep" in found["comparison"]["unknown"]
-    assert "Not compared with nightly-1" in describe_figures(found)
+    assert "Not compared with nightly-1" in describe_outcome(found)
 
 
 def test_a_run_that_found_nothing(tmp_path):
@@ -79,7 +79,7 @@ def test_a_run_that_found_nothing(tmp_path):
     found = read_figures(sweep, "nightly-1", "nightly-2")
     assert found["front"] == 0
     assert "hypervolume" not in found
-    assert describe_figures(found).startswith(
+    assert describe_outcome(found).startswith(
         "0 trials, 0 on the front. Not compared with nightly-2: nightly-1 cannot be compared: "
         "no configuration of it has ended yet."
     )

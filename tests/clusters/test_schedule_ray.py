@@ -15,10 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 import gdpo_tune
-from gdpo_tune.clusters.backends import jobs_api
+from gdpo_tune.clusters.backends import ray_jobs
 from gdpo_tune.clusters.backends.base import ScheduledJob, build_backend
-from gdpo_tune.clusters.backends.jobs_api import JobsApi
-from gdpo_tune.clusters.backends.ray_jobs import RayJobs
+from gdpo_tune.clusters.backends.ray_jobs import JobsApi, RayJobs
 from gdpo_tune.clusters.load_schedules import list_overrides
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
@@ -185,7 +184,7 @@ def test_a_job_that_the_cluster_refuses(tmp_path, head, client):
 
 
 def test_a_call_that_hangs_is_given_up(tmp_path, head, client, monkeypatch):
-    monkeypatch.setattr(jobs_api, "CALL_SECONDS", 0.1)
+    monkeypatch.setattr(ray_jobs, "CALL_SECONDS", 0.1)
     backend = backend_with(client, load_scheduled_sweep(tmp_path, TEXT))
     client.get_job_info = lambda _: time.sleep(5)
     with pytest.raises(BackendUnreachableError, match="no answer within"):

@@ -11,7 +11,7 @@ import pytest
 from gdpo_tune.clusters.backends.ray_jobs import RayJobs
 from gdpo_tune.clusters.load_schedules import load_sweeps
 from gdpo_tune.clusters.schedule_state import JobHandle
-from gdpo_tune.clusters.scheduler import Scheduler, build_job
+from gdpo_tune.clusters.scheduler import SweepScheduler, build_scheduled_job
 from gdpo_tune.core.errors import BackendError
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import make_short_directory, open_ray_cluster
@@ -53,7 +53,7 @@ def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: p
     (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)
     monkeypatch.setenv("RAY_HEAD_FOR_TEST", head)
     sweep = load_sweeps(tmp_path / "sweeps").find("nightly")
-    context = Scheduler.open(sweep, lambda: datetime.now(UTC))
+    context = SweepScheduler.open(sweep, lambda: datetime.now(UTC))
     assert context.run(TICK, wait=False) == 0
     run = context.state.runs[-1]
     assert run.name == "nightly-20260329T010000Z"
@@ -61,7 +61,7 @@ def test_a_sweep_as_a_job_of_a_cluster(tmp_path: Path, head: str, monkeypatch: p
 
     backend = context.build_backend(sweep)
     assert isinstance(backend, RayJobs)
-    assert backend.submit(build_job(sweep, run)) == run.job
+    assert backend.submit(build_scheduled_job(sweep, run)) == run.job
     assert backend.poll(run.job).running
     assert context.run(TICK, wait=True, every=1) == 0
     assert context.state.runs[-1].state == "finished"

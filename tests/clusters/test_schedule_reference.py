@@ -6,7 +6,7 @@ import pytest
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters.backends.base import BACKENDS
-from gdpo_tune.clusters.schedule_reference import fill_page
+from gdpo_tune.clusters.schedule_reference import fill_schedule_page
 from gdpo_tune.clusters.schedule_spec import (
     BACKEND_SETTINGS,
     ScheduleSettings,
@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "schedule.md"
 
 def test_the_page_is_up_to_date():
     """If not: python -m gdpo_tune.clusters.schedule_reference docs/schedule.md."""
-    assert PAGE.read_text() == fill_page(PAGE.read_text())
+    assert PAGE.read_text() == fill_schedule_page(PAGE.read_text())
 
 
 def test_every_key_has_a_line_of_its_own():
@@ -39,7 +39,7 @@ def test_every_key_has_a_line_of_its_own():
 
 def test_a_page_without_the_marks_is_refused():
     with pytest.raises(ValueError, match="the page lacks"):
-        fill_page("nothing")
+        fill_schedule_page("nothing")
 
 
 def test_the_example_is_valid(tmp_path):

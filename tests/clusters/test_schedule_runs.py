@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.scheduler import build_job
+from gdpo_tune.clusters.scheduler import build_scheduled_job
 from gdpo_tune.core.errors import BackendError
 from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, load_scheduled_sweep
 
@@ -66,7 +66,7 @@ def test_a_month_of_gpu_hours(tmp_path):
     for day in range(3):
         assert scene.tick_at(24 * day + 2) == ["started", "submitted"]
         limits.append(scene.run.gpu_hours_limit)
-        arguments = build_job(scene.sweep, scene.run).arguments
+        arguments = build_scheduled_job(scene.sweep, scene.run).arguments
         assert f"search.budget.gpu_hours={limits[-1]}" in arguments
         scene.tick_at(24 * day + 4)
     assert limits == [40, 40, 10]
@@ -107,7 +107,7 @@ def test_a_changed_schedule_makes_up_for_no_earlier_time(tmp_path):
 def test_the_command_of_a_run(tmp_path):
     scene = Scene(tmp_path, NIGHTLY + "budget: {trials: 7}\ntracking: http://mlflow:5000\n")
     scene.tick_at(2)
-    job = build_job(scene.sweep, scene.run)
+    job = build_scheduled_job(scene.sweep, scene.run)
     storage = json.dumps(str(tmp_path / "runs"))
     assert job.arguments == (
         *("search_spaces/code.yaml", "--name", "nightly-20260101T020000Z"),
@@ -122,7 +122,7 @@ def test_runs_without_an_experiment_share_one(tmp_path):
     space.write_text(space.read_text().replace(", experiment: code", ""))
     sweep = load_sweeps(scene.sweep.file).sweeps[0]
     scene.tick_at(2)
-    assert build_job(sweep, scene.run).arguments[-1] == "tracking.experiment=nightly"
+    assert build_scheduled_job(sweep, scene.run).arguments[-1] == "tracking.experiment=nightly"
 
 
 def test_a_resumed_run_gets_the_rest_of_the_budget(tmp_path):
@@ -135,7 +135,7 @@ def test_a_resumed_run_gets_the_rest_of_the_budget(tmp_path):
     first = scene.context.state.runs[0]
     assert scene.context.run(first.due, wait=False) == 0
     assert first.gpu_hours_limit == 20 + 20  # what it has spent, and what is left
-    assert "search.budget.gpu_hours=40.0" in build_job(scene.sweep, first).arguments
+    assert "search.budget.gpu_hours=40.0" in build_scheduled_job(scene.sweep, first).arguments
 
 
 def test_hours_recorded_by_a_clock_that_was_ahead_are_spent(tmp_path):

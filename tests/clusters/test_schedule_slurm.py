@@ -16,11 +16,16 @@ from types import MappingProxyType
 
 import pytest
 
-from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, JobStatus, ScheduledJob
+from gdpo_tune.clusters.backends.base import (
+    CHECKPOINT_SECONDS,
+    JobStatus,
+    ProgramResult,
+    ScheduledJob,
+    call_program,
+)
 from gdpo_tune.clusters.backends.slurm import Slurm
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
-from gdpo_tune.clusters.scheduler import Scheduler
+from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import SLURM
 from tests.support.schedule import Clock, load_scheduled_sweep
@@ -53,10 +58,10 @@ class SlurmPrograms:
     records: dict[str, SlurmJob] = field(default_factory=dict[str, SlurmJob])
     """The same in the accounting's database, for ever."""
     calls: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
-    says: ProgramAnswer | None = None
+    says: ProgramResult | None = None
     """The answer to every call, instead of the usual ones."""
 
-    def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramAnswer:
+    def __call__(self, backend: str, words: Sequence[str], text: str) -> ProgramResult:
         self.calls.append(words)
         return self.says or getattr(self, words[0])(list(words[1:]))
 
@@ -64,10 +69,10 @@ class SlurmPrograms:
         """Forget a job, as a controller does MinJobAge (300 s) after its end."""
         del self.jobs[number]
 
-    def scontrol(self, words: list[str]) -> ProgramAnswer:
-        return ProgramAnswer(0, "Slurmctld(primary) at head is UP\n", "")
+    def scontrol(self, words: list[str]) -> ProgramResult:
+        return ProgramResult(0, "Slurmctld(primary) at head is UP\n", "")
 
-    def sbatch(self, words: list[str]) -> ProgramAnswer:
+    def sbatch(self, words: list[str]) -> ProgramResult:
         """sbatch(1): options of the command line count more than those of the script.
 
         `--parsable`: only the job's number and, if the command names clusters, `;` and its cluster.
@@ -83,9 +88,9 @@ class SlurmPrograms:
         job = SlurmJob(options["job_name"] or script.name, "PENDING", chosen, str(script))
         self.jobs[number] = self.records[number] = job
         answer = f"{number};{chosen}" if chosen else number
-        return ProgramAnswer(0, f"{self.banner}{answer}\n", "")
+        return ProgramResult(0, f"{self.banner}{answer}\n", "")
 
-    def squeue(self, words: list[str]) -> ProgramAnswer:
+    def squeue(self, words: list[str]) -> ProgramResult:
         """squeue(1): a number that its controller does not have is an error, a name is not."""
         options = read_options(words, "--jobs", "--name", "--clusters", "--format", "--states")
         seen = {
@@ -94,34 +99,34 @@ class SlurmPrograms:
             if not job.cluster or job.cluster in (options["clusters"] or "").split(",")
         }
         if options["jobs"] is not None and options["jobs"] not in seen:
-            return ProgramAnswer(1, "", GONE)
+            return ProgramResult(1, "", GONE)
         rows = [
             {"%i %o": f"{number} {job.script}", "%T": job.state}[options["format"]]
             for number, job in seen.items()
             if options["jobs"] in (None, number) and options["name"] in (None, job.name)
         ]
-        return ProgramAnswer(0, "".join(f"{row}\n" for row in rows), "")
+        return ProgramResult(0, "".join(f"{row}\n" for row in rows), "")
 
-    def sacct(self, words: list[str]) -> ProgramAnswer:
+    def sacct(self, words: list[str]) -> ProgramResult:
         """sacct(1): no record is no error; a cancelled job names who did it."""
         if not self.accounting:
-            return ProgramAnswer(1, "", NO_ACCOUNTING)
+            return ProgramResult(1, "", NO_ACCOUNTING)
         options = read_options(words, "--jobs", "--name", "--clusters", "--format")
         assert {"--allocations", "--parsable2", "--noheader"} <= set(words)
         assert options["format"] == "State"
         job = self.records.get(options["jobs"] or "")
         if job is None or job.name != options["name"]:
-            return ProgramAnswer(0, "", "")
-        return ProgramAnswer(0, job.state + " by 1000" * (job.state == "CANCELLED") + "\n", "")
+            return ProgramResult(0, "", "")
+        return ProgramResult(0, job.state + " by 1000" * (job.state == "CANCELLED") + "\n", "")
 
-    def scancel(self, words: list[str]) -> ProgramAnswer:
+    def scancel(self, words: list[str]) -> ProgramResult:
         options = read_options(words, "--clusters", "--signal")
         job = self.jobs.get(words[-1])
         if job is None or (job.cluster and job.cluster != options["clusters"]):
-            return ProgramAnswer(1, "", f"scancel: error: Kill job error on {words[-1]}: {GONE}")
+            return ProgramResult(1, "", f"scancel: error: Kill job error on {words[-1]}: {GONE}")
         if options["signal"] is None:
             job.state = "CANCELLED"
-        return ProgramAnswer(0, "", "")
+        return ProgramResult(0, "", "")
 
 
 def read_options(words: Sequence[str], *names: str) -> dict[str, str | None]:
@@ -132,7 +137,7 @@ def read_options(words: Sequence[str], *names: str) -> dict[str, str | None]:
     return vars(parser.parse_known_args(words)[0])
 
 
-AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+UNREACHABLE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
 @pytest.fixture
@@ -282,7 +287,7 @@ def test_an_answer_that_is_not_understood_is_no_end(backend, controller, job, ma
 def test_a_state_of_later_versions_is_shown_and_decides_nothing(tmp_path, controller):
     clock = Clock()
     sweep = load_scheduled_sweep(tmp_path, SLURM)
-    context = Scheduler.open(sweep, clock)
+    context = SweepScheduler.open(sweep, clock)
     context.build_backend = lambda _: Slurm(sweep, sweep.settings.backend, controller)
     context.read_figures = lambda *_: {}
     context.run(clock(), wait=False)
@@ -336,8 +341,8 @@ def test_a_job_that_another_cluster_of_a_federation_has_started(backend, control
     assert "unknown ('REVOKED')" in backend.poll(known).reason
     squeue = controller.squeue
 
-    def show_federation(words: list[str]) -> ProgramAnswer:
-        return ProgramAnswer(0, "RUNNING\n", "") if "--federation" in words else squeue(words)
+    def show_federation(words: list[str]) -> ProgramResult:
+        return ProgramResult(0, "RUNNING\n", "") if "--federation" in words else squeue(words)
 
     controller.squeue = show_federation
     assert backend.poll(known) == JobStatus(running=True)
@@ -353,9 +358,9 @@ def test_a_number_that_begins_again_belongs_to_another_job(backend, controller, 
 def test_an_answer_of_sbatch_without_an_id_makes_no_second_job(backend, controller, job):
     """sbatch(1), `--quiet`: "suppress informational messages", so it may print nothing."""
     sbatch = controller.sbatch
-    controller.sbatch = lambda words: sbatch(words) and ProgramAnswer(0, "have a nice day\n", "")
+    controller.sbatch = lambda words: sbatch(words) and ProgramResult(0, "have a nice day\n", "")
     listed = controller.squeue
-    controller.squeue = lambda words: ProgramAnswer(0, "", "")
+    controller.squeue = lambda words: ProgramResult(0, "", "")
     for _ in range(2):
         with pytest.raises(
             BackendUnreachableError, match="'have a nice day'\n    fix: write the id"
@@ -434,15 +439,15 @@ def test_a_job_that_waits_is_cancelled_at_once(backend, controller, job):
 def test_a_controller_that_does_not_answer(backend, controller, job):
     backend.check()
     known = backend.submit(job)
-    controller.says = ProgramAnswer(1, "", AWAY)
+    controller.says = ProgramResult(1, "", UNREACHABLE)
     for call in (backend.check, lambda: backend.poll(known), lambda: backend.stop(known, 0.0)):
         with pytest.raises(BackendUnreachableError, match="backend slurm does not answer"):
             call()
 
 
 def test_a_job_that_slurm_refuses(backend, controller, job):
-    def refuse(words: list[str]) -> ProgramAnswer:
-        return ProgramAnswer(1, "", "sbatch: error: invalid partition specified: gpu")
+    def refuse(words: list[str]) -> ProgramResult:
+        return ProgramResult(1, "", "sbatch: error: invalid partition specified: gpu")
 
     controller.sbatch = refuse
     with pytest.raises(BackendError, match="invalid partition specified"):

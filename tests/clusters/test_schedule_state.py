@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.clusters.backends.base import ScheduledJob
-from gdpo_tune.clusters.schedule_state import KEPT_STATES, JobHandle, ScheduleHistory
-from gdpo_tune.clusters.schedule_storage import ScheduleStorage
-from gdpo_tune.clusters.scheduler import Scheduler
+from gdpo_tune.clusters.schedule_state import (
+    KEPT_STATES,
+    JobHandle,
+    ScheduleHistory,
+    ScheduleStorage,
+)
+from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import StoreError
 from tests.support.schedule import (
     NIGHTLY,
@@ -217,7 +221,7 @@ def test_the_error_of_an_object_store_is_shown(monkeypatch: pytest.MonkeyPatch):
         storage.create("a", b"")
 
 
-def tick_at(barrier: threading.Barrier, context: Scheduler) -> None:
+def tick_at(barrier: threading.Barrier, context: SweepScheduler) -> None:
     barrier.wait()
     context.tick()
 

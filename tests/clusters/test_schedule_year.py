@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from gdpo_tune.clusters.schedule_state import KEPT_STATES, Notice
-from gdpo_tune.clusters.scheduler import Scheduler
+from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendUnreachableError
 from tests.support.schedule import (
     START,
@@ -374,7 +374,7 @@ class Observed:
         self.started: dict[str, datetime] = {}
         self.notices: dict[int, Notice] = {}
 
-    def add(self, context: Scheduler) -> None:
+    def add(self, context: SweepScheduler) -> None:
         self.started |= {run.name: run.due for run in context.state.runs}
         self.notices |= {notice.number: notice for notice in context.state.notices}
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob, build_backend
-from gdpo_tune.clusters.schedule_state import JobHandle, ScheduleHistory
-from gdpo_tune.clusters.schedule_storage import ScheduleStorage
+from gdpo_tune.clusters.schedule_state import JobHandle, ScheduleHistory, ScheduleStorage
 from tests.support.paths import ROOT
 from tests.support.render import render
 from tests.support.schedule import load_scheduled_sweep

@@ -12,7 +12,7 @@ import pytest
 
 import gdpo_tune
 from gdpo_tune import sweep
-from gdpo_tune.clusters.backends import jobs_api, submit
+from gdpo_tune.clusters.backends import ray_jobs, submit
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
 from tests.support.jobs import Client, hide_tokens, serve_dashboard
 from tests.support.paths import ROOT
@@ -34,7 +34,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     made = Client()
-    monkeypatch.setattr(jobs_api.JobsApi, "build_client", lambda _: made)
+    monkeypatch.setattr(ray_jobs.JobsApi, "build_client", lambda _: made)
     return made
 
 
@@ -57,7 +57,7 @@ def test_a_sweep_is_sent_with_its_directory_and_the_package(head, client, capsys
     assert sent["metadata"] == {"gdpo_tune_sweep": f"{here}/runs/code"}
     assert sent["runtime_env"] == {
         "working_dir": str(here),
-        "excludes": [*jobs_api.NEVER_SENT, "/runs"],
+        "excludes": [*ray_jobs.NEVER_SENT, "/runs"],
         "env_vars": {"PYTHONUNBUFFERED": "1"},
         "py_modules": [str(Path(gdpo_tune.__file__).parent)],
     }
@@ -181,19 +181,19 @@ def test_a_directory_that_is_not_sent(head, client, monkeypatch, tmp_path):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *elsewhere])
     nowhere = ["--working-dir", str(tmp_path / "no")]
     with pytest.raises(BackendError, match="is not a directory"):
-        jobs_api.build_runtime_env(tmp_path / "no", "s3://x", "x")
+        ray_jobs.build_runtime_env(tmp_path / "no", "s3://x", "x")
     with pytest.raises(BackendError, match="is not in"):
         sweep.main(["code.yaml", "--submit", head.url, "--detach", *nowhere])
 
 
 def test_a_checkout_contains_the_package():
     root = Path(gdpo_tune.__file__).parents[1]
-    assert "py_modules" not in jobs_api.build_runtime_env(root, "s3://bucket", "x")
+    assert "py_modules" not in ray_jobs.build_runtime_env(root, "s3://bucket", "x")
 
 
 def test_storage_that_is_the_sent_directory_is_not_excluded(tmp_path):
-    assert jobs_api.list_excludes(str(tmp_path), tmp_path) == jobs_api.NEVER_SENT
-    assert jobs_api.list_excludes("s3://bucket/runs", tmp_path) == jobs_api.NEVER_SENT
+    assert ray_jobs.list_excludes(str(tmp_path), tmp_path) == ray_jobs.NEVER_SENT
+    assert ray_jobs.list_excludes("s3://bucket/runs", tmp_path) == ray_jobs.NEVER_SENT
 
 
 def test_rays_client_gets_the_address_that_was_given(monkeypatch):

@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import TaskFileError, UsageError
 from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec import load_spec
-from gdpo_tune.spec.first_file import DATA
+from gdpo_tune.spec.starter import DATA
 from gdpo_tune.tasks.dataset import check_data
 from tests.support.paths import ROOT
 

@@ -18,10 +18,10 @@ import gdpo_tune.spec
 import gdpo_tune.training
 from gdpo_tune import cli, merge
 from gdpo_tune.core.errors import LedgerHeldError, PickError, ResourcesError, UsageError
+from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, Part
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import Lease
 from gdpo_tune.results.merge_request import MERGE_FILE
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint

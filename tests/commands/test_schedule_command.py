@@ -13,7 +13,7 @@ import pytest
 from gdpo_tune import schedule
 from gdpo_tune.clusters.backends.base import JobStatus, build_backend
 from gdpo_tune.clusters.outcome import read_figures
-from gdpo_tune.clusters.scheduler import Scheduler
+from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError
 from tests.support.paths import ROOT
 from tests.support.schedule import Clock, FakeBackend, Plan, load_scheduled_sweep
@@ -27,12 +27,12 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     clock = Clock(datetime(2026, 1, 1, 1, tzinfo=UTC))
     fake = FakeBackend(clock, lambda _: Plan(1))
     monkeypatch.setattr(schedule, "read_clock", clock)
-    monkeypatch.setattr(Scheduler.__init__, "__defaults__", replace_defaults(fake))
+    monkeypatch.setattr(SweepScheduler.__init__, "__defaults__", replace_defaults(fake))
     return fake
 
 
 def replace_defaults(fake: FakeBackend) -> tuple[object, ...]:
-    old = Scheduler.__init__.__defaults__
+    old = SweepScheduler.__init__.__defaults__
     assert old is not None
     changed = {build_backend: lambda _: fake, read_figures: lambda *_: {}}
     return tuple(changed.get(value, value) if callable(value) else value for value in old)
@@ -198,14 +198,14 @@ def test_storage_that_is_not_writable(tmp_path, backend, capsys):
 def test_a_sweep_whose_disk_fails_does_not_stop_others(tmp_path, backend, capsys, monkeypatch):
     load_scheduled_sweep(tmp_path, NIGHTLY)
     load_scheduled_sweep(tmp_path, NIGHTLY, name="other")
-    real = Scheduler.tick
+    real = SweepScheduler.tick
 
-    def broken(context: Scheduler) -> None:
+    def broken(context: SweepScheduler) -> None:
         if context.sweep.name == "nightly":
             raise PermissionError(13, "Permission denied", "runs/beat")
         real(context)
 
-    monkeypatch.setattr(Scheduler, "tick", broken)
+    monkeypatch.setattr(SweepScheduler, "tick", broken)
     assert run_schedule(tmp_path, "tick") == 1
     backend.clock.advance(hours=1)
     assert run_schedule(tmp_path, "tick") == 1

@@ -24,12 +24,12 @@ from gdpo_tune.core.errors import (
     TrialFailure,
     UsageError,
 )
+from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Part
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import Lease
 from gdpo_tune.results.retrain import (
     build_request_from_sweep,
     build_trial_config,

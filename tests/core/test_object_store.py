@@ -22,7 +22,7 @@ from gdpo_tune.core.object_store import (
     join_address,
     open_filesystem,
 )
-from gdpo_tune.ledger.sweep_store import check_writable
+from gdpo_tune.ledger.sweep_store import check_store_writable
 
 PLACE = "memory://bucket/night"
 
@@ -123,12 +123,12 @@ def test_a_full_disk_here_is_not_the_stores_fault(
 def test_a_store_that_takes_nothing_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ):
-    check_writable(PLACE)
+    check_store_writable(PLACE)
     assert StoreDirectory(PLACE).list_sizes() == {}
     refusal = PermissionError("Access Denied")
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(1, refusal, lambda: None))
     with pytest.raises(StoreError, match=f"storage {PLACE}: Access Denied\n    fix: ") as caught:
-        check_writable(PLACE)
+        check_store_writable(PLACE)
     assert caught.value.exit_status == 2
     assert clock == []
 

@@ -15,7 +15,7 @@ import pytest
 
 from gdpo_tune.core.events import Request
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.request_files import build_request, list_pending, write_request
+from gdpo_tune.ledger.requests import build_request, leave_request, list_pending
 from tests.support.killed_sweeps import KilledSweep, kill_driver, wait_for_condition
 from tests.support.tuning import ENDS_ONLY
 
@@ -84,7 +84,7 @@ def test_no_request_is_lost_or_applied_twice_by_kills_of_the_driver(tmp_path: Pa
             read = sweep.read_journal if starting else sweep.list_starts
             wait_for_condition(process, partial(has_items, read, lines), sweep.read_errors)
             for request in build_burst(turn):
-                write_request(directory, request)
+                leave_request(directory, request)
                 asked.append(request)
             if aimed and not starting:
                 count = count_recorded(sweep) + chance.randrange(1, BURST)

@@ -53,7 +53,7 @@ def test_a_generation_is_decoded_once(spec: SweepSpec, monkeypatch: pytest.Monke
         decoded.append(step)
         return Exploit(member, donor, step, params)
 
-    monkeypatch.setattr("gdpo_tune.ledger.history.Exploit", counted)
+    monkeypatch.setattr("gdpo_tune.ledger.ledger.Exploit", counted)
     with Ledger.open(spec) as ledger:
         begin(ledger)
         ledger.record_generation(FIRST)

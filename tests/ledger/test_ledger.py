@@ -18,9 +18,10 @@ import pytest
 from optuna.trial import FrozenTrial
 
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError, UsageError
+from gdpo_tune.core.locks import LOCK, Lease, find_driver, is_locked
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import LOCK, Lease, find_driver, is_held, repair
+from gdpo_tune.ledger.journal import truncate_torn_write
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates, encode_outcome
 from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec
@@ -91,7 +92,9 @@ def test_every_complete_trial_carries_its_constraints(
         start(ledger)
         record = ledger.complete(0, build_outcome(correctness))
         assert record.feasible is feasible
-        assert ledger.study.trials[0].constraints["correctness"] == pytest.approx(0.2 - correctness)
+        assert ledger.study.trials[0].constraints["correctness"] == pytest.approx(
+            0.2 - correctness
+        )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -482,11 +485,11 @@ def test_a_disk_without_locks_is_named_with_the_way_out(
             Ledger.open(spec)
         lock = spec.directory / LOCK
         Lease(lock, is_needed=False).release()  # a database has the lock
-        assert is_held(lock) is None
+        assert is_locked(lock) is None
         driver = find_driver(spec.directory)
         assert driver is not None
         assert driver.is_alive is None
-    assert is_held(lock) is False
+    assert is_locked(lock) is False
     assert reopened(spec) == []
 
 
@@ -649,7 +652,7 @@ def test_repair_drops_torn_records_at_the_end(tmp_path: Path, tail: bytes):
     journal = tmp_path / "journal"
     whole = b'{"op_code": 0}\n{"op_code": 1}\n'
     journal.write_bytes(whole + tail)
-    assert repair(journal) == len(tail)
+    assert truncate_torn_write(journal) == len(tail)
     assert journal.read_bytes() == whole
 
 
@@ -707,7 +710,7 @@ def test_opening_a_ledger_reads_each_record_once(spec: SweepSpec, monkeypatch: p
 def test_an_empty_journal_is_whole(tmp_path: Path):
     journal = tmp_path / "journal"
     journal.touch()
-    assert repair(journal) == 0
+    assert truncate_torn_write(journal) == 0
 
 
 def test_a_sweep_that_died_while_it_was_created_opens(spec: SweepSpec):

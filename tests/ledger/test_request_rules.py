@@ -12,7 +12,13 @@ import pytest
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import Request
 from gdpo_tune.core.trials import Cost, Part, TrialRecord
-from gdpo_tune.ledger.request_rules import ACTIONS, SweepSnapshot, decide, judge, take_in
+from gdpo_tune.ledger.requests import (
+    ACTIONS,
+    SweepSnapshot,
+    check_request,
+    settle_request,
+    with_request,
+)
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import load_code_spec
 
@@ -93,9 +99,9 @@ def test_what_cannot_be_carried_out_is_one_clear_line(
 ):
     sweep = build_sweep(tmp_path)
     with pytest.raises(UsageError, match=message) as caught:
-        decide(sweep, ask(action, **arguments))
+        check_request(sweep, ask(action, **arguments))
     assert "\n" not in str(caught.value)
-    recorded = judge(sweep, ask(action, **arguments), 5.0)
+    recorded = settle_request(sweep, ask(action, **arguments), 5.0)
     assert (recorded.outcome, recorded.reason) == ("refused", str(caught.value))
     assert str(recorded).startswith(f"{action}")
     assert replace(sweep, requests=[recorded]).spec == sweep.spec
@@ -115,10 +121,10 @@ def test_what_cannot_be_carried_out_is_one_clear_line(
 def test_the_same_request_twice_is_refused(
     tmp_path: Path, action: str, arguments: dict[str, Any], message: str
 ):
-    once = take_in(build_sweep(tmp_path), ask(action, **arguments), 5.0)
+    once = with_request(build_sweep(tmp_path), ask(action, **arguments), 5.0)
     assert once.requests[-1].outcome == "applied"
     with pytest.raises(UsageError, match=message):
-        decide(once, ask(action, "ben", **arguments))
+        check_request(once, ask(action, "ben", **arguments))
 
 
 def test_every_action_of_the_table_has_a_rule_that_is_tested():
@@ -128,9 +134,9 @@ def test_every_action_of_the_table_has_a_rule_that_is_tested():
 def test_limits_may_be_raised_and_lowered_and_taken_back(tmp_path: Path):
     sweep = build_sweep(tmp_path)
     for number in (24, 2, 16):
-        sweep = take_in(sweep, ask("trials", number=number), 5.0)
+        sweep = with_request(sweep, ask("trials", number=number), 5.0)
         assert sweep.spec.search.trials == number
-    sweep = take_in(sweep, ask("budget", completions=5000, hours=2), 5.0)
+    sweep = with_request(sweep, ask("budget", completions=5000, hours=2), 5.0)
     assert sweep.requests[-1].reason == (
         "search.budget.completions is 5,000 instead of 0; search.budget.hours is 2 instead of 0"
     )
@@ -139,7 +145,7 @@ def test_limits_may_be_raised_and_lowered_and_taken_back(tmp_path: Path):
 
 def test_a_clone_keeps_the_other_parameters_of_its_trial(tmp_path: Path):
     sweep = build_sweep(tmp_path)
-    effect = decide(sweep, ask("clone", trial=2, changes={"learning_rate": 2e-4})).effect
+    effect = check_request(sweep, ask("clone", trial=2, changes={"learning_rate": 2e-4})).effect
     source = sweep.records[2].params
     assert effect.point == {
         **{name: source[name] for name in sweep.spec.space.select_active(source)},
@@ -152,13 +158,13 @@ def test_a_configuration_that_a_trial_has_is_refused(tmp_path: Path):
     names = sweep.spec.space.dimensions
     point = {name: sweep.records[2].params[name] for name in names}
     with pytest.raises(UsageError, match="trial 2 has this configuration already"):
-        decide(sweep, ask("add", params=point))
+        check_request(sweep, ask("add", params=point))
 
 
 def test_force_allows_values_outside_of_the_space_that_can_be_trained(tmp_path: Path):
     sweep = build_sweep(tmp_path)
     outside = {"learning_rate": 0.01, "group_size": 16}
-    assert decide(sweep, ask("add", params=outside, force=True)).effect.point == outside
+    assert check_request(sweep, ask("add", params=outside, force=True)).effect.point == outside
     for params, message in [
         ({"learning_rate": -1.0}, "learning_rate = -1: a weight or rate cannot be negative"),
         ({"group_size": 7}, "7 does not divide training.completions_per_step = 64"),
@@ -166,14 +172,14 @@ def test_force_allows_values_outside_of_the_space_that_can_be_trained(tmp_path: 
         ({"reward_weights.correctness": "x"}, "not a number"),
     ]:
         with pytest.raises(UsageError, match=message):
-            decide(sweep, ask("add", params=params, force=True))
+            check_request(sweep, ask("add", params=params, force=True))
 
 
 def test_a_baseline_to_which_constraints_refer_cannot_be_stopped(tmp_path: Path):
     sweep = build_sweep(tmp_path, ['constraints={correctness: ">= published"}'])
     with pytest.raises(UsageError, match="the baseline published, to which constraints refer"):
-        decide(sweep, ask("stop", trial=1))
-    decide(build_sweep(tmp_path), ask("stop", trial=1))
+        check_request(sweep, ask("stop", trial=1))
+    check_request(build_sweep(tmp_path), ask("stop", trial=1))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,7 @@ def test_what_a_spent_budget_would_not_start_is_refused(
 ):
     sweep = build_sweep(tmp_path, ["search.budget.completions=1000"])
     with pytest.raises(UsageError, match=r"the budget of 1,000 completions is spent.*: budget"):
-        decide(sweep, ask(action, **arguments))
+        check_request(sweep, ask(action, **arguments))
 
 
 @pytest.mark.parametrize(
@@ -198,4 +204,4 @@ def test_what_a_spent_budget_would_not_start_is_refused(
 def test_a_population_keeps_its_members(tmp_path: Path, action: str, arguments: dict[str, Any]):
     sweep = build_sweep(tmp_path, ["search.scheduler={type: pbt}"])
     with pytest.raises(UsageError, match="this sweep trains a population"):
-        decide(sweep, ask(action, **arguments))
+        check_request(sweep, ask(action, **arguments))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,21 +13,18 @@ import pytest
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.locks import Lease, is_locked
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import compute_hours
-from gdpo_tune.ledger.journal import Lease, is_held
-from gdpo_tune.ledger.request_files import (
+from gdpo_tune.ledger.requests import (
     REQUESTS,
+    apply_settings,
     build_request,
+    decode_recorded,
+    fold_requests,
+    leave_request,
     list_pending,
     set_aside,
-    write_request,
-)
-from gdpo_tune.ledger.steering_state import (
-    apply_settings,
-    decode_recorded,
-    encode_recorded,
-    fold_requests,
 )
 from tests.support.tuning import load_code_spec
 
@@ -40,7 +37,7 @@ def record(id: str, applied: float = 0.0, author: str = "anna", **effect: object
 
 def test_a_request_is_a_whole_file_that_names_its_author(tmp_path: Path):
     request = build_request("stop", {"trial": 7}, "  Anna\nB. ")
-    path = write_request(tmp_path, request)
+    path = leave_request(tmp_path, request)
     assert path.parent == tmp_path / REQUESTS
     assert [file.request for file in list_pending(tmp_path)] == [request]
     assert request.author == "Anna B."
@@ -51,7 +48,7 @@ def test_requests_wait_in_the_order_in_which_they_were_asked_for(tmp_path: Path)
     requests = [Request(name, "pause", {}, "anna", time) for name, time in [("b", 2.5), ("a", 1e9)]]
     requests += [build_request("pause", {}, "anna") for _ in range(3)]
     for request in reversed(requests):
-        write_request(tmp_path, request)
+        leave_request(tmp_path, request)
     assert [file.request for file in list_pending(tmp_path)] == requests
 
 
@@ -97,7 +94,7 @@ def test_a_name_for_requests_that_is_no_directory_is_told(tmp_path: Path):
         place(requests)
         assert list_pending(tmp_path) == []
         with pytest.raises(UsageError, match="requests is no directory, so no request"):
-            write_request(tmp_path, build_request("pause", {}, "anna"))
+            leave_request(tmp_path, build_request("pause", {}, "anna"))
         requests.unlink()
 
 
@@ -109,13 +106,13 @@ def test_a_name_that_no_terminal_can_show_is_cleaned():
 def test_the_sweep_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(UsageError, match=r"belongs to \w+, and you may not write there"):
-        write_request(tmp_path, build_request("pause", {}, "anna"))
+        leave_request(tmp_path, build_request("pause", {}, "anna"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_recorded_request_is_the_same_after_json():
     request = record("a", stop=3, point={"group_size": 8}, settings={"trials": Setting(24, 16)})
-    assert decode_recorded(json.loads(json.dumps(encode_recorded(request)))) == request
+    assert decode_recorded(json.loads(json.dumps(asdict(request)))) == request
 
 
 def test_the_state_follows_from_the_requests_in_order():
@@ -176,11 +173,11 @@ def test_a_pause_does_not_count_as_running_time():
 
 
 def test_a_look_at_the_lease_neither_takes_nor_blocks_it(tmp_path: Path):
-    assert not is_held(tmp_path / "lock")
+    assert not is_locked(tmp_path / "lock")
     lease = Lease(tmp_path / "lock")
-    assert is_held(tmp_path / "lock")
+    assert is_locked(tmp_path / "lock")
     lease.release()
-    assert not is_held(tmp_path / "lock")
+    assert not is_locked(tmp_path / "lock")
     Lease(tmp_path / "lock").release()
 
 

@@ -72,8 +72,8 @@ def test_checkpoints_that_are_not_kept_are_deleted(
 ):
     for number in (1, 2, 11):
         put_trial(store, tmp_path / "trials", number, 4, 6)
-    SweepStore(spec).keep_only({1: ()})
-    SweepStore(spec).keep_only({2: ["checkpoint-6"], 3: ()})
+    SweepStore(spec).prune_checkpoints({1: ()})
+    SweepStore(spec).prune_checkpoints({2: ["checkpoint-6"], 3: ()})
     stored = {name for name in store.list_sizes() if name.endswith("weights")}
     assert stored == {
         "trials/2/checkpoint-6/weights",
@@ -89,13 +89,13 @@ def test_a_member_takes_over_the_newest_whole_checkpoint(
     put_trial(store, tmp_path / "trials", 1, 2, 4)
     put_trial(store, tmp_path / "trials", 2, 8)
     store.delete(["trials/1/checkpoint-4/weights"])
-    SweepStore(spec).hand_over(donor=1, member=2)
+    SweepStore(spec).copy_checkpoint(donor=1, member=2)
     assert store.read("trials/2/checkpoint-2/weights") == b"trial 1"
     assert {name.split("/")[2] for name in store.list_sizes("trials/2")} == {
         "checkpoint-2",
         "steps.jsonl",
     }
-    SweepStore(spec).hand_over(donor=3, member=2)  # no checkpoint: the member begins again
+    SweepStore(spec).copy_checkpoint(donor=3, member=2)  # no checkpoint: the member begins again
     assert list(store.list_sizes("trials/2")) == ["trials/2/steps.jsonl"]
 
 
@@ -104,7 +104,7 @@ def test_the_whole_earlier_sweep_is_moved_aside(
 ):
     put_trial(store, tmp_path / "trials", 1, 2)
     before = store.list_sizes()
-    SweepStore(spec).move_aside("sweep.20261122")
+    SweepStore(spec).archive("sweep.20261122")
     assert store.list_sizes() == {}
     assert StoreDirectory("memory://bucket/runs/sweep.20261122").list_sizes() == before
 

@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import NO_SIGNAL
 from gdpo_tune.core.trial_files import KEPT
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger.opening import open_for_reading
-from gdpo_tune.ledger.request_rules import ACTIONS
+from gdpo_tune.ledger.requests import ACTIONS
 from gdpo_tune.results.public_record import CUT, PublicFilter, make_public
 from gdpo_tune.spec import SweepSpec
 from tests.support.published_sweeps import make_sweep

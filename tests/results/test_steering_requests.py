@@ -12,7 +12,7 @@ import pytest
 from gdpo_tune import load_sweep
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.request_files import find_user, list_pending
+from gdpo_tune.ledger.requests import find_user, list_pending
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.lifecycle import RequestInbox

@@ -10,8 +10,8 @@ from gdpo_tune import sweep
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.spec import check_disk, disk, render_dry_run
-from gdpo_tune.spec.disk import measure_disk
+from gdpo_tune.spec import check_disk, machine, render_dry_run
+from gdpo_tune.spec.machine import measure_disk
 from tests.support.spec_cases import GOOD
 from tests.support.tuning import ENDS_ONLY
 
@@ -87,7 +87,7 @@ def test_merges_and_checkpoints(load):
 
 def have_room(monkeypatch, free):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free, 0, free))
-    monkeypatch.setattr(disk, "count_local_cpus", lambda: 2)
+    monkeypatch.setattr(machine, "count_local_cpus", lambda: 2)
 
 
 def test_a_disk_that_is_too_small(load, monkeypatch, tmp_path):
@@ -143,7 +143,7 @@ def test_a_file_that_vanishes_meanwhile_is_not_counted(tmp_path):
     directory.mkdir(parents=True)
     (directory / "model").write_bytes(b"1234")
     (directory / "gone").symlink_to(tmp_path / "nothing")  # its size cannot be read
-    assert disk.count_present_bytes(tmp_path) == 4
+    assert machine.count_present_bytes(tmp_path) == 4
 
 
 def test_what_an_interrupted_sweep_has_already_counts_as_room(load, monkeypatch, tmp_path):
@@ -166,7 +166,7 @@ def test_an_object_store_has_room(load, monkeypatch):
 
 
 def test_the_dry_run_states_the_peak(load, monkeypatch):
-    monkeypatch.setattr(disk, "count_local_cpus", lambda: 2)
+    monkeypatch.setattr(machine, "count_local_cpus", lambda: 2)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     spec = load(FIFO, "search={trials: 10, replicates: {max_runs: 0}}", *ENDS_ONLY)
     line = "# Disk: at most 108 MB of checkpoints (3 checkpoints of 2 that train: 36.0 MB each"

@@ -12,7 +12,7 @@ from gdpo_tune.core.gpu_memory import GIB
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.spec import gpu, gpu_reference, load_spec, render_dry_run
-from gdpo_tune.spec.gpu import list_remedies, measure_trial
+from gdpo_tune.spec.gpu import list_gpu_remedies, measure_trial
 from gdpo_tune.spec.text import format_bytes
 from tests.support.paths import ROOT
 
@@ -136,8 +136,8 @@ def test_a_policy_that_fits_beside_a_sleeping_engine_gets_that_advice(load):
     spec = load("resources.gpus=1", "space.beta=0", "model.dtype=bfloat16")
     memory = measure(spec, size)
     device = next(n * GIB for n in range(200, 10, -1) if n * GIB < memory.least_room)
-    assert any("rollout.sleep=true" in one for one in list_remedies(spec, memory, device))
-    assert not any("rollout.sleep=true" in one for one in list_remedies(spec, memory, 8 * GIB))
+    assert any("rollout.sleep=true" in one for one in list_gpu_remedies(spec, memory, device))
+    assert not any("rollout.sleep=true" in one for one in list_gpu_remedies(spec, memory, 8 * GIB))
 
 
 @pytest.mark.parametrize("part", ["trainer", "engine"])

@@ -4,7 +4,14 @@ import pytest
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.policy_shapes import find_known_size
-from gdpo_tune.spec import choose_pack, disk, list_warnings, load_spec, render_dry_run, settle_pack
+from gdpo_tune.spec import (
+    choose_pack,
+    list_warnings,
+    load_spec,
+    machine,
+    render_dry_run,
+    settle_pack,
+)
 from gdpo_tune.spec.gpu import check_gpu_share, measure_trial
 from tests.support.paths import ROOT
 
@@ -107,10 +114,10 @@ def test_more_trials_than_fit_are_refused_with_bytes_and_a_number_that_fits(spec
 
 
 def test_checkpoints_of_all_trials_of_a_process_count(spec, monkeypatch):
-    monkeypatch.setattr(disk, "count_local_cpus", lambda: 8)
-    monkeypatch.setattr(disk, "count_visible_gpus", lambda environment: 2)
+    monkeypatch.setattr(machine, "count_local_cpus", lambda: 8)
+    monkeypatch.setattr(machine, "count_visible_gpus", lambda environment: 2)
     trials = spec("resources={pack: 4, gpus: 1, cpus: 1}", LORA)
-    assert disk.count_local_slots(trials, {}) == 8
+    assert machine.count_local_slots(trials, {}) == 8
 
 
 def test_the_dry_run_tells_how_many_trials_share_a_process(spec):

@@ -9,7 +9,7 @@ import pytest
 from gdpo_tune.core.errors import SpecError, UsageError
 from gdpo_tune.core.files import expand_path, find_path_problem
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.study import write_spec
+from gdpo_tune.ledger.opening import write_spec
 from gdpo_tune.report import main as report
 from gdpo_tune.results.open_sweep import find_sweep, locate_sweep
 from gdpo_tune.results.public_record import make_public

@@ -11,7 +11,7 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.spec import load_spec
-from gdpo_tune.spec.lint import list_warnings
+from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.tasks import code
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD

@@ -3,8 +3,8 @@
 import pytest
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.spec import shipped_spaces
-from gdpo_tune.spec.shipped_spaces import find_space, list_spaces
+from gdpo_tune.spec import starter
+from gdpo_tune.spec.starter import find_space, list_spaces
 from tests.support.paths import ROOT
 
 FILES = sorted((ROOT / "search_spaces").glob("*.yaml"))
@@ -18,7 +18,7 @@ def test_an_installed_package_has_them_inside(tmp_path, monkeypatch):
     inside = tmp_path / "gdpo_tune" / "search_spaces"
     inside.mkdir(parents=True)
     (inside / "code.yaml").touch()
-    monkeypatch.setattr(shipped_spaces, "DIRECTORIES", (tmp_path / "search_spaces", inside))
+    monkeypatch.setattr(starter, "DIRECTORIES", (tmp_path / "search_spaces", inside))
     assert list_spaces() == {"code": inside / "code.yaml"}
     assert 'force-include = { "search_spaces" = "gdpo_tune/search_spaces" }' in (
         ROOT / "pyproject.toml"

@@ -47,16 +47,16 @@ def test_what_no_template_could_read_is_refused(load, override, reason):
 
 def test_a_sweep_keeps_the_date_of_its_start(load, monkeypatch):
     """Source: open-unlearning#98: prompts that change overnight cannot be compared."""
-    from gdpo_tune.ledger import study
+    from gdpo_tune.ledger import opening
 
-    class Clock(study.date):
+    class Clock(opening.date):
         day = 1
 
         @classmethod
         def today(cls):
             return cls(2025, 1, cls.day)
 
-    monkeypatch.setattr(study, "date", Clock)
+    monkeypatch.setattr(opening, "date", Clock)
     for Clock.day in (1, 2):
         with Ledger.open(load()) as ledger:
             assert ledger.spec.model.template_date == "2025-01-01"

@@ -7,7 +7,7 @@ import pytest
 
 from gdpo_tune.clusters.backends.submit import explain_lost_tracking
 from gdpo_tune.core.errors import SpecError
-from gdpo_tune.ledger.study import write_spec
+from gdpo_tune.ledger.opening import write_spec
 from gdpo_tune.report import _load_named as load_for_report
 from gdpo_tune.report import build_parser
 from gdpo_tune.spec import keep_recorded_tracking, load_spec, render_dry_run

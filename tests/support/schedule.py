@@ -10,9 +10,13 @@ from typing import Any, ClassVar
 
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.schedule_state import JobHandle, ScheduledRun, ScheduleHistory
-from gdpo_tune.clusters.schedule_storage import ScheduleStorage
-from gdpo_tune.clusters.scheduler import Scheduler
+from gdpo_tune.clusters.schedule_state import (
+    JobHandle,
+    ScheduledRun,
+    ScheduleHistory,
+    ScheduleStorage,
+)
+from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendUnreachableError
 from tests.support.paths import ROOT
 
@@ -145,14 +149,14 @@ def build_context(
     clock: Clock,
     backend: FakeBackend,
     storage: ScheduleStorage | None = None,
-) -> Scheduler:
+) -> SweepScheduler:
     def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[str, Any]:
         values = {"trials": 3, "front": 2, "gpu_hours": backend.sum_gpu_hours(run)}
         return (
             {**values, "comparison": {"with": earlier, "unknown": "faked"}} if earlier else values
         )
 
-    context = Scheduler(
+    context = SweepScheduler(
         sweep,
         ScheduleHistory(storage or MemoryStorage(), sweep.name),
         clock,
@@ -184,7 +188,7 @@ class Scene:
     def get_plan(self, job: str) -> Plan:
         return self.plans.get(job[-2:], Plan(1))
 
-    def open_scheduler(self) -> Scheduler:
+    def open_scheduler(self) -> SweepScheduler:
         return build_context(self.sweep, self.clock, self.backend, self.storage)
 
     def tick_at(self, hour: float) -> list[str]:

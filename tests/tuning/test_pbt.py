@@ -15,7 +15,7 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.journal import JournalFile
-from gdpo_tune.ledger.request_files import write_request
+from gdpo_tune.ledger.requests import leave_request
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
@@ -391,7 +391,7 @@ def test_the_others_of_a_population_meet_without_a_member_that_a_person_stops(
                 population.train(next(iter(population.in_flight)))
         waiting = next(r.number for r in ledger.get_records() if r.state == "paused")
         request = Request("a", "stop", {"trial": waiting}, "anna", 1.0)
-        write_request(ledger.directory, request)
+        leave_request(ledger.directory, request)
         population.run()
         members = [record for record in ledger.get_records() if record.role == "member"]
         assert is_finished(ledger.spec, ledger.get_records())

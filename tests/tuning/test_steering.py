@@ -11,7 +11,7 @@ import pytest
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import IncidentOccurred, RecordedRequest, SweepSteered
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.request_files import REQUESTS, list_pending, write_request
+from gdpo_tune.ledger.requests import REQUESTS, leave_request, list_pending
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning import lifecycle
@@ -290,7 +290,7 @@ def test_a_file_of_a_recorded_request_is_removed_and_not_applied_again(ledger: L
     start_all(driver)
     recorded = steer(driver, "trials", number=5)
     steer(driver, "trials", number=6)
-    write_request(ledger.directory, recorded)  # as if the driver was killed before it removed it
+    leave_request(ledger.directory, recorded)  # as if the driver was killed before it removed it
     driver.searcher.apply_requests()
     assert len(ledger.get_requests()) == 2
     assert ledger.spec.search.trials == 6

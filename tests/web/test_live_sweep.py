@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.locks import find_driver
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import find_driver
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.web.live_sweep import IDLE_SHARE, LiveSweep
 from tests.support.tuning import build_outcome, load_code_spec
@@ -174,7 +174,7 @@ def test_looking_for_the_driver_does_not_take_its_lease(spec):
 @pytest.mark.integration
 def test_a_killed_driver_is_not_alive(spec, tmp_path):
     program = (
-        "import sys, time; from pathlib import Path; from gdpo_tune.ledger.journal import Lease;"
+        "import sys, time; from pathlib import Path; from gdpo_tune.core.locks import Lease;"
         "lease = Lease(Path(sys.argv[1]) / 'ledger.lock'); print('held', flush=True);"
         "time.sleep(600)"
     )

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.ledger.request_files import list_pending
+from gdpo_tune.ledger.requests import list_pending
 from gdpo_tune.web.page_content import View
 from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MAX_BYTES, open_socket
 from tests.support.tuning import load_code_spec

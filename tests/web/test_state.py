@@ -9,9 +9,9 @@ import pytest
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.events import Incident
+from gdpo_tune.core.locks import Driver
 from gdpo_tune.core.text import NO_VALUE
-from gdpo_tune.ledger.journal import Driver
-from gdpo_tune.ledger.steering_state import SteeringState
+from gdpo_tune.ledger.requests import SteeringState
 from gdpo_tune.web.live_sweep import LiveSweep, Plan, Snapshot
 from gdpo_tune.web.page_content import (
     MAX_CURVES,

@@ -1,9 +1,16 @@
-"""The backends by name, the methods that `tick` calls, and the directories of their jobs."""
+"""The backends by name, the methods that `tick` calls, and what backends share.
+
+They share the directories of their jobs, and external programs with a timeout.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import subprocess
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -12,11 +19,11 @@ from gdpo_tune.clusters.load_schedules import ScheduledSweep
 from gdpo_tune.clusters.schedule_spec import resolve_path
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import BackendError
+from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
 CHECKPOINT_SECONDS = 120.0
 """Time for a sweep's checkpoints after it was asked to stop."""
-LONGEST_MESSAGE = 300
+MAX_MESSAGE = 300
 """Characters of a sweep's last message that are shown."""
 
 
@@ -78,8 +85,8 @@ class Backend(Protocol):
 
 
 BACKENDS: dict[str, str] = {
-    "local": "gdpo_tune.clusters.backends.local:build_backend",
-    "ray-job": "gdpo_tune.clusters.backends.ray_jobs:build_backend",
+    "local": "gdpo_tune.clusters.backends.local_jobs:build_local",
+    "ray-job": "gdpo_tune.clusters.backends.ray_jobs:build_ray_jobs",
     "kuberay": "gdpo_tune.clusters.backends.kuberay:KubeRay",
     "slurm": "gdpo_tune.clusters.backends.slurm:Slurm",
 }
@@ -100,7 +107,7 @@ def get_jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
     return Path(sweep.storage, ".schedule", sweep.name, "jobs")
 
 
-def check_writable(directory: Path, backend: str) -> None:
+def check_jobs_directory(directory: Path, backend: str) -> None:
     """Create a directory; raise a `BackendError` if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -131,4 +138,76 @@ def read_last_message(log: Path) -> str:
     """Return the last message in a log: from the last `error:` on, or its last line."""
     text = log.read_text(errors="replace").strip() if log.exists() else ""
     message = text[text.rfind("error:") :] if "error:" in text else text.rpartition("\n")[2]
-    return " ".join(message[:LONGEST_MESSAGE].split()) or "it printed nothing"
+    return " ".join(message[:MAX_MESSAGE].split()) or "it printed nothing"
+
+
+PROGRAM_SECONDS = 60.0
+"""Longest time that a program may take."""
+SURROUNDING = re.compile(
+    r"SLURM_(?!(CONF|JWT|CLUSTERS)$)|SBATCH_(?!(ACCOUNT|CLUSTERS|PARTITION|QOS|RESERVATION)$)"
+    r"|(SRUN|SALLOC|SQUEUE|SACCT|SCANCEL|PMI|PMIX|OMPI|RAY_JOB)_|RAY_ADDRESS$"
+)
+"""Variables of the job in which this command may run, and such as filter what programs show.
+sbatch(1) passes on every `SLURM_*`, whatever `--export` is, and srun(1) takes them for options."""
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """Exit status and output of a program."""
+
+    exit_status: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """Its error message in one line."""
+        return " ".join((self.err.strip() or self.out.strip()).split())[:500] or "no reason given"
+
+    def raise_unless_expected(
+        self, backend: str, away: re.Pattern[str], expected: str = ""
+    ) -> None:
+        """Raise an error unless it is expected; `BackendUnreachableError` if it matches `away`."""
+        if self.exit_status == 0 or (expected and expected in self.message.lower()):
+            return
+        if away.search(self.message):
+            raise BackendUnreachableError(
+                f"backend {backend} does not answer: {self.message}\n"
+                "    fix: start it, or correct how this machine reaches it"
+            )
+        raise BackendError(f"backend {backend}: {self.message}")
+
+
+def call_program(backend: str, words: Sequence[str], text: str = "") -> ProgramResult:
+    """Call a program for a backend, with `text` as its standard input, and wait for its end.
+
+    Raises:
+        BackendError: it does not exist, or cannot be run.
+        BackendUnreachableError: it does not end in time.
+    """
+    try:
+        done = subprocess.run(
+            words,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PROGRAM_SECONDS,
+            check=False,
+            env={name: os.environ[name] for name in os.environ if not SURROUNDING.match(name)},
+        )
+    except FileNotFoundError:
+        raise BackendError(
+            f"backend {backend}: there is no program {words[0]} here\n"
+            "    fix: install it, or call this command on a machine that has it"
+        ) from None
+    except OSError as error:
+        raise BackendError(
+            f"backend {backend}: {words[0]} cannot be run ({error.strerror})\n"
+            f"    fix: make {words[0]} on the PATH a program that can be run"
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise BackendUnreachableError(
+            f"backend {backend}: {words[0]} gave no answer within {PROGRAM_SECONDS:g} s"
+        ) from None
+    return ProgramResult(done.returncode, done.stdout, done.stderr)

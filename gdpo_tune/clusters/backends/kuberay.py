@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gdpo_tune.clusters.backends import base
-from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
+from gdpo_tune.clusters.backends.base import JobStatus, ProgramResult, ScheduledJob, call_program
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
-from gdpo_tune.clusters.render.ray_job import build_ray_job
+from gdpo_tune.clusters.render.targets import build_ray_job
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError
@@ -27,7 +26,7 @@ ACTIVE = ("", "Initializing", "Running", "Suspending", "Suspended", "Retrying", 
 """Those of one that has not; any other word says neither. Source: KubeRay's rayjob_types.go."""
 EXIT_CODE = re.compile(r"exit code (-?[0-9]+)")
 """Part of Ray's message about a job that failed."""
-AWAY = re.compile(
+UNREACHABLE = re.compile(
     r"unable to connect|connection|was refused|no such host|timeout|timed out|deadline exceeded"
     r"|unavailable|unable to handle the request|EOF|internal ?error|etcdserver",
     re.IGNORECASE,
@@ -42,7 +41,7 @@ class KubeRay:
     kind: ClassVar[str] = "kuberay"
     sweep: ScheduledSweep
     settings: KubeRayBackend
-    call: Callable[[str, Sequence[str], str], ProgramAnswer] = call_program
+    call: Callable[[str, Sequence[str], str], ProgramResult] = call_program
 
     def check(self) -> None:
         """Ask Kubernetes whether RayJobs may be created."""
@@ -57,20 +56,20 @@ class KubeRay:
                 f"backend kuberay: no right to create RayJobs in {self.settings.namespace}\n"
                 "    fix: bind a role for rayjobs (ray.io), as `render --to kuberay` writes it"
             )
-        answer.raise_unless_expected(self.kind, AWAY)
+        answer.raise_unless_expected(self.kind, UNREACHABLE)
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Create a RayJob, unless it exists."""
         name = job.id.lower()
         manifest = build_ray_job(self.sweep, self.settings, name, job.build_command())
         answer = self._call("create", "-f", "-", text=manifest)
-        answer.raise_unless_expected(self.kind, AWAY, expected="alreadyexists")
+        answer.raise_unless_expected(self.kind, UNREACHABLE, expected="alreadyexists")
         return JobHandle(backend=self.kind, id=name)
 
     def poll(self, job: JobHandle) -> JobStatus:
         """Return the state of a RayJob."""
         answer = self._call("get", "rayjob", job.id, "--ignore-not-found", "-o", "json")
-        answer.raise_unless_expected(self.kind, AWAY)
+        answer.raise_unless_expected(self.kind, UNREACHABLE)
         if not answer.out.strip():
             return JobStatus(running=False, reason="Kubernetes no longer knows the RayJob")
         try:
@@ -97,8 +96,8 @@ class KubeRay:
     def stop(self, job: JobHandle, waited: float) -> None:
         """Delete the RayJob: KubeRay then asks Ray to stop the job, and removes the cluster."""
         words = ("delete", "rayjob", job.id, "--ignore-not-found", "--wait=false")
-        self._call(*words).raise_unless_expected(self.kind, AWAY)
+        self._call(*words).raise_unless_expected(self.kind, UNREACHABLE)
 
-    def _call(self, *words: str, text: str = "") -> ProgramAnswer:
+    def _call(self, *words: str, text: str = "") -> ProgramResult:
         command = ("kubectl", "--namespace", self.settings.namespace, *words)
         return self.call(self.kind, command, text)

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from gdpo_tune.clusters.backends import base
-from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
+from gdpo_tune.clusters.backends.base import JobStatus, ProgramResult, ScheduledJob, call_program
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.outside_calls import ProgramAnswer, call_program
-from gdpo_tune.clusters.render.batch_script import build_job_script
+from gdpo_tune.clusters.render.targets import build_job_script
 from gdpo_tune.clusters.schedule_spec import SlurmBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
@@ -43,7 +42,9 @@ ACTIVE = (
     *("SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB"),
 )
 """States of one that has not. Any other word says neither. Source: squeue(1), job state codes."""
-AWAY = re.compile(r"unable to contact|connection|timed out|zero bytes|unexpected message", re.I)
+UNREACHABLE = re.compile(
+    r"unable to contact|connection|timed out|zero bytes|unexpected message", re.I
+)
 """Part of the messages of Slurm's commands if its controller does not answer."""
 ANYTHING = re.compile("")
 UNKNOWN = "invalid job id"
@@ -63,7 +64,7 @@ class Slurm:
     kind: ClassVar[str] = "slurm"
     sweep: ScheduledSweep
     settings: SlurmBackend
-    call: Callable[[str, Sequence[str], str], ProgramAnswer] = call_program
+    call: Callable[[str, Sequence[str], str], ProgramResult] = call_program
 
     @property
     def directory(self) -> Path:
@@ -73,7 +74,7 @@ class Slurm:
     def check(self) -> None:
         """Ask whether Slurm's controller answers."""
         self._call("scontrol", "ping").raise_unless_expected(self.kind, ANYTHING)
-        base.check_writable(self.directory, "slurm")
+        base.check_jobs_directory(self.directory, "slurm")
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Submit a job, unless it was submitted before."""
@@ -86,7 +87,7 @@ class Slurm:
             write_atomically(script, build_job_script(self.sweep, self.settings, *job_words))
             # by its name it is found again, and an option of the file must not give it another
             answer = self._call("sbatch", "--parsable", f"--job-name={job.id}", str(script))
-            answer.raise_unless_expected(self.kind, AWAY)
+            answer.raise_unless_expected(self.kind, UNREACHABLE)
             job_id = "".join(ID.findall(answer.out)[-1:])
             write_atomically(directory / "id" if job_id else unclear, job_id or answer.message)
         if not job_id:
@@ -124,7 +125,7 @@ class Slurm:
             words = ["--batch", "--signal=TERM"]
         number, *cluster = self._locate(job)
         answer = self._call("scancel", *cluster, *words, number)
-        answer.raise_unless_expected(self.kind, AWAY, UNKNOWN)
+        answer.raise_unless_expected(self.kind, UNREACHABLE, UNKNOWN)
         signalled.touch()
 
     @property
@@ -172,5 +173,5 @@ class Slurm:
         answer.raise_unless_expected(self.kind, ANYTHING, UNKNOWN)
         return "" if answer.exit_status else answer.out.strip()
 
-    def _call(self, *words: str) -> ProgramAnswer:
+    def _call(self, *words: str) -> ProgramResult:
         return self.call("slurm", words, "")

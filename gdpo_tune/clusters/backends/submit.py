@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.clusters.backends import jobs_api
+from gdpo_tune.clusters.backends import ray_jobs
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.http import build_retry
@@ -51,13 +51,13 @@ class Submission:
     """Directory that is sent."""
 
 
-def build_jobs_api(address: str) -> jobs_api.JobsApi:
+def build_jobs_api(address: str) -> ray_jobs.JobsApi:
     """Return the jobs of the cluster with a dashboard at this address."""
     token = addresses.find_ray_token(os.environ)
-    return jobs_api.JobsApi(address, token, CALLER, addresses.RAY_TOKEN_FIX)
+    return ray_jobs.JobsApi(address, token, CALLER, addresses.RAY_TOKEN_FIX)
 
 
-def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> int:
+def submit(submission: Submission, api: ray_jobs.JobsApi, *, follow: bool) -> int:
     """Run a sweep as a job, or find its job; return the exit status.
 
     With `follow` the job's log is printed until its end; otherwise the status is 0.
@@ -71,9 +71,9 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
             f"{CALLER}: following a log needs aiohttp\n"
             "    fix: pip install 'gdpo-tune[cluster]', or add --detach"
         )
-    space = jobs_api.locate_space(submission.directory, submission.space, CALLER)
+    space = ray_jobs.locate_space(submission.directory, submission.space, CALLER)
     words = ["python", "-m", "gdpo_tune.sweep", space, *submission.options]
-    runtime_env = jobs_api.build_runtime_env(submission.directory, submission.storage, CALLER)
+    runtime_env = ray_jobs.build_runtime_env(submission.directory, submission.storage, CALLER)
     location = f"{submission.storage}/{submission.sweep}"
     name = api.ask(lambda client: find_active_job(client, location))
     if name is not None:
@@ -96,7 +96,7 @@ def submit(submission: Submission, api: jobs_api.JobsApi, *, follow: bool) -> in
         raise
 
 
-def _submit_job(api: jobs_api.JobsApi, job: Mapping[str, Any]) -> None:
+def _submit_job(api: ray_jobs.JobsApi, job: Mapping[str, Any]) -> None:
     """Submit a job; a cluster that has just started has no agent to run it for some seconds."""
     from tenacity import retry_if_exception_message
 
@@ -123,13 +123,13 @@ def find_active_job(client: Any, location: str) -> str | None:
     """Return the job that works on a sweep; None if there is none."""
     for job in client.list_jobs():
         is_ours = (job.metadata or {}).get(METADATA_KEY) == location and job.submission_id
-        if is_ours and str(job.status) not in jobs_api.ENDED:
+        if is_ours and str(job.status) not in ray_jobs.ENDED:
             return str(job.submission_id)
     return None
 
 
 def follow_job(
-    api: jobs_api.JobsApi, name: str, sleep: Callable[[float], None] = time.sleep
+    api: ray_jobs.JobsApi, name: str, sleep: Callable[[float], None] = time.sleep
 ) -> int:
     """Print a job's log until it has ended; return its exit status, or 1 if that is unknown.
 
@@ -139,7 +139,7 @@ def follow_job(
     while True:
         try:
             printed = _print_log(api.ask(lambda client: client), name, printed)
-            status = api.ask(lambda client: jobs_api.poll_job(client, name))
+            status = api.ask(lambda client: ray_jobs.poll_job(client, name))
         except BackendUnreachableError as error:
             if missed >= PATIENCE:
                 raise

@@ -6,7 +6,7 @@ parent, detached from the caller:
     <directory>/job.json    command and working directory: written before the supervisor starts
                 lock        held by the supervisor; a second one finds it held, and ends
                 state.json  machine, pids and starts of supervisor and sweep
-                beat        touched every `BEAT_SECONDS` while the supervisor lives
+                beat        touched every `HEARTBEAT_SECONDS` while the supervisor lives
                 end.json    exit status of the sweep
                 log.txt     output of the sweep
 """
@@ -21,15 +21,17 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from gdpo_tune.core.files import lock_file, write_atomically
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.locks import is_locked, lock_file
 from gdpo_tune.core.system import identify_start
 
 JOB, LOCK, STATE = "job.json", "lock", "state.json"
-BEAT, END, LOG = "beat", "end.json", "log.txt"
-BEAT_SECONDS = 15.0
+HEARTBEAT, END, LOG = "beat", "end.json", "log.txt"
+HEARTBEAT_SECONDS = 15.0
 STARTING_SECONDS = 0.05
 """Interval between polls of another supervisor that is just starting."""
 READY = b"1"
@@ -47,16 +49,16 @@ def main(directory: Path) -> int:
         return 0 if os.read(reader, 1) == READY else 1
     os.close(reader)
     os.setsid()
-    supervise(directory, writer)
+    _supervise(directory, writer)
     return 0
 
 
-def supervise(directory: Path, ready: int) -> None:
+def _supervise(directory: Path, ready: int) -> None:
     """Start the sweep, write to the descriptor `ready`, and wait until the sweep has ended."""
     with (directory / LOCK).open("w") as lock, (directory / LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        if not take_lock(lock, directory / STATE):
+        if not _take_lock(lock, directory / STATE):
             os.write(ready, READY)
             return
         job = json.loads((directory / JOB).read_bytes())
@@ -71,15 +73,15 @@ def supervise(directory: Path, ready: int) -> None:
             os.close(ready)
             exit_status = None
             while exit_status is None:
-                (directory / BEAT).touch()
+                (directory / HEARTBEAT).touch()
                 try:
-                    exit_status = sweep.wait(BEAT_SECONDS)  # negative after a signal
+                    exit_status = sweep.wait(HEARTBEAT_SECONDS)  # negative after a signal
                 except subprocess.TimeoutExpired:
                     continue
         write_atomically(directory / END, json.dumps({"status": exit_status}))
 
 
-def take_lock(lock: TextIO, state: Path) -> bool:
+def _take_lock(lock: TextIO, state: Path) -> bool:
     """Take the lock of a job; return False once another supervisor has started the job.
 
     A supervisor that holds the lock without a state file is just starting, or about to fail: wait
@@ -95,13 +97,10 @@ def take_lock(lock: TextIO, state: Path) -> bool:
     return False
 
 
-def is_locked(directory: Path) -> bool:
+def has_supervisor(directory: Path) -> bool:
     """Return whether a supervisor holds the lock of a job: then it is certain that it lives."""
-    try:
-        with (directory / LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:  # or the disk no longer has locks
-        return isinstance(error, BlockingIOError)
+    with suppress(OSError):
+        return is_locked(directory / LOCK) is True
     return False
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 NEWEST_KUBERAY = (1, 7)
 TARGETS: dict[str, str] = {
-    "kuberay": "gdpo_tune.clusters.render.cron_job:render",
-    "rayjob": "gdpo_tune.clusters.render.ray_job:render",
-    "slurm": "gdpo_tune.clusters.render.batch_script:render",
-    "systemd": "gdpo_tune.clusters.render.systemd:render",
-    "crontab": "gdpo_tune.clusters.render.crontab:render",
+    "kuberay": "gdpo_tune.clusters.render.targets:render_cron_job",
+    "rayjob": "gdpo_tune.clusters.render.targets:render_ray_job",
+    "slurm": "gdpo_tune.clusters.render.targets:render_batch_script",
+    "systemd": "gdpo_tune.clusters.render.targets:render_systemd",
+    "crontab": "gdpo_tune.clusters.render.targets:render_crontab",
 }
 """Name -> `module:function` that returns the files of a `RenderRequest`, or raises a `SpecError` if
 the target cannot express the sweep. Light: the command line needs it first of all."""

@@ -16,7 +16,7 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem
 from gdpo_tune.core.errors import ClusterError, StoreError
 from gdpo_tune.core.files import expand_path, path_exists
-from gdpo_tune.ledger.sweep_store import check_writable
+from gdpo_tune.ledger.sweep_store import check_store_writable
 from gdpo_tune.spec import Resources, SweepSpec, read_device_memory
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes, count_workers
 from gdpo_tune.tuning.ray.cluster import join_cluster
@@ -50,7 +50,7 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
     problems = {f"lacks {path}": _PATHS_FIX for path in lacking}
     try:
         if isinstance(mark, str):
-            check_writable(mark)
+            check_store_writable(mark)
         elif mark.exists():
             mark.with_name(reply).touch()
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""Text of the first sweep file of a task and a policy, with comments, for `init`."""
+"""The search spaces that ship, and the first search space of a person, from a few answers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.registry import POLICIES, TaskInfo
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec.document import dump_flow
+from gdpo_tune.spec.text import join_names, suggest
+
+_PACKAGE = Path(__file__).parents[1]
+DIRECTORIES = tuple(parent / "search_spaces" for parent in (_PACKAGE.parent, _PACKAGE))
+
+
+def list_spaces() -> dict[str, Path]:
+    """Return the search spaces that ship: name -> file."""
+    found = (sorted(directory.glob("*.yaml")) for directory in DIRECTORIES)
+    return {file.stem: file for file in next(filter(None, found), [])}
+
+
+def find_space(name: str, option: str) -> Path:
+    """Return the file of a search space that ships, or the file `name` itself.
+
+    Raises:
+        UsageError: there is neither; `option` is where the user wrote `name`.
+    """
+    file, shipped = expand_path(name), list_spaces()
+    if is_file(file):
+        return file
+    if name in shipped:
+        return shipped[name]
+    raise UsageError(
+        f"{option} {name}: no such file, and no search space that ships\n"
+        f"    fix: {suggest(name, shipped)}write a YAML file, or one of {join_names(shipped)}"
+    )
+
 
 LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""
@@ -112,6 +140,8 @@ class FirstFile:
 
     def render(self, file: Path) -> str:
         """Return the text of the file, which `load_spec` accepts if the answers fit together."""
+        import jinja2  # late: the names of search spaces are read without it
+
         is_large, source = self.chosen_policy not in POLICIES, self.data or self.suggest_data()
         known = DATA.get(self.task) if source != BUILT_IN else None
         tokens, limit = EMBEDDED_LENGTHS.get(self.task, (64, 32))

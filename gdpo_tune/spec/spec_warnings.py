@@ -15,10 +15,10 @@ from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.spec.gpu import count_affordable_trials
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
 from gdpo_tune.spec.model import AshaSettings, SweepSpec, list_decisive_values, list_differences
-from gdpo_tune.spec.sampler_choice import count_affordable_trials
 from gdpo_tune.spec.text import join_names, show
 
 FEWEST_PROMPTS = 8

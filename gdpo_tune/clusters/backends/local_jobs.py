@@ -28,17 +28,17 @@ from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.system import find_process
 
-SILENT_SECONDS, WATCH_SECONDS = 8 * supervise.BEAT_SECONDS, 5 * supervise.BEAT_SECONDS
+SILENT_SECONDS, WATCH_SECONDS = 8 * supervise.HEARTBEAT_SECONDS, 5 * supervise.HEARTBEAT_SECONDS
 """A job of another machine is watched after this time without a beat, and is dead if none comes
 within the second: the file server's clock may have been set, and NFS be late by a minute."""
 
 
-def build_backend(sweep: ScheduledSweep, settings: LocalBackend) -> Local:
+def build_local(sweep: ScheduledSweep, settings: LocalBackend) -> Local:
     """Build the backend of a sweep."""
     return Local(base.get_jobs_directory(sweep, settings.folder))
 
 
-def build_backend_here(sweep: ScheduledSweep) -> Local:
+def build_local_here(sweep: ScheduledSweep) -> Local:
     """Build the backend of a machine that another scheduler has given to a run.
 
     That scheduler calls again if it loses the machine, so a job that cannot be seen from here is
@@ -46,7 +46,7 @@ def build_backend_here(sweep: ScheduledSweep) -> Local:
     """
     temporary = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
     directory = temporary if is_url(sweep.storage) else base.get_jobs_directory(sweep)
-    return Local(directory, others_are_gone=True)
+    return Local(directory, assume_other_hosts_dead=True)
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Local:
 
     kind: ClassVar[str] = "local"
     directory: Path
-    others_are_gone: bool = False
+    assume_other_hosts_dead: bool = False
     """True if jobs of other machines are dead unless they can be seen."""
 
     def check(self) -> None:
         """Refuse a directory that cannot be written."""
-        base.check_writable(self.directory, "local")
+        base.check_jobs_directory(self.directory, "local")
 
     def submit(self, job: ScheduledJob) -> JobHandle:
         """Start a process for a job, unless there was one."""
@@ -85,7 +85,7 @@ class Local:
         """Return whether a job's processes live, or how the sweep ended."""
         directory = Path(job.directory)
         if job.machine != socket.gethostname() and not directory.exists():
-            if self.others_are_gone:
+            if self.assume_other_hosts_dead:
                 return JobStatus(running=False, reason=f"its machine {job.machine} is gone")
             raise BackendUnreachableError(
                 f"backend local: {directory.name} runs on {job.machine}, and {directory} is not "
@@ -109,7 +109,7 @@ class Local:
         with suppress(psutil.NoSuchProcess, FileExistsError):
             pid, start = job.processes[-1]
             # while the supervisor lives, its child keeps the pid, however the clock was set
-            known = supervise.is_locked(Path(job.directory))
+            known = supervise.has_supervisor(Path(job.directory))
             sweep = psutil.Process(pid) if known else find_process(pid, start)
             if sweep is None:
                 return
@@ -123,11 +123,11 @@ class Local:
 
 
 def _is_alive(job: JobHandle) -> bool:
-    if supervise.is_locked(Path(job.directory)):
+    if supervise.has_supervisor(Path(job.directory)):
         return True
     if job.machine == socket.gethostname():
         return any(find_process(pid, start) for pid, start in job.processes)
-    beat = Path(job.directory, supervise.BEAT)
+    beat = Path(job.directory, supervise.HEARTBEAT)
     now = beat.with_name(f".clock-{uuid.uuid4().hex}")
     now.touch()  # the clock of the disk, which both machines share
     try:

@@ -1,30 +1,38 @@
-"""Actions that requests may name: what each checks, and what it changes.
+"""Requests of people to a sweep that runs: rules, the state that they lead to, and their files.
 
-A person's command checks a request with these rules before it leaves it, and the driver checks it
-again before it applies it, because the sweep went on meanwhile.
+A person's command checks a request with the rules before it leaves it, and the driver checks it
+again before it applies it, because the sweep went on meanwhile. Recorded requests fold into the
+state of the sweep. On its way to the driver each request is one file in the sweep's directory:
+
+    <storage>/<name>/requests/<asked, in nanoseconds>-<id>.json
+                     requests/damaged/     files that are no requests, set aside
+
+A file is whole or absent, and durable before the person is told. The driver records the request in
+the ledger before it removes the file. A file whose request is recorded already is only removed.
 """
 
 from __future__ import annotations
 
+import getpass
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setting
+from gdpo_tune.core.files import is_directory, write_atomically
 from gdpo_tune.core.text import format_count
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import Params, TrialRecord
 from gdpo_tune.ledger.budget import compute_spending, describe_spent_budget
-from gdpo_tune.ledger.steering_state import (
-    BUDGET,
-    SteeringState,
-    apply_settings,
-    fold_requests,
-    read_setting,
-)
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.load import read_point
 from gdpo_tune.spec.model import Budget, Search
@@ -180,7 +188,7 @@ ACTIONS: dict[str, Rule] = {
 }
 
 
-def decide(sweep: SweepSnapshot, request: Request) -> Decision:
+def check_request(sweep: SweepSnapshot, request: Request) -> Decision:
     """Return what a request changes.
 
     Raises:
@@ -192,10 +200,10 @@ def decide(sweep: SweepSnapshot, request: Request) -> Decision:
     return ACTIONS[request.action](sweep, request.arguments)
 
 
-def judge(sweep: SweepSnapshot, request: Request, now: float) -> RecordedRequest:
+def settle_request(sweep: SweepSnapshot, request: Request, now: float) -> RecordedRequest:
     """Return what the driver records about a request: that it is applied, or why not."""
     try:
-        decision = decide(sweep, request)
+        decision = check_request(sweep, request)
     except UsageError as error:
         return RecordedRequest(**vars(request), applied=now, outcome="refused", reason=str(error))
     return RecordedRequest(
@@ -207,9 +215,9 @@ def judge(sweep: SweepSnapshot, request: Request, now: float) -> RecordedRequest
     )
 
 
-def take_in(sweep: SweepSnapshot, request: Request, now: float) -> SweepSnapshot:
+def with_request(sweep: SweepSnapshot, request: Request, now: float) -> SweepSnapshot:
     """Return a sweep as it will be once a request that waits has been applied."""
-    return replace(sweep, requests=[*sweep.requests, judge(sweep, request, now)])
+    return replace(sweep, requests=[*sweep.requests, settle_request(sweep, request, now)])
 
 
 def _add(sweep: SweepSnapshot, effect: RequestEffect) -> Decision:
@@ -272,3 +280,228 @@ def _read_mapping(arguments: Arguments, name: str, example: str) -> Arguments:
     if not isinstance(values, Mapping) or not values:
         raise UsageError(f"name at least one parameter and its value, such as {example}")
     return values
+
+
+BUDGET = "budget."
+"""Prefix of the settings of `search.budget`; the others are of `search`."""
+
+
+@dataclass(frozen=True)
+class SteeringState:
+    """Effects of all recorded requests."""
+
+    stopped: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Number of a trial that has to end -> the reason."""
+    added: Mapping[str, Params] = field(default_factory=dict[str, Params])
+    """Id of a request -> the configuration that it adds."""
+    pause: RecordedRequest | None = None
+    """The request that paused the sweep; None if it is not paused."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    """Start and end of each pause in Unix seconds; the end of one that lasts is infinite."""
+
+    def list_waiting(self, records: Iterable[TrialRecord]) -> list[tuple[str, Params]]:
+        """Return the added configurations that no trial has yet, each with its request's id."""
+        if not self.added:
+            return []
+        started = {record.request for record in records}
+        return [(id, point) for id, point in self.added.items() if id not in started]
+
+
+def fold_requests(requests: Sequence[RecordedRequest]) -> SteeringState:
+    """Return what requests, in order, have asked for."""
+    stopped, added = dict[int, str](), dict[str, Params]()
+    pause: RecordedRequest | None = None
+    pauses: list[tuple[float, float]] = []
+    for request in requests:
+        effect = request.effect
+        if effect.stop is not None:
+            stopped[effect.stop] = f"stopped by {request.author}"
+        if effect.point is not None:
+            added[request.id] = effect.point
+        if effect.paused:
+            pause = request
+        elif effect.paused is not None and pause is not None:
+            pauses.append((pause.applied, request.applied))
+            pause = None
+    if pause is not None:
+        pauses.append((pause.applied, math.inf))
+    return SteeringState(stopped, added, pause, tuple(pauses))
+
+
+def apply_settings(spec: SweepSpec, requests: Iterable[RecordedRequest]) -> SweepSpec:
+    """Return the spec of a sweep's file with the settings that requests have changed.
+
+    A change holds as long as the file has the value that it had then: a later value of the file
+    wins.
+    """
+    changes: dict[str, float] = {}
+    for request in requests:
+        for name, setting in request.effect.settings.items():
+            if read_setting(spec, name) == setting.file:
+                changes[name] = setting.value
+    return change_settings(spec, changes) if changes else spec
+
+
+def change_settings(spec: SweepSpec, changes: Mapping[str, float]) -> SweepSpec:
+    """Return a spec with other settings of `search`."""
+    own = {name: value for name, value in changes.items() if not name.startswith(BUDGET)}
+    limits = {n.removeprefix(BUDGET): v for n, v in changes.items() if n.startswith(BUDGET)}
+    budget = spec.search.budget.model_copy(update=limits)
+    search = spec.search.model_copy(update={**own, "budget": budget})
+    return spec.model_copy(update={"search": search})
+
+
+def read_setting(spec: SweepSpec, name: str) -> float:
+    """Return a setting of `search` by the name that `RequestEffect.settings` has."""
+    section = spec.search.budget if name.startswith(BUDGET) else spec.search
+    return getattr(section, name.removeprefix(BUDGET))
+
+
+def decode_recorded(stored: Mapping[str, Any]) -> RecordedRequest:
+    """Return a recorded request from JSON."""
+    values, effect = dict(stored), dict[str, Any](stored["effect"])
+    effect["settings"] = {name: Setting(**value) for name, value in effect["settings"].items()}
+    values["effect"] = RequestEffect(**effect)
+    return RecordedRequest(**values)
+
+
+REQUESTS = "requests"
+"""Directory in that of a sweep."""
+DAMAGED = "damaged"
+"""Directory below it for files that are no requests."""
+MAX_BYTES = 1_000_000
+"""Most bytes of a file that is read."""
+MAX_AUTHOR = 100
+"""Most characters of a name."""
+LAST_SECOND = 2**33
+"""Largest plausible timestamp."""
+
+
+@dataclass(frozen=True)
+class RequestFile:
+    """A file that waits for the driver."""
+
+    path: Path
+    request: Request | None
+    """None: the file holds no request."""
+    problem: str = ""
+    """Why it holds none."""
+
+
+def build_request(action: str, arguments: Any, author: str | None) -> Request:
+    """Build a request of this moment; its author is by default the user of this process.
+
+    Raises:
+        UsageError: `arguments` are no mapping.
+    """
+    if not isinstance(arguments, Mapping):
+        raise UsageError(f"{action}: the arguments are {arguments!r}; write a dict, such as {{}}")
+    words = (find_user() if author is None else author).split()
+    name = "".join(filter(str.isprintable, " ".join(words)))[:MAX_AUTHOR]
+    return Request(uuid.uuid4().hex[:16], action, dict(arguments), name or "unknown", time.time())
+
+
+def find_user() -> str:
+    """Return the name of the user of this process."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a number that has no name
+        return f"user {os.getuid()}"
+
+
+def leave_request(directory: Path, request: Request) -> Path:
+    """Leave a request in a sweep's directory, whole and durable; return its file.
+
+    Raises:
+        UsageError: this user may not write there, or no directory can be there.
+        OSError: the disk is full or broken.
+    """
+    check_requests_writable(directory)
+    requests = directory / REQUESTS
+    path = requests / f"{int(request.asked * 1e9):020}-{request.id}.json"
+    if not requests.exists():
+        requests.mkdir(exist_ok=True)
+        requests.chmod(directory.stat().st_mode & 0o7777)  # who may write there may ask too
+    write_atomically(path, json.dumps(asdict(request)))
+    for changed in (requests, directory):
+        descriptor = os.open(changed, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # some network disks cannot; they write names at once
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return path
+
+
+def check_requests_writable(directory: Path) -> None:
+    """Refuse to leave requests in the sweep of another user, or where no directory can be.
+
+    Raises:
+        UsageError: this user may not write there, or something else has the directory's name.
+    """
+    requests = directory / REQUESTS
+    if os.path.lexists(requests) and not is_directory(requests):
+        raise UsageError(
+            f"{requests} is no directory, so no request can be left there\n    fix: move it away"
+        )
+    if not os.access(requests if requests.exists() else directory, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{directory} belongs to {_find_owner(directory)}, and you may not write there\n"
+            "    fix: ask them, or ask for permission to write to the sweep's directory"
+        )
+
+
+def list_pending(directory: Path) -> list[RequestFile]:
+    """Return the files that wait in a sweep's directory, in the order of their names."""
+    with suppress(OSError):  # absent, no directory, or for now out of reach
+        names = sorted(n for n in os.listdir(directory / REQUESTS) if is_request_name(n))
+        files = [read_request_file(directory / REQUESTS / name) for name in names]
+        return [file for file in files if file is not None]
+    return []
+
+
+def is_request_name(name: str) -> bool:
+    """Return whether a file of this name counts; drafts begin with a dot."""
+    return name != DAMAGED and not name.startswith(".")
+
+
+def read_request_file(path: Path) -> RequestFile | None:
+    """Read a file; None if it is gone by now."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return RequestFile(path, None, f"it has more than {MAX_BYTES:,} bytes")
+        return RequestFile(path, decode_request(json.loads(path.read_bytes())))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        return RequestFile(path, None, f"{type(error).__name__}: {error}")
+
+
+def decode_request(stored: Any) -> Request:
+    """Return a request from JSON.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none.
+    """
+    kinds = {"id": str, "action": str, "arguments": dict, "author": str, "asked": int | float}
+    values = {name: stored[name] for name in kinds}
+    for name, kind in kinds.items():
+        if not isinstance(values[name], kind):
+            raise ValueError(f"{name} = {values[name]!r}")
+    if not 0 <= values["asked"] < LAST_SECOND:
+        raise ValueError(f"asked = {values['asked']!r} is no time")
+    json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # it can be stored and shown
+    return Request(**values)
+
+
+def set_aside(path: Path) -> None:
+    """Move a file that is no request out of the way; nothing is deleted."""
+    aside = path.parent / DAMAGED
+    aside.mkdir(exist_ok=True)
+    path.rename(aside / path.name)
+
+
+def _find_owner(directory: Path) -> str:
+    with suppress(OSError, KeyError):
+        return directory.owner()
+    return "another user"
