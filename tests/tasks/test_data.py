@@ -128,9 +128,7 @@ def test_too_small_splits_say_how_many_there_are_and_which_keys_to_change(hundre
     assert "validation" not in message
     with pytest.raises(DataError, match=r"lower training\.test_prompts"):
         select_problems(hundred, "test", 99, 0)
-    check_data(
-        hundred, TrainingSettings().replace(train_prompts=1, validation_prompts=1, test_prompts=1)
-    )
+    check_data(hundred, TrainingSettings(train_prompts=1, validation_prompts=2, test_prompts=2))
 
 
 def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
