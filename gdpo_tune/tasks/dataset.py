@@ -16,9 +16,6 @@ from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.columns import RowError
 from gdpo_tune.tasks.data_rows import (
     MESSAGES,
-
-if TYPE_CHECKING:
-    from gdpo_tune.core.settings import DataSettings, TrainingSettings
     CollectedData,
     MissingColumnsError,
     collect_problems,
@@ -28,6 +25,9 @@ if TYPE_CHECKING:
     read_local,
     shuffle_problems,
 )
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.settings import DataSettings, TrainingSettings
 
 DECISIVE_ROWS = 20
 """First rows of a file, for which a layout is proposed."""
