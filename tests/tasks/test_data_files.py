@@ -194,7 +194,11 @@ def test_what_save_to_disk_wrote_is_read_where_it_is(tmp_path, monkeypatch):
         collect(tmp_path / "two", split="test")
     assert {str(file) for file in tmp_path.rglob("*")} == before
     facts = measure_content(
-        "math", "embedded", ModelSettings(), DataSettings(str(tmp_path / "two")), RolloutSettings()
+        "math",
+        "embedded",
+        ModelSettings(),
+        DataSettings(source=str(tmp_path / "two")),
+        RolloutSettings(),
     )
     assert f"data train{os.sep}data-00000-of-00001.arrow" in facts
 
@@ -218,13 +222,13 @@ def test_a_test_prompt_is_never_a_training_prompt(tmp_path):
     train = write_lines(tmp_path / "rows.jsonl", questions(100))
     other = [{"question": f"  no.  {i}? ", "answer": f"#### {i}"} for i in range(95, 115)]
     test = write_lines(tmp_path / "t.jsonl", other)
-    settings = DataSettings(str(train), "gsm8k", test=HeldOutData(source=str(test)))
+    settings = DataSettings(source=str(train), layout="gsm8k", test=HeldOutData(source=str(test)))
     collected = collect_data(settings)
     assert collected.shared == 5
     assert len(collected.splits["test"]) == 20
     assert list_questions(collected).isdisjoint({f"No. {i}?" for i in range(95, 100)})
     assert "5 held-out prompts left out of training" in describe_data(settings)["data"]
-    leaked = DataSettings(str(train), "gsm8k", test=HeldOutData(source=str(train)))
+    leaked = DataSettings(source=str(train), layout="gsm8k", test=HeldOutData(source=str(train)))
     with pytest.raises(DataError, match=r"data.test: 100 of 100 prompts are in another split too"):
         check_data(leaked, TrainingSettings())
 

@@ -28,7 +28,7 @@ def write_problems(file, answers):
         for n, answer in enumerate(answers, 1)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return DataSettings(str(file), "math")
+    return DataSettings(source=str(file), layout="math")
 
 
 def check(data, task=None):
@@ -103,7 +103,7 @@ def test_a_broken_grader_of_programs_is_found(tmp_path):
     }
     other = {**row, "text": "Add two.", "test_list": ["assert f(1) == 3"]}
     file.write_text(f"{json.dumps(row)}\n{json.dumps(other)}\n")
-    data = DataSettings(str(file), "mbpp")
+    data = DataSettings(source=str(file), layout="mbpp")
     with CodeTask(TrainingSettings(), data=data) as task:
         found = check(data, task)
     assert (found.right, found.count) == (1, 2)
