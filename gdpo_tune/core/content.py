@@ -31,7 +31,7 @@ from datetime import datetime
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.files import (
     DATA_FILES,
@@ -42,8 +42,10 @@ from gdpo_tune.core.files import (
     write_atomically,
 )
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.core.task_files import is_task_file, split_task_file
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 
 PACKAGE = __name__.partition(".")[0]
 PACKAGES = ("torch", "transformers", "trl", "tokenizers")

@@ -12,10 +12,6 @@ from gdpo_tune.core.files import is_local_source
 
 Sharding = Literal["auto", "full", "none"]
 """Division of a policy among the workers of a trial."""
-Scoring = Literal["strict", "released"]
-"""Scoring of a task's rewards: as this package documents them, or as the authors' code does."""
-STRICT: Scoring = "strict"
-"""The default, which leaves the identity of a sweep or a training as in earlier versions."""
 EVERY_LINEAR = "all-linear"
 """In `model.lora_targets`: every linear module but the output head."""
 INDIFFERENT = "indifferent"

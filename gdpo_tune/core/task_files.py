@@ -16,17 +16,19 @@ import sysconfig
 import traceback
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.metrics import MetricInfo
-from gdpo_tune.core.settings import STRICT, DataSettings, SandboxSettings, Scoring, TrainingSettings
-from gdpo_tune.core.task_info import UNKNOWN_RANGE, TaskInfo
+from gdpo_tune.core.task_info import STRICT, UNKNOWN_RANGE, Scoring, TaskInfo
 from gdpo_tune.core.text import make_printable
 from gdpo_tune.core.trial_files import CUT
 from gdpo_tune.core.trials import Direction
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 
 LONGEST_REASON = 400
 """Characters of a user's error in a message."""

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from gdpo_tune.core.metrics import MetricInfo
     from gdpo_tune.core.trials import ParamValue
 
+Scoring = Literal["strict", "released"]
+"""Scoring of a task's rewards: as this package documents them, or as the authors' code does."""
+STRICT: Scoring = "strict"
+"""The default, which leaves the identity of a sweep or a training as in earlier versions."""
 UNKNOWN_RANGE = (float("-inf"), float("inf"))
 """Range of a reward whose task states none."""
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdpo_tune.core.settings import (
-    STRICT,
     DataSettings,
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
-    Scoring,
     TrainingSettings,
 )
+from gdpo_tune.core.task_info import STRICT, Scoring
 from gdpo_tune.core.trials import Params, ParamValue
 
 MUTABLE_WHILE_TRAINING = ("learning_rate", "reward_weights.")

@@ -14,12 +14,11 @@ from gdpo_tune.core.settings import (
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
-    Scoring,
     TrainingSettings,
 )
 from gdpo_tune.core.shaping import Shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
-from gdpo_tune.core.task_info import TaskInfo
+from gdpo_tune.core.task_info import Scoring, TaskInfo
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.policies.load_policy import list_end_tokens, read_own_decoding, read_position_limit

@@ -28,8 +28,8 @@ from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.settings import STRICT
 from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.task_info import STRICT
 from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from gdpo_tune.analysis.front import stretch_schedule, trace_training
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
-from gdpo_tune.core.settings import STRICT, RolloutSettings, Section
+from gdpo_tune.core.settings import RolloutSettings, Section
+from gdpo_tune.core.task_info import STRICT
 from gdpo_tune.core.trial_config import Segment, TrialConfig
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,

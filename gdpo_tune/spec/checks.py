@@ -37,9 +37,10 @@ from gdpo_tune.core.object_store import JOURNAL, SPEC, is_url
 from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.redaction import is_secret
 from gdpo_tune.core.registry import TaskInfo
-from gdpo_tune.core.settings import EVERY_LINEAR, STRICT, DataSettings, HeldOutData, Section
+from gdpo_tune.core.settings import EVERY_LINEAR, DataSettings, HeldOutData, Section
 from gdpo_tune.core.system import RENDEZVOUS
 from gdpo_tune.core.task_files import is_task_file, load_task_info
+from gdpo_tune.core.task_info import STRICT
 from gdpo_tune.core.text import list_template_columns
 from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.spec.document import KeyPath, Mark, Problems, get_map, read_document

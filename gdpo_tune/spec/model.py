@@ -20,16 +20,15 @@ from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import RUNS, find_local_copy, is_url, join_address
 from gdpo_tune.core.settings import (
-    STRICT,
     DataSettings,
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
-    Scoring,
     Section,
     Sharding,
     TrainingSettings,
 )
+from gdpo_tune.core.task_info import STRICT, Scoring
 from gdpo_tune.core.text import format_count
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Direction, Objective, Params, ParamValue, TrialRecord

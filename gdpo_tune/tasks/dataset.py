@@ -7,11 +7,11 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from gdpo_tune.core.errors import DataError, UsageError
 from gdpo_tune.core.files import expand_path, path_exists
 from gdpo_tune.core.registry import LAYOUTS, describe_layout
-from gdpo_tune.core.settings import DataSettings, TrainingSettings
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.columns import RowError
 from gdpo_tune.tasks.data_rows import (
@@ -25,6 +25,9 @@ from gdpo_tune.tasks.data_rows import (
     read_local,
     shuffle_problems,
 )
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.settings import DataSettings, TrainingSettings
 
 DECISIVE_ROWS = 20
 """First rows of a file, for which a layout is proposed."""
@@ -120,6 +123,8 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
         DataError: the source cannot be read.
         UsageError: no layout fits; the message names the columns.
     """
+    from gdpo_tune.core.settings import DataSettings  # late: `--help` of commands is light
+
     layouts = [n for n in LAYOUTS if task is None or task in describe_layout(n).tasks]
     if layout:
         layouts = [layout] if layout in LAYOUTS else []

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gdpo_tune.core.content import hash_files, read_cache, write_cache
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.core.settings import DataSettings, SandboxSettings
 from gdpo_tune.core.text import make_printable
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.columns import RowError
@@ -26,6 +25,7 @@ from gdpo_tune.tasks.data_rows import convert_row, list_parts, read_rows
 from gdpo_tune.tasks.dataset import collect_once
 
 if TYPE_CHECKING:
+    from gdpo_tune.core.settings import DataSettings, SandboxSettings
     from gdpo_tune.sandbox import Result
 
 SAMPLE = 200

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.metrics import MetricInfo
 from gdpo_tune.core.registry import weigh_equally
-from gdpo_tune.core.settings import STRICT, DataSettings, SandboxSettings, Scoring, TrainingSettings
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.task_info import TaskInfo
+from gdpo_tune.core.task_info import STRICT, Scoring, TaskInfo
 from gdpo_tune.tasks.base import Problem, Reward, Sample, Scores, Split
 from gdpo_tune.tasks.dataset import describe_data, select_problems
 from gdpo_tune.tasks.rewards import write_answer
