@@ -117,7 +117,7 @@ def test_a_slow_driver_is_not_waited_for_too_long(
 def test_what_the_driver_refuses_has_its_own_status(
     spec: SweepSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gdpo_tune.results.steering.decide", lambda *_: None)
+    monkeypatch.setattr("gdpo_tune.results.steering.check_request", lambda *_: None)
     with drive(spec):
         assert steer.main([str(spec.directory), "stop", "0"]) == steer.REFUSED
     assert capsys.readouterr().out == "stop 0: refused: trial 0 has ended already: complete\n"

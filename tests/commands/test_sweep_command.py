@@ -80,7 +80,7 @@ def test_a_sweep_that_lost_its_cluster_prints_the_command_that_resumes_it(
     )
 
 
-def test_four_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
+def test_five_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
     class FakeTuner:
         def __init__(self, trainable, **options):
             pass
@@ -103,7 +103,7 @@ def test_four_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert sweep.main([SPACE]) == 0
     ours = [f.f_code.co_name for f in frames if f.f_globals["__name__"].startswith("gdpo_tune")]
-    assert ours == ["_run_tuner", "_with_ray", "run_sweep", "main"]
+    assert ours == ["_run_tuner", "_with_ray", "run_sweep", "_run_here", "main"]
 
 
 def test_options_are_not_abbreviated(capsys):

@@ -28,7 +28,7 @@ from gdpo_tune.tuning.ray import cluster, tune
 from tests.support.training import build_trial_config, register_toy_task, write_policy
 from tests.support.tuning import load_code_spec
 
-COMMAND = ["<module> of gdpo_tune.sweep", "run_command", "main"]
+COMMAND = ["<module> of gdpo_tune.sweep", "run_command", "main", "_run_here"]
 MOST = 12
 
 
