@@ -184,6 +184,9 @@ class DataSettings(Section):
         """True if the source is a path: it exists, or cannot be an id on the Hub."""
         return is_local_source(self.source)
 
+    def __hash__(self) -> int:  # said again, because type checkers take it from the class itself
+        return super().__hash__()
+
 
 class ModelSettings(Section):
     """How a policy is loaded and trained (the YAML's `model:`)."""
