@@ -1,4 +1,4 @@
-"""What a schedule does next, by its file, its state and the clock.
+"""Next action of a schedule, decided from its file, its state and the clock.
 
 Every fire time after the last handled one is due. Each is handled once:
 started, skipped or queued. If several are due at once, only the last one is started. Each action is

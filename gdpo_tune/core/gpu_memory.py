@@ -130,7 +130,7 @@ class TrialMemory:
 
     @property
     def rounded(self) -> int:
-        """What a step computes with beside: trained weights in bfloat16, or what FSDP2 gathers."""
+        """Extra copies during a step: trained weights in bfloat16, or what FSDP2 gathers."""
         policy, number = self.policy, self.number_bytes
         if self.shards == 1:
             return number * policy.parameters if not self.rank and number < TRAINED else 0

@@ -1,4 +1,4 @@
-"""What a library computes differently, by the table in `differences.toml`."""
+"""Differences between a library and this package, read from `differences.toml`."""
 
 from __future__ import annotations
 

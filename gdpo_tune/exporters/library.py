@@ -1,4 +1,4 @@
-"""What an exporter states about its library, what it returns, and the checks that all share."""
+"""Facts of a library, the result of an export, and the checks that all exporters share."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class Library:
     leave_one_out: Collection[str] = ()
     """Modes under which it has that baseline."""
     revisions: bool = True
-    """Whether it can load another revision of a model than the newest."""
+    """True if it can load a revision of a model other than the newest."""
     fractions: bool = True
-    """Whether it takes those of a `lora_alpha`."""
+    """True if it accepts a `lora_alpha` that is not an integer."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     """Mode -> why the library lacks it although it seems to have it."""
 

@@ -299,7 +299,7 @@ class Example:
     """A prompt to begin with."""
 
     text: str
-    """What the policy reads; empty if it reads turns of a chat."""
+    """Text of the prompt; empty if the policy reads turns of a chat."""
     messages: list[dict[str, str]]
     """Turns for the chat template of its tokenizer; empty without one."""
     is_placeholder: bool

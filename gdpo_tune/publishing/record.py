@@ -1,4 +1,4 @@
-"""What leaves for others: the record of a sweep, and the files of a kept policy.
+"""Files that are published: the record of a sweep, and a kept policy.
 
 From the record `load_sweep("hf://...")` reads the same front.
 

@@ -46,7 +46,7 @@ class Sweep:
     contents: Sequence[Mapping[str, Any]] = ()
     """What decided its results, as `Ledger.get_contents`."""
     chosen: PickedCandidate | None = None
-    """What a person picked."""
+    """Candidate that a person picked."""
     ending: str = ""
     """Why nothing was left to run; empty if something was."""
     file: Path | None = None

@@ -164,7 +164,7 @@ class TransferPlan:
     raw_overrides: tuple[str, ...]
     """Values of `--set`, as typed."""
     own: YamlMap
-    """The same, parsed."""
+    """Parsed values of these overrides."""
     recipe: Recipe | None
     missing: str = ""
     """Why it cannot be trained, with every value that nobody gave; empty if there are all."""

@@ -1,4 +1,4 @@
-"""What fits together in a sweep file: every rule between its keys, section by section.
+"""Rules between the keys of a sweep file, section by section.
 
 A rule yields a `Finding` for each key that does not fit. `list_findings` looks at the file alone;
 with `to_run` also at paths and earlier sweeps. `list_needs` looks for the data and packages of the

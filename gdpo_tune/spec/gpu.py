@@ -1,4 +1,4 @@
-"""What `auto` stands for in packs and samplers, and whether a share of a GPU holds a trial."""
+"""Choice of packs and samplers under `auto`, and the check that a share of a GPU holds a trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MLflow should show of a sweep: a fold over its events, with the trials' own files behind it.
+"""Wanted content of a sweep's runs in MLflow, folded from its events and the trials' files.
 
 The ledger and `steps.jsonl` of each trial are the durable record. Everything here is in memory, and
 follows from them again after a restart. Only the tracking thread uses it.

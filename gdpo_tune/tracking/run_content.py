@@ -1,4 +1,4 @@
-"""What MLflow shows of a sweep and of its trials: pure functions of the spec and the records.
+"""Content of a sweep's runs in MLflow: pure functions of the spec and the records.
 
 A point of a curve has the time that its measurement has in the trial's own file, so sending it
 twice stores it once.

@@ -1,4 +1,4 @@
-"""What all targets share: the request, templates, refusals, and cron lines as others read them.
+"""Parts that all targets share: the request, templates, refusals, and cron lines.
 
 Names of days, steps that begin at a number, `7` for Sunday and the like become numbers, which all
 schedulers read alike. A line without a counterpart is refused.

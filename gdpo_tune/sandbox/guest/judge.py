@@ -147,4 +147,4 @@ def _read_verdicts(receive: Callable[[int], bytes], report: CandidateReport) -> 
 
 
 ROLE = _answer, _prepare
-"""What `launch` has this process do for each request, and before it is locked."""
+"""Work of this process for each request, and before it is locked, as `launch` calls it."""

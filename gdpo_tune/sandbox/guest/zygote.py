@@ -281,4 +281,4 @@ def _replace_threads() -> None:
 
 
 ROLE = _answer, _prepare
-"""What `launch` has this process do for each request, and before it is locked."""
+"""Work of this process for each request, and before it is locked, as `launch` calls it."""
