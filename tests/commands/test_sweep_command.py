@@ -98,7 +98,7 @@ def test_five_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
     frames = []
     monkeypatch.setattr("gdpo_tune.tracking.MlflowTracker", lambda spec: sink)
     monkeypatch.setattr("gdpo_tune.cli.write_figures", lambda sweep: None)
-    monkeypatch.setattr("ray.tune.Tuner", FakeTuner)
+    monkeypatch.setattr("gdpo_tune.tuning.ray.tune.Tuner", FakeTuner)
     monkeypatch.setattr(cluster, "open_cluster", open_cluster)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert sweep.main([SPACE]) == 0
