@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -42,9 +43,17 @@ def make_recipe(
     *overrides: str, request: TrainingRequest | None = None, **fields: object
 ) -> TrainingSetup:
     """Return its recipe; `fields` replace some of its own."""
-    request = request or make_request(overrides)
-    recipe = build_training_setup(request, resolve_policy(request.spec.policy))
+    recipe = _build_recipe(request) if request else _make_plain_recipe(overrides)
     return replace(recipe, **{"name": "code-knee", "note": "trial 7 of x", **fields})
+
+
+def _build_recipe(request: TrainingRequest) -> TrainingSetup:
+    return build_training_setup(request, resolve_policy(request.spec.policy))
+
+
+@functools.cache
+def _make_plain_recipe(overrides: tuple[str, ...]) -> TrainingSetup:
+    return _build_recipe(make_request(overrides))
 
 
 def export_to(library: str, recipe: TrainingSetup) -> Exported:
