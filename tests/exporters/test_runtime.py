@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import json
 import os
@@ -29,6 +28,7 @@ from gdpo_tune.policies.prompt_format import PromptFormat
 from tests.support.export import (
     export_folder,
     export_to,
+    load_rewards,
     make_recipe,
     make_request,
     parse_settings,
@@ -44,16 +44,6 @@ CHAT = ExportedPrompt(
 )
 
 
-def load_rewards(directory, monkeypatch):
-    """Import the `rewards.py` of a folder as a library does."""
-    name = f"rewards_{abs(hash(directory))}"
-    spec = importlib.util.spec_from_file_location(name, directory / "rewards.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
 COMPLETIONS = ["<think>x</think><answer>def f(x): return x</answer>", "def f(x): return x"]
 
 
@@ -65,7 +55,7 @@ def test_ms_swift_and_axolotl_judge_a_batch_once(tmp_path, monkeypatch, library)
     stand_ins = {"swift": ModuleType("swift"), "swift.rewards": SimpleNamespace(orms=orms)}
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, name, module)
-    rewards = load_rewards(tmp_path, monkeypatch)
+    rewards = load_rewards(tmp_path)
     batches, judge = [], rewards.JUDGE.judge
     counted = lambda self, *values: batches.append(values) or judge(*values)  # noqa: E731
     monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
@@ -133,7 +123,7 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
     request = export_folder(tmp_path, space="math", library="verl")
     problems = [row["reward_model"]["ground_truth"] for row in read_prompts(tmp_path)[:3]]
     batch = build_first_batch(request, tmp_path, problems)
-    rewards = load_rewards(tmp_path, monkeypatch)
+    rewards = load_rewards(tmp_path)
     batches, judge = [], rewards.JUDGE.judge
     counted = lambda self, *values: batches.append(values) or judge(*values)  # noqa: E731
     monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
@@ -220,7 +210,7 @@ def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, monkeypatch, mode):
     request = export_folder(tmp_path, *changes, *on, space="math", library="nemo-rl")
     problems = [row["problem"] for row in read_prompts(tmp_path)[:3]]
     batch = build_first_batch(request, tmp_path, problems)
-    rewards = load_rewards(tmp_path, monkeypatch)
+    rewards = load_rewards(tmp_path)
     config = {"tokenizer": str(tmp_path / "policy"), "max_completion_length": 48}
     judge = rewards.Environment({**config, "weighted_sum": mode == "grpo"})
     sampled = [tokens for group in batch.completions for tokens in group]

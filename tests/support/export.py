@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pyarrow import parquet
@@ -105,6 +107,17 @@ def export_folder(
 def read_prompts(directory: Path) -> list[dict[str, Any]]:
     """Return the rows of the prompts in an exported folder."""
     return parquet.read_table(directory / "prompts.parquet").to_pylist()
+
+
+def load_rewards(directory: Path) -> ModuleType:
+    """Import the `rewards.py` of a directory as a library does."""
+    name = f"rewards_{abs(hash(directory))}"
+    spec = importlib.util.spec_from_file_location(name, directory / "rewards.py")
+    assert spec
+    assert spec.loader
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_in_export(
