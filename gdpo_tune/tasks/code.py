@@ -262,7 +262,9 @@ class CodeTask(BuiltInTask):
     def _start_sandbox(self) -> Sandbox:
         if self._settings.type == "external":  # as earlier sweeps have it
             fix = "--set sandbox.type=local --set sandbox.url="
-            raise UsageError(f"sandbox.type = external: no service runs code any more\n    fix: {fix}")
+            raise UsageError(
+                f"sandbox.type = external: no service runs code any more\n    fix: {fix}"
+            )
         if self.sandbox is None:
             from gdpo_tune.tasks.execution import open_sandbox
 
