@@ -24,6 +24,7 @@ from gdpo_tune.core.text import (
     format_interval,
     format_number,
     format_parameter,
+    show,
 )
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.policies.load_policy import find_required_version
@@ -34,7 +35,6 @@ from gdpo_tune.publishing.record import PolicyFiles
 from gdpo_tune.results.front_table import BASELINES, build_front_row, list_rows
 from gdpo_tune.results.wording import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.text import show
 
 TAGS = ("gdpo_tune", "reinforcement-learning", "pareto-front", "trl")
 

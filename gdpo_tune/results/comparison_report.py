@@ -14,11 +14,10 @@ from gdpo_tune.analysis.uncertainty import format_share
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.registry import NORMALIZATIONS
-from gdpo_tune.core.text import format_count, format_list, format_percent
+from gdpo_tune.core.text import format_count, format_list, format_percent, join_names, suggest
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
-from gdpo_tune.spec.text import join_names, suggest
 
 SEARCH_KEYS = {"sampler", "scheduler", "warm_start"}
 """Keys of `search:` that influence how good the configurations of a sweep are."""

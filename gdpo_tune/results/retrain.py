@@ -16,6 +16,7 @@ from gdpo_tune.core.content import describe_changes, list_changes, measure_conte
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import RolloutSettings, Section
 from gdpo_tune.core.task_info import STRICT
+from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trial_config import Segment, TrialConfig
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
@@ -37,7 +38,6 @@ from gdpo_tune.results.transfer import (
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import read_overrides
 from gdpo_tune.spec.space import format_domain
-from gdpo_tune.spec.text import join_names, show
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
