@@ -180,10 +180,11 @@ def _list_limits(left: Arm, right: Arm) -> list[str]:
             f"{cheap.name} {low:,.0f}: hypervolumes are at equal numbers of configurations, not "
             "at equal cost."
         )
-    if left.has_replicates != right.has_replicates:
-        single = right.name if left.has_replicates else left.name
+    single = [a.name for a in (left, right) if all(c.seeds < 2 for c in a.configurations)]
+    if len(single) == 1:
         notes.append(
-            f"{single} has no replicates, so its hypervolume still contains luck and looks better."
+            f"{single[0]} has no replicates, so its hypervolume still contains luck and looks "
+            "better."
         )
     notes += [
         f"{side.name} has {format_count(side.evaluations, 'trial')} of checkpoints and merges, "

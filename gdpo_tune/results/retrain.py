@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from gdpo_tune.analysis.front import stretch_schedule, trace_training
+from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import RolloutSettings, Section
@@ -203,7 +203,8 @@ def build_request_from_sweep(
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
         note += f", {step} of {sweep.spec.training.steps} steps"
     else:
-        schedule = stretch_schedule(schedule, spec.training.steps / step)
+        factor = spec.training.steps / step
+        schedule = tuple(dataclasses.replace(s, step=round(s.step * factor)) for s in schedule)
     if plan is not None:
         schedule = plan.move_schedule(schedule)
     if to_run and (changed := _describe_changed_content(sweep, spec, number)):

@@ -446,7 +446,7 @@ def _check_search(spec: SweepSpec) -> Findings:
         reason = "nothing can move: neither the learning rate nor a reward weight is searched"
         fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
         yield Finding("search.scheduler.type", reason, fix, ("space", "task"))
-    if not scheduler.list_meetings(steps):
+    if not scheduler.list_sync_steps(steps):
         reason = f"with {steps} steps, no meeting comes before the last step"
         fix = f"write {1 / max(2, min(5, steps)):g}"
         yield Finding("search.scheduler.interval", reason, fix, ("training.steps",))

@@ -33,7 +33,7 @@ def render_dry_run(
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
     if isinstance(scheduler, PbtSettings):
-        steps = join_names(scheduler.list_meetings(spec.training.steps))
+        steps = join_names(scheduler.list_sync_steps(spec.training.steps))
         population = [f"# Population: {spec.search.trials} members meet at steps {steps}"]
     limits = {
         "trials": budget.trials,
@@ -113,7 +113,9 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """
     settings, search = spec.training, spec.search
     scheduler, replicates = search.scheduler, search.replicates.max_trainings
-    meetings = scheduler.list_meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
+    meetings = (
+        scheduler.list_sync_steps(settings.steps) if isinstance(scheduler, PbtSettings) else ()
+    )
     usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
     validations = len(usual) + sum(step not in usual for step in meetings) + 1
     validation = settings.validation_prompts * settings.samples_per_prompt

@@ -139,7 +139,7 @@ class PbtSettings(Section):
     resample: Annotated[float, Ge(0), Le(1)] = 0.25
     """Probability that the member draws a new value from the domain instead."""
 
-    def list_meetings(self, steps: int) -> tuple[int, ...]:
+    def list_sync_steps(self, steps: int) -> tuple[int, ...]:
         """Return the steps at which members with so many steps meet."""
         count = math.ceil(1 / self.interval - TOLERANCE) - 1
         meetings = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
