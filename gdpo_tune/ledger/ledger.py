@@ -435,7 +435,7 @@ class Ledger(CloseableResource):
         exploits = (exploit for past in self.get_generations() for exploit in past.exploits)
         return tuple(exploit for exploit in exploits if exploit.member == number)
 
-    def find_last_meeting(self, number: int) -> int:
+    def find_last_sync_step(self, number: int) -> int:
         """Return the step at which a member last met others; 0 if it never did."""
         generations = reversed(self.get_generations())
         return next((past.step for past in generations if number in past.members), 0)

@@ -200,7 +200,7 @@ def _divide_gpu(
         hidden_size=shape.hidden_size,
         intermediate_size=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
         vocabulary=shape.vocab_size,
-        cached=2 * shape.num_hidden_layers * heads * width,
+        kv_elements_per_token=2 * shape.num_hidden_layers * heads * width,
         completions=trials * config.training.completions_per_step // distributed.count_processes(),
         length=blocks * BLOCK,
         number_bytes=number_bytes,
