@@ -55,9 +55,8 @@ def read_states(directory: Path) -> dict[int, str]:
 
 def check_mlflow(trials: int) -> None:
     """Check that each trial is one run, and that no step of it was written twice."""
-    client = MlflowClient(
-        f"sqlite:///{Path.cwd()}/mlflow.db"
-    )  # MLflow keeps a store for each address
+    # whole, since MLflow keeps one store for each address
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
     experiment = client.get_experiment_by_name("code")
     runs = client.search_runs([experiment.experiment_id], max_results=100)
     numbers = sorted(int(run.data.tags["trial"]) for run in runs if "trial" in run.data.tags)
