@@ -74,7 +74,7 @@ def read_snippet(card, after):
 
 
 def test_the_published_policy_can_be_loaded_by_the_example_of_its_card(
-    publish_to, tmp_path, capsys
+    publish_to, tmp_path, capsys, real_example
 ):
     place = tmp_path / "out" / "one"
     publish_to("1", "me/one", "--dry-run", "--out", str(tmp_path / "out"))
@@ -87,7 +87,9 @@ def test_the_published_policy_can_be_loaded_by_the_example_of_its_card(
     assert "Write f(x)" in capsys.readouterr().out
 
 
-def test_the_card_names_base_and_data_on_the_hub_and_a_chat_policy_has_its_turns(tmp_path, hub):
+def test_the_card_names_base_and_data_on_the_hub_and_a_chat_policy_has_its_turns(
+    tmp_path, hub, real_example
+):
     hub.add("model:org/base", {CARD: b"---\nlicense: llama3\n---\n"})
     keys = {"policy": "org/base", "data.source": "org/problems", "data.layout": "mbpp"}
     spec = make_sweep(tmp_path, **keys)
@@ -150,7 +152,9 @@ def test_an_adapter_names_the_revision_of_its_base(tmp_path, hub, stored, expect
 
 
 @pytest.mark.parametrize("temperature", ["0.6", "0"])
-def test_the_code_of_a_card_decodes_as_the_values_were_measured(tmp_path, hub, temperature):
+def test_the_code_of_a_card_decodes_as_the_values_were_measured(
+    tmp_path, hub, real_example, temperature
+):
     """Source: `generate` of Transformers, whose arguments come before the model's own config."""
     spec = make_sweep(tmp_path, **{"training.evaluation_temperature": temperature})
     publish.main([f"{spec.directory}:1", "--to", "me/knee", "--dry-run", "--out", str(tmp_path)])
@@ -263,7 +267,7 @@ def test_a_dry_run_is_what_is_uploaded(publish_to, hub, tmp_path, real_picture):
     assert written == {name: data for name, data in files.items() if name != ".gitattributes"}
 
 
-def test_nothing_about_the_authors_machine_is_published(publish_to, hub, swept):
+def test_nothing_about_the_authors_machine_is_published(publish_to, hub, swept, real_example):
     publish_to("knee", "me/knee")
     publish_to("", "me/front")
     own = [*PRIVATE, str(swept.directory), str(swept.storage), "private prompt"]
