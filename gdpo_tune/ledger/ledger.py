@@ -419,7 +419,7 @@ class Ledger(CloseableResource):
             self._requests.append(decode_recorded(stored))
         return self._requests
 
-    def find_last_meeting(self, number: int) -> int:
+    def find_last_sync_step(self, number: int) -> int:
         """Return the step at which a member last met others; 0 if it never did."""
         generations = reversed(self.get_generations())
         return next((past.step for past in generations if number in past.members), 0)

@@ -15,6 +15,7 @@ from typing import Any
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.text import join_names, show, suggest
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.document import KeyPath, Problems, ReportedError
 from gdpo_tune.spec.space import (
@@ -28,7 +29,6 @@ from gdpo_tune.spec.space import (
     is_on_grid,
     is_one_of,
 )
-from gdpo_tune.spec.text import join_names, show, suggest
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Smallest number with all its digits in a 32-bit float, and the largest such float."""
@@ -98,7 +98,6 @@ class DomainReader:
         return Choices(choices=tuple(values))
 
     def _read_range(self, data: Any, step: Any, kind: str) -> Uniform:
-        """Return `range: [low, high]` or `log: [low, high]`."""
         integer, log = self.info.kind == "int", kind == "log"
         if self.info.kind == "choice":
             fix = f"list choices: {show(self.info.choices)}"
@@ -327,7 +326,6 @@ class SpaceReader:
         return inside
 
     def _read_point(self, entries: Mapping[str, Any], path: KeyPath, space: Space) -> Point:
-        """Return one point; note unknown names, values outside their domain, unmet conditions."""
         point: Point = {}
         for name, child in self._flatten(entries, path):
             with suppress(ReportedError):

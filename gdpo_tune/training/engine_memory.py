@@ -77,7 +77,7 @@ def _measure_engine(
         hidden_size=shape.hidden_size,
         intermediate_size=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
         vocabulary=shape.vocab_size,
-        cached=2 * shape.num_hidden_layers * heads * width,
+        kv_elements_per_token=2 * shape.num_hidden_layers * heads * width,
         completions=trials * config.training.completions_per_step // distributed.count_processes(),
         length=blocks * BLOCK,
         number_bytes=number,

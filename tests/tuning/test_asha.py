@@ -14,7 +14,7 @@ from gdpo_tune.core.trials import Cost, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.attempts import HALT, Failed
-from gdpo_tune.tuning.halving import Rungs
+from gdpo_tune.tuning.halving import SuccessiveHalving
 from gdpo_tune.tuning.plan import is_finished
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 from gdpo_tune.tuning.schedulers import Verdict
@@ -231,13 +231,13 @@ def test_verdicts_on_ended_trials_are_not_decided_again(
     with Ledger.open(spec) as ledger, pytest.raises(Killed):
         StepDriver(ledger, slots=3, dies_after=61).run()
     decided: set[int] = set()
-    record = Rungs.record
+    record = SuccessiveHalving.record
 
-    def noted(rungs: Rungs, number: int, *measured: Any) -> Verdict:
+    def noted(rungs: SuccessiveHalving, number: int, *measured: Any) -> Verdict:
         decided.add(number)
         return record(rungs, number, *measured)
 
-    monkeypatch.setattr(Rungs, "record", noted)
+    monkeypatch.setattr(SuccessiveHalving, "record", noted)
     with Ledger.open(spec) as ledger:
         before = ledger.get_records()
         Driver(ledger)

@@ -51,23 +51,23 @@ def wrap_task_error(error: Exception) -> RayTaskError:
 @pytest.mark.parametrize(
     ("error", "gone", "expected"),
     [
-        (wrap_task_error(BROKEN), False, "own"),
-        (wrap_task_error(BROKEN), True, "own"),
+        (wrap_task_error(BROKEN), False, "error"),
+        (wrap_task_error(BROKEN), True, "error"),
         (
-            wrap_task_error(AttemptError("changed", "the process has grown too large")),
+            wrap_task_error(AttemptError("needs_new_process", "the process has grown too large")),
             False,
-            "changed",
+            "needs_new_process",
         ),
         (wrap_task_error(AttemptError("lost", "a node died")), False, "lost"),
         (wrap_task_error(AttemptError("store", "no route")), False, "store"),
-        (wrap_task_error(AttemptError("crowded", "no memory")), False, "crowded"),
+        (wrap_task_error(AttemptError("gpu_contention", "no memory")), False, "gpu_contention"),
         (wrap_task_error(AttemptError("directory", "waited 3 s for it")), True, "directory"),
         (DIED, False, "died"),
         (DIED, True, "lost"),
         (NODE_LOST, False, "lost"),
         (RayActorError(preempted=True), False, "lost"),
         (ActorUnavailableError("no route to host", None), False, "lost"),
-        (None, False, "own"),
+        (None, False, "error"),
     ],
 )
 def test_errors_are_classified(error, gone, expected, sweep):
@@ -89,14 +89,14 @@ def fail(cause: str) -> AttemptFailure:
 
 def test_failures_of_a_trial_are_counted():
     trial = OpenTrial(0)
-    counted = [trial.count_failure(fail("own"), 0.0) for _ in range(RETRIES + 1)]
+    counted = [trial.count_failure(fail("error"), 0.0) for _ in range(RETRIES + 1)]
     assert counted == [True] * RETRIES + [False]
 
 
 def test_lost_nodes_are_counted_apart_from_failures():
     trial = OpenTrial(0)
     assert all(trial.count_failure(fail("lost"), 0.0) for _ in range(LOSSES))
-    assert trial.count_failure(fail("own"), 0.0)
+    assert trial.count_failure(fail("error"), 0.0)
     assert not trial.count_failure(fail("store"), 0.0)
 
 
@@ -330,7 +330,7 @@ def test_a_node_without_the_store_is_avoided_and_costs_no_attempt(sweep: NodeSwe
 
 def test_a_crowded_gpu_costs_no_attempt_and_never_fails_a_trial(sweep: NodeSweep):
     trial = sweep.trials[0]
-    crowded = wrap_task_error(AttemptError("crowded", "other processes hold memory"))
+    crowded = wrap_task_error(AttemptError("gpu_contention", "other processes hold memory"))
     for _ in range(LOSSES):
         sweep.fail(trial, crowded)
         sweep.start(trial, "a")
@@ -366,7 +366,8 @@ def test_a_change_of_process_uses_up_no_attempt(sweep: NodeSweep):
     trial = sweep.trials[0]
     for _ in range(10):
         sweep.fail(
-            trial, wrap_task_error(AttemptError("changed", "the process has grown too large"))
+            trial,
+            wrap_task_error(AttemptError("needs_new_process", "the process has grown too large")),
         )
         sweep.start(trial, "a")
     assert sweep.get_reason_to_give_up(trial) is None
@@ -393,11 +394,11 @@ class SharedSweep(NodeSweep):
 
     def progress(self, host: str, step: int) -> None:
         for name, trial in self.driver.searcher._running.items():
-            if trial.host == host:
+            if trial.process == host:
                 self.driver.searcher.on_measurement(name, build_measurement(step))
 
     def kill(self, host: str) -> None:
-        self.driver.searcher.on_host_failure(host, HOST_DIED)
+        self.driver.searcher.on_process_failure(host, HOST_DIED)
 
 
 @pytest.fixture

@@ -74,13 +74,13 @@ class Population(Driver):
                 self.train(next(iter(self.in_flight)))
 
     def train(self, trial_id: str) -> None:
-        config, ends_at = self.in_flight[trial_id], self.ends_at[trial_id]
+        config, stop_steps = self.in_flight[trial_id], self.stop_steps[trial_id]
         resume = find_newest_checkpoint(config.directory)
         state: State = json.loads((resume / "state").read_text()) if resume else []
         if resume:
             checkpointed = read_checkpoint(resume)
             if checkpointed.validation and not self.report_evaluation(
-                trial_id, checkpointed.step, state, ends_at
+                trial_id, checkpointed.step, state, stop_steps
             ):
                 return
         for step in range(len(state) + 1, config.training.steps + 1):
@@ -89,7 +89,7 @@ class Population(Driver):
             due = step % config.training.checkpoint_every == 0
             if due:
                 save_checkpoint(config, state, evaluated)
-            if evaluated and not self.report_evaluation(trial_id, step, state, ends_at, due):
+            if evaluated and not self.report_evaluation(trial_id, step, state, stop_steps, due):
                 return
         checkpoint = save_checkpoint(config, state, evaluated=True)
         measured = evaluate_state(state)
@@ -98,7 +98,12 @@ class Population(Driver):
         )
 
     def report_evaluation(
-        self, trial_id: str, step: int, state: State, ends_at: tuple[int, ...], saved: bool = True
+        self,
+        trial_id: str,
+        step: int,
+        state: State,
+        stop_steps: tuple[int, ...],
+        saved: bool = True,
     ) -> bool:
         """Report an evaluation; return whether the trial continues."""
         config = self.in_flight[trial_id]
@@ -106,7 +111,7 @@ class Population(Driver):
             name: estimate.mean for name, estimate in evaluate_state(state).validation.items()
         }
         self.report(trial_id, build_measurement(step, **values))
-        if step not in ends_at and not (config.directory / "halt").exists():
+        if step not in stop_steps and not (config.directory / "halt").exists():
             return True
         if not saved:
             save_checkpoint(config, state, evaluated=True)
@@ -203,7 +208,7 @@ def test_members_meet_at_every_interval_and_end_as_one_training_each(spec: Sweep
 def test_members_meet_between_the_first_step_and_the_last(
     interval: float, steps: int, expected: tuple[int, ...]
 ):
-    assert PbtSettings(interval=interval).list_meetings(steps) == expected
+    assert PbtSettings(interval=interval).list_sync_steps(steps) == expected
 
 
 def test_every_setting_reaches_the_decisions(tmp_path: Path):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.tuning import halving as module
 from gdpo_tune.tuning import schedulers
-from gdpo_tune.tuning.halving import Rungs, Variant
+from gdpo_tune.tuning.halving import SuccessiveHalving, Variant
 from gdpo_tune.tuning.schedulers import Floats, Ranks, compute_ranks, update_ranks
 
 OBJECTIVES = tuple(Objective(name, "maximize", 0) for name in "abc")
@@ -19,22 +19,24 @@ LEVELS = (10, 30)
 
 
 class History:
-    """Trials in the order of their recording at one level: values, excess, and open trials."""
+    """Trials in the order of their recording at one level: values, violations, and open trials."""
 
     def __init__(self, seed: int, trials: int, open_trials: int) -> None:
         rng = np.random.default_rng(seed)
         self.values = np.round(rng.normal(size=(trials, 3)), 1)  # so that some are equal
-        self.excess = np.round(rng.normal(-1, 1, size=(trials, 1)), 1)
+        self.violations = np.round(rng.normal(-1, 1, size=(trials, 1)), 1)
         self.open = {int(number) for number in rng.permutation(trials)[:open_trials]}
 
-    def record(self, core: Rungs, number: int) -> str:
-        return core.record(number, 10, self.values[number].tolist(), self.excess[number].tolist())
+    def record(self, core: SuccessiveHalving, number: int) -> str:
+        return core.record(
+            number, 10, self.values[number].tolist(), self.violations[number].tolist()
+        )
 
-    def recall(self, core: Rungs, number: int) -> None:
-        core.replay(number, 10, self.values[number].tolist(), self.excess[number].tolist())
+    def recall(self, core: SuccessiveHalving, number: int) -> None:
+        core.replay(number, 10, self.values[number].tolist(), self.violations[number].tolist())
 
-    def rebuild(self, variant: Variant, until: int) -> Rungs:
-        core = Rungs(OBJECTIVES, LEVELS, 3, variant, 1)
+    def rebuild(self, variant: Variant, until: int) -> SuccessiveHalving:
+        core = SuccessiveHalving(OBJECTIVES, LEVELS, 3, variant, 1)
         for number in range(until):
             if number in self.open:
                 self.record(core, number)
@@ -47,7 +49,7 @@ class History:
 @pytest.mark.parametrize("seed", range(10))
 def test_rebuilt_rungs_make_the_same_decisions(seed: int, variant: Variant):
     history = History(seed, 300, open_trials=[1, 20, 200][seed % 3])
-    lost, killed_at = Rungs(OBJECTIVES, LEVELS, 3, variant, 1), 200
+    lost, killed_at = SuccessiveHalving(OBJECTIVES, LEVELS, 3, variant, 1), 200
     verdicts = [history.record(lost, number) for number in range(killed_at)]
     for number in set(range(killed_at)) - history.open:
         lost.promote(number)  # it has ended, so it does not wait
@@ -65,7 +67,7 @@ def test_rebuilt_rungs_make_the_same_decisions(seed: int, variant: Variant):
 
 
 def test_an_ended_trial_is_never_promoted():
-    core = Rungs(OBJECTIVES, LEVELS, 3, "promote")
+    core = SuccessiveHalving(OBJECTIVES, LEVELS, 3, "promote")
     for number in range(9):
         core.replay(number, 10, [1 - number / 10] * 3)
     core.replay(0, 20, [1.0] * 3)  # no level: nobody is compared there
@@ -79,18 +81,18 @@ def test_an_ended_trial_is_never_promoted():
 def test_incremental_ranks_equal_ranks_from_a_full_sort(objectives: int):
     rng = np.random.default_rng(objectives)
     points = rng.integers(0, 6, size=(120, objectives)).astype(float)
-    broken = np.where(rng.random(120) < 0.2, rng.random(120), 0)
+    total = np.where(rng.random(120) < 0.2, rng.random(120), 0)
     rank = np.zeros(120, dtype=np.int64)
     for end in range(1, 121):
-        update_ranks(points[:end], broken[:end], rank[:end])
-        assert rank[:end].tolist() == rank_plainly(points[:end], broken[:end])
-    assert compute_ranks(points, broken).tolist() == rank.tolist()
+        update_ranks(points[:end], total[:end], rank[:end])
+        assert rank[:end].tolist() == rank_plainly(points[:end], total[:end])
+    assert compute_ranks(points, total).tolist() == rank.tolist()
 
 
-def rank_plainly(points: Floats, broken: Floats) -> list[int]:
+def rank_plainly(points: Floats, total: Floats) -> list[int]:
     """Rank points front by front, in plain Python."""
     rank = [0] * len(points)
-    rest, front = [row for row in range(len(points)) if broken[row] == 0], 0
+    rest, front = [row for row in range(len(points)) if total[row] == 0], 0
     while rest:
         first = [
             row for row in rest if not any(is_dominating(points[o], points[row]) for o in rest)
@@ -112,17 +114,17 @@ class WorkCounter:
         self.compared = self.pairs = self.ranked = 0
         dominating, some_dominating = schedulers.find_dominating, schedulers.find_dominated
 
-        def counted(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
+        def counted(losses: Floats, total: Floats, row: int) -> NDArray[np.bool_]:
             self.compared += len(losses)
-            return dominating(losses, broken, row)
+            return dominating(losses, total, row)
 
         def counted_pairs(some: Floats, others: Floats) -> NDArray[np.bool_]:
             self.pairs += len(some) * len(others)
             return some_dominating(some, others)
 
-        def counted_ranks(losses: Floats, broken: Floats) -> Ranks:
+        def counted_ranks(losses: Floats, total: Floats) -> Ranks:
             self.ranked += len(losses)
-            return compute_ranks(losses, broken)
+            return compute_ranks(losses, total)
 
         for owner in (schedulers, module):
             monkeypatch.setattr(owner, "find_dominating", counted)

@@ -27,7 +27,7 @@ from gdpo_tune.tuning.attempts import (
     Finished,
     Interrupted,
     RemoteStopFlag,
-    Setup,
+    RunSettings,
     TrialMessage,
     TrialNotice,
     TrialPlaced,
@@ -93,10 +93,10 @@ def unpack(packed: dict[str, Any]) -> TrialMessage:
     return message
 
 
-def run_attempt(driver: Path, steps: int = 6, begun: str = "this") -> TrialMessage:
-    setup = Setup(f"{__name__}:train", driver / SPEC, SWEEP)
+def run_attempt(driver: Path, steps: int = 6, token: str = "this") -> TrialMessage:
+    setup = RunSettings(f"{__name__}:train", driver / SPEC, SWEEP)
     trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=steps), driver / "3")
-    return unpack(run_trial(pack(AttemptConfig(trial, setup, begun=begun))))
+    return unpack(run_trial(pack(AttemptConfig(trial, setup, trial_token=token))))
 
 
 def open_store() -> StoreDirectory:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis import pareto
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.tuning.halving import Rungs, Variant
+from gdpo_tune.tuning.halving import SuccessiveHalving, Variant
 from gdpo_tune.tuning.schedulers import (
     Floats,
     compute_ranks,
     find_first,
     order_evenly,
-    sum_excess,
+    sum_violations,
 )
 
 TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
@@ -26,16 +26,18 @@ POINTS = st.lists(st.tuples(SHARE, SHARE), min_size=1, max_size=40)
 EXCESS = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])
 
 
-def build_rungs(variant: Variant = "stop", factor: float = 3, constraints: int = 0) -> Rungs:
-    return Rungs(TWO, [10, 30], factor, variant, constraints)
+def build_rungs(
+    variant: Variant = "stop", factor: float = 3, constraints: int = 0
+) -> SuccessiveHalving:
+    return SuccessiveHalving(TWO, [10, 30], factor, variant, constraints)
 
 
-def compute_positions(losses: Floats, excess: Floats) -> list[int]:
+def compute_positions(losses: Floats, violations: Floats) -> list[int]:
     """Compute the position of every trial front by front, in plain Python."""
-    broken = sum_excess(excess)
+    total = sum_violations(violations)
     position: dict[int, int] = {}
-    for value in np.unique(broken):
-        rest = [row for row in range(len(losses)) if broken[row] == value]
+    for value in np.unique(total):
+        rest = [row for row in range(len(losses)) if total[row] == value]
         while rest:
             front = [row for row in rest if value or not is_dominated(losses, row, rest)]
             order = order_evenly(losses[front])
@@ -104,13 +106,13 @@ def test_the_first_of_a_subset_equals_the_first_in_the_full_order(
     points: list[tuple[float, float, float]], chosen: set[int], room: int
 ):
     table = np.array(points)
-    losses, excess = table[:, :2], table[:, 2:]
+    losses, violations = table[:, :2], table[:, 2:]
     candidates = np.array(sorted({row % len(points) for row in chosen}))
-    positions = compute_positions(losses, excess)
+    positions = compute_positions(losses, violations)
     first = min(candidates, key=lambda row: positions[row])
     expected = first if positions[first] < room else None
-    broken = sum_excess(excess)
-    assert find_first(losses, broken, compute_ranks(losses, broken), candidates, room) == expected
+    total = sum_violations(violations)
+    assert find_first(losses, total, compute_ranks(losses, total), candidates, room) == expected
 
 
 def test_a_front_is_ordered_by_its_ends_and_then_by_distance():
@@ -125,14 +127,14 @@ def test_the_order_of_a_front_does_not_depend_on_units():
 
 def test_feasible_trials_come_first_then_the_least_violations():
     losses = np.array([[0.0, 0.0], [9.0, 9.0], [1.0, 1.0], [2.0, 2.0]])
-    excess = np.array([[0.3], [-0.1], [0.1], [0.0]])
-    assert compute_positions(losses, excess) == [3, 1, 2, 0]
+    violations = np.array([[0.3], [-0.1], [0.1], [0.0]])
+    assert compute_positions(losses, violations) == [3, 1, 2, 0]
 
 
 def test_constraints_of_different_scales_count_alike():
-    excess = np.array([[900.0, 0.1], [100.0, 0.2], [1000.0, 0.0]])
+    violations = np.array([[900.0, 0.1], [100.0, 0.2], [1000.0, 0.0]])
     # in shares of the largest: 0.9 + 0.5, 0.1 + 1, 1 + 0
-    assert compute_positions(np.zeros((3, 1)), excess) == [2, 1, 0]
+    assert compute_positions(np.zeros((3, 1)), violations) == [2, 1, 0]
 
 
 def test_a_trial_that_breaks_a_constraint_is_stopped_by_one_that_does_not():
@@ -202,7 +204,7 @@ def test_of_several_levels_the_highest_is_promoted_from_first():
 )
 def test_a_slot_always_has_work(points: list[tuple[float, float]], slots: int, variant: Variant):
     """Every trial ends, is stopped or is paused, and no slot is idle while a trial can run."""
-    core = Rungs(TWO, (1, 3, 9), 3, variant)
+    core = SuccessiveHalving(TWO, (1, 3, 9), 3, variant)
     done: dict[int, int] = {}
     waiting: set[int] = set()
     queue, running = list(range(len(points))), list[tuple[int, int]]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from gdpo_tune.tuning.attempts import (
     unpack_message,
 )
 from gdpo_tune.tuning.ray import attempt as adapter
-from gdpo_tune.tuning.ray.attempt import Reporter, has_directory, wait_for_directory
+from gdpo_tune.tuning.ray.attempt import Reporter, has_directory
 from tests.support.tuning import build_attempt, build_trial_config
 
 
@@ -51,10 +52,10 @@ def test_an_object_store_has_no_directory_to_lose(tmp_path: Path):
     assert has_directory(attempt.setup)
 
 
-def test_a_missing_directory_is_waited_for(
-    attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends", ["failure", "error"])
+def test_an_attempt_without_the_directory_waits_for_it_and_does_not_count(
+    attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ):
-    spec_file.unlink()
     waits = list[float]()
 
     def sleep(seconds: float) -> None:
@@ -62,35 +63,17 @@ def test_a_missing_directory_is_waited_for(
         if len(waits) == 3:
             spec_file.touch()
 
-    monkeypatch.setattr(time, "sleep", sleep)
-    notice = wait_for_directory(attempt.setup)
-    assert notice == "the sweep's directory was away; waited 3 s for it"
-    assert waits == [1, 1, 1]
-
-
-def test_the_wait_for_a_missing_directory_ends(
-    attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(adapter, "PATIENCE", -1.0)
-    spec_file.unlink()
-    with pytest.raises(DirectoryLostError, match=r"is gone.*\n.*fix: mount it again"):
-        wait_for_directory(attempt.setup)
-
-
-@pytest.mark.parametrize("ends", ["failure", "error"])
-def test_an_attempt_without_the_directory_does_not_count(
-    attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-):
     def run(attempt: AttemptConfig) -> TrialResult:
         spec_file.unlink()
         if ends == "error":
             raise FileNotFoundError("checkpoint-1")
         return Failed("no task file")
 
+    monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(adapter, "run_attempt", run)
-    monkeypatch.setattr(adapter, "wait_for_directory", lambda _: "waited")
-    with pytest.raises(AttemptError, match="waited"):
+    with pytest.raises(AttemptError, match="waited 3 s for it"):
         adapter.run_trial(pack(attempt))
+    assert waits == [1, 1, 1]
 
 
 def test_a_directory_that_stays_missing_ends_the_sweep(
@@ -101,6 +84,7 @@ def test_a_directory_that_stays_missing_ends_the_sweep(
     result = unpack_message(adapter.run_trial(pack(attempt)))
     assert isinstance(result, Fatal)
     assert isinstance(result.error, DirectoryLostError)
+    assert re.search(r"is gone.*\n.*fix: mount it again", str(result.error))
 
 
 def test_other_failures_are_returned_unchanged(

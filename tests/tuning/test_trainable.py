@@ -32,7 +32,7 @@ from gdpo_tune.tuning.attempts import (
     Fatal,
     Finished,
     Interrupted,
-    Setup,
+    RunSettings,
     TrialMessage,
     TrialPlaced,
     pack,
@@ -109,7 +109,7 @@ def test_a_crowded_gpu_ends_an_attempt_and_not_the_trial(
     behaviour.append(CrowdedGpuError("other processes hold memory"))
     with pytest.raises(AttemptError, match="other processes hold memory") as caught:
         run_attempt(config)
-    assert caught.value.cause == "crowded"
+    assert caught.value.cause == "gpu_contention"
 
 
 def test_an_engine_that_dies_is_raised_for_ray_to_retry(
@@ -232,7 +232,7 @@ def test_a_trial_that_may_use_an_engine_gets_a_new_process_on_request(
     monkeypatch.setattr(tune, "Tuner", lambda trainable, **options: options)
     lifecycle: Any = None
     spec = load_code_spec(tmp_path, overrides)
-    setup = Setup("", tmp_path, gpus=spec.resources.gpus)
+    setup = RunSettings("", tmp_path, gpus=spec.resources.gpus)
     options: Any = tune.build_tuner(spec, tmp_path, 64, setup, lifecycle, lifecycle, lambda: None)
     assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
     assert options["tune_config"].reuse_actors is reused
