@@ -259,22 +259,22 @@ class Parser(argparse.ArgumentParser):
             "and group size stay the candidate's",
         )
 
-    def modes(self) -> None:
+    def modes(self, sweep: str) -> None:
         """Add `--modes`, which compares two normalization modes of one sweep."""
-        text = "two normalization modes of the one sweep, such as gdpo grpo"
+        text = f"two normalization modes of {sweep}, such as gdpo grpo"
         self.add_argument("--modes", nargs=2, metavar="MODE", help=text)
 
 
 def integer(low: int, high: int = 10**9) -> Callable[[str], int]:
     """Return the type of an argument that is a whole number within bounds."""
 
-    def parse(text: str) -> int:
+    def number(text: str) -> int:  # argparse says "invalid number value" by this name
         value = int(text)
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"must be between {low} and {high}")
         return value
 
-    return parse
+    return number
 
 
 @contextmanager

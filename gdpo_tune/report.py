@@ -31,7 +31,7 @@ def build_parser() -> cli.Parser:
     parser.spec("SWEEP", cli.READ_SWEEP)
     parser.file("against", "another sweep, to compare with", metavar="OTHER_SWEEP", nargs="?")
     parser.pick()
-    parser.modes()
+    parser.modes("the sweep to compare")
     parser.flag("--sync", "send MLflow what it lacks of the sweep")
     return parser
 

@@ -41,6 +41,7 @@ from gdpo_tune.core.files import (
     list_data_files,
     write_atomically,
 )
+from gdpo_tune.core.object_store import find_cache_directory
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 
@@ -194,20 +195,16 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
 def read_cache(name: str) -> dict[str, Any]:
     """Return a mapping that an earlier command left in the user's cache; empty without one."""
     with suppress(OSError, ValueError):  # there is none yet, or a full disk has cut it
-        return json.loads(_locate_cache(name).read_text(encoding="utf-8"))
+        return json.loads((find_cache_directory() / name).read_text(encoding="utf-8"))
     return {}
 
 
 def write_cache(name: str, content: Mapping[str, Any]) -> None:
     """Leave a mapping in the user's cache, if that can be written."""
-    file = _locate_cache(name)
+    file = find_cache_directory() / name
     with suppress(OSError):  # a home that cannot be written costs time, not correctness
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(content))
-
-
-def _locate_cache(name: str) -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), PACKAGE, name)
 
 
 def _add_hub_commit(facts: dict[str, Fact], name: str, revision: str) -> None:

@@ -269,18 +269,17 @@ def read_document(
     except ReportedError:
         problems.raise_if_any()
         raise
-    document = _merge_overrides(document, overrides, problems)
+    document = read_overrides(overrides, document, problems)
     if name is not None:
         document = merge(document, nest("name", name, Mark(f"--name {name}")))
     return document
 
 
-def read_overrides(overrides: Sequence[str]) -> YamlMap:
-    """Return the overrides as one document, without those that `load_spec` refuses as malformed."""
-    return _merge_overrides(YamlMap(), overrides, Problems(Mark("--set")))
-
-
-def _merge_overrides(document: YamlMap, overrides: Sequence[str], problems: Problems) -> YamlMap:
+def read_overrides(
+    overrides: Sequence[str], document: YamlMap | None = None, problems: Problems | None = None
+) -> YamlMap:
+    """Return overrides laid over a document, without malformed ones: `problems` notes those."""
+    document, problems = document or YamlMap(), problems or Problems(Mark("--set"))
     for override in overrides:
         with suppress(ReportedError):
             document = merge(document, _read_override(override, problems))
@@ -288,7 +287,6 @@ def _merge_overrides(document: YamlMap, overrides: Sequence[str], problems: Prob
 
 
 def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlMap:
-    """Return one file, merged onto the one that it extends."""
     root = parse_yaml(read_text(path, problems), str(path), problems)
     if not isinstance(root, YamlMap):
         reason = "the file is empty" if root is None else "not a mapping of keys to values"
@@ -306,10 +304,8 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlM
         raise refuse("not the name of a file", fix)
     if unusable := find_path_problem(extends):
         raise refuse(unusable, "name another file")
-    file, chain = (
-        Path(os.path.normpath(path.parent / expand_path(extends))),
-        (*chain, path.resolve()),
-    )
+    file = Path(os.path.normpath(path.parent / expand_path(extends)))
+    chain = (*chain, path.resolve())
     if file.resolve() in chain:
         circle = " -> ".join(each.name for each in (*chain, file))
         raise refuse(f"a circle: {circle}", "remove one of these extends:")
@@ -428,12 +424,12 @@ def _parse(text: str, origin: Mark, problems: Problems) -> tuple[Any, Mark]:
     texts: dict[tuple[int, int], str] = {}
     compose = yaml.composer.compose_scalar_node
 
-    def keep_text(anchor: object) -> Any:
+    def compose_and_keep_text(anchor: object) -> Any:
         node = compose(anchor)
         texts[node.start_mark.line, node.start_mark.column] = node.value
         return node
 
-    yaml.composer.compose_scalar_node = keep_text
+    yaml.composer.compose_scalar_node = compose_and_keep_text
     key, line = "", 0
     try:
         data = yaml.load(text)
@@ -470,8 +466,7 @@ def _convert(
     count, entry = 0, origin
 
     def convert(data: Any, mark: Mark, above: tuple[int, ...]) -> Any:
-        """Convert a value; `above` has the identities of the collections around it."""
-        nonlocal count, entry
+        nonlocal count, entry  # `above`: identities of the collections around the value
         entry = mark if len(above) <= 1 else entry
         count += 1
         if id(data) in above:
@@ -483,8 +478,12 @@ def _convert(
         if count > MOST_VALUES:
             reason = f"more than {MOST_VALUES:,} values up to here, with every alias written out"
             raise problems.add(entry, "", None, reason, "write fewer values, or fewer aliases")
+        if data is None or isinstance(data, bool):
+            return data
         if not isinstance(data, CommentedMap | CommentedSeq):
-            return convert_scalar(data)
+            # ruamel's types remember notations; `true` with an anchor is a ScalarBoolean, an int
+            kinds = {ScalarBoolean: bool, int: int, float: float}
+            return next((own for kind, own in kinds.items() if isinstance(data, kind)), str)(data)
         inside, lines = (*above, id(data)), data.lc.data or {}
 
         def find_mark(key: Any) -> Mark:  # merged-in entries (`<<`) have no line of their own
@@ -510,15 +509,6 @@ def _convert(
         return result
 
     return convert(data, origin, ())
-
-
-def convert_scalar(data: Any) -> object:
-    """Return a built-in value instead of ruamel's own types, which remember their notation."""
-    if data is None or isinstance(data, bool):
-        return data
-    # `true` with an anchor is a ScalarBoolean, which is an int
-    kinds = {ScalarBoolean: bool, int: int, float: float}
-    return next((plain for kind, plain in kinds.items() if isinstance(data, kind)), str)(data)
 
 
 def read_scalar(text: str) -> object:

@@ -126,7 +126,8 @@ class Lifecycle:
         self.is_stopping = False
         self.stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
         self._restore()
-        self._queue = [record.number for record in ledger.list_unfinished()]
+        running = (r for r in ledger.get_records() if r.state == "running")
+        self._queue = [record.number for record in running]
         """Trials to start before any other: unfinished, or lost with their process."""
         self._proposals = self._build_proposals()
         self._is_proposing = False  # True if a free slot waits for a proposal

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gdpo_tune.training.distributed import gather_optimizer
+from gdpo_tune.training.training_state import gather_optimizer
 from tests.support.training import write_policy
 from tests.training.test_sharding import assert_resumed, run_trials
 

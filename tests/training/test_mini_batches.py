@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import build, fast_cpu, train, worker_cache
+from gdpo_tune.training import fast_cpu, train, trial, worker_cache
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
@@ -202,7 +202,7 @@ def test_a_mini_batch_of_the_whole_step_changes_no_bit(policy, tmp_path, toy):
 
 def test_each_step_samples_once_and_is_reported_once(policy, tmp_path, toy, monkeypatch):
     samples, updates = [], []
-    build_inner = build.build_trainer
+    build_inner = trial.build_trainer
 
     def build_watched(config, cache):
         trainer, sampler = build_inner(config, cache)
