@@ -82,7 +82,7 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
             )
             display.close()
             spec = result.spec
-            view = Sweep(spec, result.records, result.sessions, ending=result.reason)
+            view = Sweep(spec, result.records, result.sessions)
             cli.write_figures(view)
             tracker.log_figures()
     except ClusterLostError as error:

@@ -100,8 +100,8 @@ class LoadedSweeps:
 def load_sweeps(path: Path | str) -> LoadedSweeps:
     """Read every sweep of a directory, or a single file.
 
-    Variables, storage, backend, data and packages are not checked, because they may belong to
-    another machine. `console.find_errors` and `console.find_notes` check them.
+    What may belong to another machine (variables, storage, data, packages) is not checked; see
+    `console.find_errors` and `console.find_notes`.
 
     Raises:
         SpecError: there is no such directory or file, or no sweep in it.
@@ -166,7 +166,12 @@ class ScheduleFile:
         self.project = file.absolute().parent.parent
         self.problems = Problems(Place(str(file), 1))
         self.is_read = self._read()
-        self.name = self._read_name()
+        self.name, value = "", self.problems.root.get("name", file.stem)
+        if isinstance(value, str) and NAME.fullmatch(value):
+            self.name = value
+        elif isinstance(value, str):
+            reason = "not a name for a directory (letters, digits, '.', '_', '-')"
+            self.problems.note("name", reason, "write name: followed by such a name", value)
 
     def load(self) -> ScheduledSweep | None:
         """Build the sweep and note every problem; return None if too much is wrong."""
@@ -180,7 +185,7 @@ class ScheduleFile:
         settings = read_section(ScheduleSettings, self.problems.root, self.problems)
         if settings is None:
             return None
-        settings = settings.model_copy(update={"name": self.name})
+        settings = settings.replace(name=self.name)
         if not self.problems.has_problem("backend"):
             for path, reason, fix in find_backend_problems(settings, self.project):
                 self._add(path, reason, fix)
@@ -207,15 +212,6 @@ class ScheduleFile:
         self.problems.add(self.problems.origin, "", root, reason, fix)
         return False
 
-    def _read_name(self) -> str:
-        value = self.problems.root.get("name", self.file.stem)
-        if isinstance(value, str) and NAME.fullmatch(value):
-            return value
-        if isinstance(value, str):
-            reason = "not a name for a directory (letters, digits, '.', '_', '-')"
-            self.problems.note("name", reason, "write name: followed by such a name", value)
-        return ""
-
     def _check_addresses(self, settings: ScheduleSettings) -> None:
         if is_hub_address(settings.storage):
             fix = "write a directory, or an object store such as s3://bucket/sweeps"
@@ -234,10 +230,7 @@ class ScheduleFile:
                 self._add((key,), reason, f"leave it out, and give it in {variables}")
 
     def _load_spec(self, settings: ScheduleSettings, needs: list[SpecProblem]) -> SweepSpec | None:
-        """Load the search space with the file's overrides, and note the problems of both.
-
-        `needs` takes what this machine lacks, see `load_spec`.
-        """
+        """Load the search space with the file's overrides; `needs` as for `load_spec`."""
         space = self.project / settings.space
         if not is_file(space):
             fix = suggest_file(space) + f"the path is relative to {self.project}"

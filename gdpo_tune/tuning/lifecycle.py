@@ -126,11 +126,11 @@ class Lifecycle:
         self.is_stopping = False
         self.stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
         self._restore()
-        self._queue = [record.number for record in ledger.list_unfinished()]
+        running = (r for r in ledger.get_records() if r.state == "running")
+        self._queue = [record.number for record in running]
         """Trials to start before any other: unfinished, or lost with their process."""
         self._proposals = self._build_proposals()
-        self._is_proposing = False
-        """True if a free slot waits for a proposal."""
+        self._is_proposing = False  # True if a free slot waits for a proposal
         self._plan = PlanCache(ledger)
         self._inbox = RequestInbox(ledger)
         self._knows_signal = any(record.rungs for record in ledger.get_records())
@@ -631,8 +631,7 @@ class RequestInbox:
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self._clock = ledger, clock
         self._polled = float("-inf")
-        self._ignored: set[Path] = set()
-        """Files that can be neither used nor moved."""
+        self._ignored: set[Path] = set()  # files that can be neither used nor moved
 
     def is_due(self) -> bool:
         """Return whether it is time to poll the directory of requests again."""

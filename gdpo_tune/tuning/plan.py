@@ -22,7 +22,7 @@ from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.budget import describe_spent_budget
+from gdpo_tune.ledger.budget import count_started, describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import read_values
@@ -172,11 +172,6 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"
-
-
-def count_started(records: Sequence[TrialRecord]) -> int:
-    """Count the configurations that were started, without baselines, replicates and added ones."""
-    return sum(record.role in ("search", "member") and not record.request for record in records)
 
 
 def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added = ()) -> int:

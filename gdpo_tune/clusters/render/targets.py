@@ -38,7 +38,7 @@ MARGIN = 15 * 60
 
 
 def render_batch_script(request: RenderRequest) -> dict[str, str]:
-    """Render script and line."""
+    """Render script and line of scrontab."""
     sweep, backend = request.sweep, request.sweep.settings.backend
     if not isinstance(backend, SlurmBackend):
         fix = "write backend: {kind: slurm, nodes: 1}"
@@ -61,13 +61,15 @@ def build_job_script(
 ) -> str:
     """Return the script of a backend's job, which keeps its pid and exit status in a directory."""
     quoted = shlex.quote(str(directory))
-    values = _list_script_values(sweep, backend, sys.executable) | {
-        "name": name,
-        "command": command,
-    }
-    values |= {"backend": backend, "log": _quote_log(directory, "log.txt"), "job_directory": quoted}
     return fill_template(
-        "slurm.sbatch.jinja", on_term=f'kill -TERM "$(cat {quoted}/pid)"', **values
+        "slurm.sbatch.jinja",
+        name=name,
+        command=command,
+        backend=backend,
+        log=_quote_log(directory, "log.txt"),
+        job_directory=quoted,
+        on_term=f'kill -TERM "$(cat {quoted}/pid)"',
+        **_list_script_values(sweep, backend, sys.executable),
     )
 
 
