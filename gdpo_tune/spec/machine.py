@@ -130,7 +130,7 @@ def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
 
 
 def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
-    """Return how many device files of GPUs `CUDA_VISIBLE_DEVICES` does not hide: NVIDIA, AMD, WSL."""
+    """Return how many GPUs `CUDA_VISIBLE_DEVICES` does not hide, by their device files."""
     present = sum(1 for file in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name))
     if not present and (devices / "kfd").exists():
         present = sum(1 for _ in devices.glob("dri/renderD*"))
@@ -146,7 +146,7 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
 
 
 def list_other_sweeps() -> Iterator[str]:
-    """Yield a warning for each other sweep of this user on these CPUs, known by its server of Ray."""
+    """Yield a warning for each other sweep of this user on these CPUs, found by its raylet."""
     for server in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or belongs to another user
             driver = server.parent() if server.name() == "raylet" else None
