@@ -8,7 +8,7 @@ import pytest
 from gdpo_tune.sandbox import Call, Job, Limits, Result, Stream
 from gdpo_tune.sandbox.external import RemoteJob
 from gdpo_tune.sandbox.guest.grading import CandidateReport
-from gdpo_tune.sandbox.guest.protocol import Allowance, ExitStatus
+from gdpo_tune.sandbox.guest.protocol import ExitStatus
 from gdpo_tune.sandbox.jobs import InfraFault, conclude, read_assert
 from gdpo_tune.sandbox.local_sandbox import encode_job
 
@@ -47,11 +47,6 @@ def test_a_test_that_cannot_fail_is_refused(source):
 def test_a_test_that_is_no_python_is_refused():
     with pytest.raises(ValueError, match="not Python"):
         encode_job(0, Job("", asserts=("assert f(1 ==",)))
-
-
-def test_a_job_without_tests_is_refused():
-    with pytest.raises(ValueError, match="without a test"):
-        Job("def f(): pass")
 
 
 CLOCKS = ("cpu_seconds", "wall_seconds")
@@ -135,26 +130,10 @@ def test_a_refusal_names_the_test(encode):
         encode(Job("", (CALL,), ("assert f(",)))
 
 
-def test_the_job_of_a_batch_is_named():
-    with pytest.raises(ValueError, match=r"job 7: test 0: nothing in this test can fail"):
-        encode_job(7, Job("", asserts=("pass",)))
-
-
 def test_less_memory_than_python_needs_is_refused():
     assert Limits(memory_bytes=64 << 20)
     with pytest.raises(ValueError, match="memory_bytes is 67108863; Python itself needs 67108864"):
         Limits(memory_bytes=(64 << 20) - 1)
-
-
-def test_a_value_that_cannot_be_sent_is_refused():
-    with pytest.raises(TypeError, match="object"):
-        encode_job(0, Job("", (Call("f", (object(),), 1),)))
-
-
-def test_requests_survive_packing():
-    for message in (Allowance(0.25, 4.0, 1 << 40), ExitStatus(9, True, 1.5, 1 << 40)):
-        packed = message.FORMAT.pack(*message)
-        assert type(message)(*message.FORMAT.unpack(packed)) == message
 
 
 QUIET = ExitStatus(0, False, 0.01, 1 << 24)
