@@ -262,7 +262,7 @@ def measure_marks(sweeps: int, replicates: int, trials: int = 40) -> dict[str, f
                 )
             )
         front = build_front(records, GOALS)
-        marked += any(map(front.list_shortfalls, front.configurations))
+        marked += any(map(front.find_shortfalls, front.configurations))
         apart += any(len(front.list_ties(name)) < trials - 1 for name in front.extremes)
     return {"sweeps": sweeps, "marked": marked / sweeps, "not_tied": apart / sweeps}
 

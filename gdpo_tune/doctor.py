@@ -79,9 +79,9 @@ def build_parser() -> cli.Parser:
 
 
 def _build_row(name: str, text: str, fix: str = "", *, fine: bool, state: str = "problem") -> Row:
-    from gdpo_tune.spec import hide_passwords
+    from gdpo_tune.core.redaction import redact_passwords
 
-    text, _, own = hide_passwords(text.strip()).partition("\n    fix: ")
+    text, _, own = redact_passwords(text.strip()).partition("\n    fix: ")
     state, fix = ("ok", "") if fine else (state, own or fix)
     return {"name": name, "state": state, "text": text, "fix": fix}
 

@@ -97,8 +97,8 @@ def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     """
     from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
+    from gdpo_tune.core.text import join_names, suggest
     from gdpo_tune.spec.starter import BUILT_IN, FirstFile
-    from gdpo_tune.spec.text import join_names, suggest
     from gdpo_tune.tasks.dataset import collect_data, propose_layout
 
     def answer(value: str | None, question: str, default: str) -> str:

@@ -246,10 +246,10 @@ def _submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
         explain_lost_tracking,
         submit,
     )
-    from gdpo_tune.spec import hide_passwords
+    from gdpo_tune.core.redaction import redact_passwords
 
     for override in options.overrides:
-        shown = hide_passwords(override)
+        shown = redact_passwords(override)
         if shown != override:
             raise UsageError(
                 f"--set {shown}: with a password, which the cluster's list of jobs would show\n"

@@ -4,23 +4,21 @@ A search is compared by the configurations that it tried, without baselines. Eac
 what that search does, with the noise of its training and its evaluation. The null hypothesis is
 that both arms come from one distribution:
 
-    p            999 permutations of configurations over the arms; the share of permutations in
-                 which the difference is as large as the observed one, two-sided. Exact for any
-                 distribution and any sizes, if configurations are drawn independently of one
-                 another; docs/comparison.md measures it for a sampler with a model.
+    p            two-sided, by 999 permutations of configurations over the arms. Exact for any
+                 distribution and sizes, if configurations are drawn independently of one another;
+                 docs/comparison.md measures it for a sampler with a model.
     intervals    500 bootstrap draws of configurations with replacement, each arm its own.
     correction   Holm over all tests of a page: the hypervolume, and each objective.
 
 A larger search has a better front by its size alone. So hypervolumes are compared at the smaller
 side's number of configurations, as the mean over random choices of as many of the larger side's. A
-trial that was stopped at a rung counts as a configuration that adds nothing, and so does one that
-breaks a constraint; failed trials are left out. Objectives are compared over independent
-configurations: see `build_arm`.
+trial that was stopped at a rung or breaks a constraint counts as a configuration that adds nothing;
+failed trials are left out. Objectives are compared over independent ones: see `build_arm`.
 
 A configuration that was tried is a training with all candidates that are made of it: its end, its
-checkpoints, and the merges in which it has the largest weight (the latest of equal ones). The
-candidates of one training resemble one another, so they are drawn, permuted and counted together.
-Everything is seeded, so equal input gives an equal result. Shapes: P points, M objectives.
+checkpoints, and the merges in which it has the largest weight (the latest of equal ones). They
+resemble one another, so they are drawn, permuted and counted together. Everything is seeded.
+Shapes: P points, M objectives.
 """
 
 from __future__ import annotations
@@ -95,9 +93,8 @@ class Comparison:
     count: int
     """Configurations at which hypervolumes are compared."""
     hypervolumes: tuple[float, float]
-    """Hypervolume of each arm, at `count` configurations."""
     ratio: Effect
-    """Left over right hypervolume, at `count` configurations, each without its optimism."""
+    """Left over right hypervolume, each without its optimism."""
     probability_of_superiority: dict[str, Effect]
     """Objective -> chance that a configuration of the left arm is better than one of the right
     arm; ties count half. Empty if there are too few independent configurations for a difference to
@@ -127,6 +124,15 @@ def compare_arms(left: Arm, right: Arm) -> Comparison:
     ratio_interval = _estimate_ratio_interval(left, right, count, ratio)
     tests_of_page = 1 + len(goals)
     sizes = len(left.independent), len(right.independent)
+    ours, theirs = ([c.mean for c in arm.configurations if c.feasible] for arm in (left, right))
+    best: dict[str, tuple[Estimate, Estimate]] = {}
+    for goal in goals if ours and theirs else ():
+        find = max if goal.direction == "maximize" else min
+        first, second = ([means[goal.name] for means in own] for own in (ours, theirs))
+        best[goal.name] = (
+            find(first, key=lambda value: value.mean),
+            find(second, key=lambda value: value.mean),
+        )
     return Comparison(
         left=left,
         right=right,
@@ -140,7 +146,7 @@ def compare_arms(left: Arm, right: Arm) -> Comparison:
             for index, goal in enumerate(goals)
             if compute_smallest_p(*sizes) * tests_of_page <= ALPHA
         },
-        best=_find_best(left, right),
+        best=best,
         coverage=_compute_coverages(left, right),
         attained=_compute_attained(left, right),
         smallest_p=min(
@@ -166,15 +172,12 @@ def _test_hypervolume(left: Arm, right: Arm) -> float:
     owners = owners[inside].astype(np.int64)
     measure = moocore.Hypervolume(ref=reference)
 
-    def compute_volume(rows: Floats) -> float:
-        return float(measure(rows)) if len(rows) else 0.0
-
     def compute_leads(permutations: Indices) -> Floats:
         # Each training takes its candidates along.
         is_ours = np.argsort(permutations, axis=1)[:, owners] < left.tried_count
-        return np.array(
-            [compute_volume(points[ours]) - compute_volume(points[~ours]) for ours in is_ours]
-        )
+        groups = ((points[ours], points[~ours]) for ours in is_ours)
+        volumes = [[float(measure(rows)) if len(rows) else 0.0 for rows in g] for g in groups]
+        return np.array([ours - theirs for ours, theirs in volumes])
 
     ours, theirs = (
         arm.optimism * compute_loss_hypervolume(arm.points, arm.objectives) for arm in (left, right)
@@ -202,10 +205,8 @@ def _compute_superiority(left: Arm, right: Arm, index: int) -> Share:
 
 
 def _get_losses(arm: Arm, index: int) -> Floats:
-    """Return the losses `[T]` of one objective over the independent configurations."""
     goal = arm.objectives[index]
-    values = [[c.mean[goal.name].mean] for c in arm.independent]
-    return compute_losses(values, [goal])[:, 0]
+    return compute_losses([[c.mean[goal.name].mean] for c in arm.independent], [goal])[:, 0]
 
 
 def _divide(left: float, right: float) -> float:
@@ -215,11 +216,10 @@ def _divide(left: float, right: float) -> float:
 
 
 def _estimate_ratio_interval(left: Arm, right: Arm, count: int, ratio: float) -> Interval:
-    """Estimate the interval of the ratio for repeated searches of `count` configurations.
+    """Return the bootstrap's spread around the observed ratio, on a log scale.
 
-    The bootstrap's spread around the observed ratio, on a log scale. Its quantiles would be off: a
-    front of configurations drawn again lies below the observed one, and not equally far on arms of
-    different size. They are used only where a front vanishes in some draws.
+    Quantiles would be off: a front of configurations drawn again lies below the observed one, and
+    not equally far on arms of different size. They serve where a front vanishes in some draws.
     """
     goals = left.objectives
     if math.isnan(ratio):
@@ -236,18 +236,6 @@ def _estimate_ratio_interval(left: Arm, right: Arm, count: int, ratio: float) ->
         return Interval(min(ratio, interval.low), max(ratio, interval.high))
     reach = math.exp(CLEAR * float(np.std(np.log(draws))))
     return Interval(ratio / reach, ratio * reach)
-
-
-def _find_best(left: Arm, right: Arm) -> dict[str, tuple[Estimate, Estimate]]:
-    ours, theirs = ([c.mean for c in arm.configurations if c.feasible] for arm in (left, right))
-    best: dict[str, tuple[Estimate, Estimate]] = {}
-    for goal in left.objectives if ours and theirs else ():
-        find = max if goal.direction == "maximize" else min
-        best[goal.name] = (
-            find((means[goal.name] for means in ours), key=lambda value: value.mean),
-            find((means[goal.name] for means in theirs), key=lambda value: value.mean),
-        )
-    return best
 
 
 def _compute_coverages(left: Arm, right: Arm) -> tuple[Share, Share]:
@@ -293,10 +281,9 @@ def _draw_points(left: Arm, right: Arm) -> list[tuple[Floats, Floats]]:
 
 
 def _add_interval(share: float, draws: Sequence[float]) -> Share:
-    """Return a share with its interval: that of the bootstrap draws, centred on the share.
+    """Add the interval of bootstrap draws, centred on the share.
 
-    Fronts of configurations drawn again are all a little worse, so they miss one another more often
-    than the observed ones.
+    Fronts drawn again are a little worse, so they miss one another more often than observed ones.
     """
     shares = np.asarray(draws, dtype=np.float64)
     shares = shares[~np.isnan(shares)]
@@ -317,17 +304,14 @@ class Arm:
     owners: tuple[int, ...]
     """Index of the training of each configuration, from 0."""
     trained: int
-    """Trainings with a configuration."""
     independent: tuple[Configuration, ...]
     """Configurations whose values may be compared one by one: see `build_arm`."""
     stopped: int
     """Trainings that ended at a rung, without a configuration."""
     failed: int
-    """Trials that ended without a result, of any configuration."""
     seconds: float
-    """Wall time of all trials together."""
+    """Wall time of all trials together, as are `completions`."""
     completions: int
-    """Completions sampled by all trials together."""
     evaluations: int = 0
     """Trials that evaluated a checkpoint or a merge; each counts with its training."""
 
@@ -351,6 +335,11 @@ class Arm:
         owners = np.array(self.owners, dtype=np.int64)
         return [np.flatnonzero(owners == index) for index in range(self.tried_count)]
 
+    @property
+    def front(self) -> Floats:
+        """The non-dominated rows of `points`."""
+        return select_front(self.points)
+
     def get_points(self, trainings: Indices) -> Floats:
         """Return the rows of `points` of some trainings, each as often as it is named."""
         rows = [self._rows[index] for index in trainings]
@@ -365,16 +354,6 @@ class Arm:
         hypervolume = compute_loss_hypervolume(self.points, self.objectives)
         optimism = estimate_optimism(values, errors, self.objectives)
         return min(1.0, optimism / hypervolume) if hypervolume > 0 else 0.0
-
-    @property
-    def front(self) -> Floats:
-        """The non-dominated rows of `points`."""
-        return select_front(self.points)
-
-    @property
-    def has_replicates(self) -> bool:
-        """True if some configuration has two seeds."""
-        return any(c.seeds > 1 for c in self.configurations)
 
 
 def build_arm(
@@ -401,7 +380,10 @@ def build_arm(
     measured = [
         c for c in pool_trials(kept, goals) if all(part.trial in trainings for part in c.parts)
     ]
-    owners = [trainings[_find_owner(c)] for c in measured]
+    owners = [
+        trainings[max(((p.weight, p.trial) for p in c.parts), default=(0.0, c.first))[1]]
+        for c in measured
+    ]
     order = {number: index for index, number in enumerate(dict.fromkeys(owners))}
     stopped = {
         trainings[r.number]
@@ -427,12 +409,6 @@ def build_arm(
     )
 
 
-def _find_owner(configuration: Configuration) -> int:
-    """Return the number of the trial that a configuration belongs to: the heaviest part."""
-    heaviest = max(configuration.parts, key=lambda part: (part.weight, part.trial), default=None)
-    return configuration.first if heaviest is None else heaviest.trial
-
-
 def estimate_hypervolume_at(arm: Arm, count: int) -> float:
     """Estimate the mean hypervolume of `count` configurations of an arm."""
     if count == arm.tried_count:
@@ -449,13 +425,10 @@ def compute_permutation_p(
 ) -> float:
     """Return the two-sided p of a difference between groups: twice the smaller tail, at most 1.
 
-    If rows were assigned to the groups at random, p is at most alpha in at most a share alpha of
-    cases, whatever the statistic and the sizes.
-
     The first group has the rows 0 to left - 1, the second group the `right` rows after them.
-    `statistic` takes many permutations at once. `allowance` is how much of the observed value may
-    come from optimism that permutations share out, negative if the second group had it. It brings
-    the observed value closer to the middle of the permutations, never beyond.
+    `allowance` is how much of the observed value may come from optimism that permutations share
+    out, negative if the second group had it. It brings the observed value closer to the middle of
+    the permutations, never beyond.
 
     Source: Phipson and Smyth 2010, Permutation p-values should never be zero.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,11 +34,9 @@ def has_stagnated(
 
     H is over the validation means of all search trials (and the published setting) that ended; H'
     is over those that had ended before the last `patience` ones. The hypervolume moved if H - H' is
-    above 1 % of H' and above 1.96 standard errors of H - H'. The standard error is from draws of
-    all means with their standard errors, with equal draws for H and H'. Replicates do not count, so
-    that they never revive a search. A hypervolume of 0 has not stagnated: the front is still empty.
-
-    With a patience of 0 no search stagnates.
+    above 1 % of H' and above 1.96 standard errors of H - H', by equal draws of all means for both.
+    Replicates do not count, so that they never revive a search. Neither a hypervolume of 0 nor a
+    patience of 0 ever stagnates.
     """
     if not patience:
         return False
@@ -66,8 +64,7 @@ def has_stagnated(
     return now - earlier <= max(MIN_MOVE * earlier, CLEAR * float(np.std(moves)))
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     """Agreement of one rung with final scores."""
 
     completions: int
@@ -78,8 +75,7 @@ class Agreement:
     """Objective -> Spearman's rank correlation of rung and final scores, from -1 to 1; NaN where
     all are equal."""
     dominated: int
-    """Members of these trials' final front that others dominated at the rung: the loss of a
-    scheduler that keeps only the front there."""
+    """Members of these trials' final front that others dominated at the rung."""
     front: int
     """Members of that front."""
 
@@ -101,10 +97,9 @@ def measure_agreements(
 ) -> tuple[Agreement, ...]:
     """Measure the agreement at each rung that at least five complete search trials share.
 
-    It is the cost of stopping trials early there. All scores are on validation prompts. A trial's
-    last measurement is not a rung. Only trials that ran to their end have both scores. Under early
-    stopping those are the better ones, and a rung ranks them worse than it ranks all trials. So the
-    figures are a lower bound.
+    All scores are on validation prompts. Only trials that ran to their end have both scores. Under
+    early stopping those are the better ones, and a rung ranks them worse than it ranks all trials:
+    the figures are a lower bound.
 
     Source: Spearman 1904, The proof and measurement of association between two things.
     """
@@ -114,27 +109,19 @@ def measure_agreements(
             for rung in record.rungs:
                 if rung.completions < record.cost.completions:
                     levels.setdefault(rung.completions, []).append((rung, record))
-    return tuple(
-        _measure_agreement(completions, levels[completions], objectives)
-        for completions in sorted(levels)
-        if len(levels[completions]) >= MIN_TRIALS
-    )
-
-
-def _measure_agreement(
-    completions: int, measured: Sequence[tuple[Rung, TrialRecord]], objectives: Sequence[Objective]
-) -> Agreement:
     names = [objective.name for objective in objectives]
-    early = np.array([[rung.validation[name].mean for name in names] for rung, _ in measured])
-    late = np.array([[record.validation[name].mean for name in names] for _, record in measured])
-    best = rank_points(late, objectives) == 0
-    return Agreement(
-        completions,
-        len(measured),
-        {name: correlate_ranks(early[:, i], late[:, i]) for i, name in enumerate(names)},
-        int((best & (rank_points(early, objectives) > 0)).sum()),
-        int(best.sum()),
-    )
+    agreements: list[Agreement] = []
+    for completions, measured in sorted(levels.items()):
+        if len(measured) < MIN_TRIALS:
+            continue
+        early = np.array([[rung.validation[n].mean for n in names] for rung, _ in measured])
+        late = np.array([[record.validation[n].mean for n in names] for _, record in measured])
+        best = rank_points(late, objectives) == 0
+        correlation = {n: correlate_ranks(early[:, i], late[:, i]) for i, n in enumerate(names)}
+        dominated = int((best & (rank_points(early, objectives) > 0)).sum())
+        size = len(measured)
+        agreements.append(Agreement(completions, size, correlation, dominated, int(best.sum())))
+    return tuple(agreements)
 
 
 def correlate_ranks(one: Floats, other: Floats) -> float:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,7 +31,7 @@ from gdpo_tune.analysis.replicates import (
     pool_trials,
 )
 from gdpo_tune.analysis.uncertainty import Interval, compute_quantile, estimate_hypervolume_interval
-from gdpo_tune.core.text import format_first, format_list
+from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Params, TrialRecord, sum_costs
 
@@ -41,12 +41,10 @@ Kind = Literal["ends", "checkpoints", "merges"]
 KINDS: tuple[Kind, ...] = ("ends", "checkpoints", "merges")
 
 
-@dataclass(frozen=True)
-class HypervolumePoint:
+class HypervolumePoint(NamedTuple):
     """The hypervolume after a trial ended."""
 
     number: int
-    """The trial that ended."""
     hypervolume: float
 
 
@@ -88,10 +86,7 @@ class Front:
 
     @cached_property
     def hypervolume_interval(self) -> Interval:
-        """The interval of the true hypervolume, by the standard errors.
-
-        Rivals just below the front count too: noise may have put them there.
-        """
+        """The interval of the true hypervolume; rivals just below the front count too."""
         return estimate_hypervolume_interval(
             [c.get_values(self.objectives) for c in self._rankable],
             [c.get_errors(self.objectives) for c in self._rankable],
@@ -117,8 +112,8 @@ class Front:
     def list_ties(self, objective: str) -> list[Configuration]:
         """Return the configurations that differ from the extreme by no more than noise.
 
-        Dominated ones count too. The closest comes first. The extreme of T configurations was found
-        by looking, so the noise is that of all pairs in all objectives.
+        Dominated ones too, the closest first. The extreme of T configurations was found by looking,
+        so the noise is that of all pairs in all objectives.
         """
         best = self.extremes[objective]
         top = best.mean[objective]
@@ -128,26 +123,17 @@ class Front:
         tied = [c for c in others if not list_regressions(c, best, goals, comparisons=pairs)]
         return sorted(tied, key=lambda c: abs(c.mean[objective].mean - top.mean))
 
-    def list_shortfalls(self, configuration: Configuration) -> list[str]:
-        """Return where it is clearly worse than a baseline: `worse than untrained in correctness`.
+    def find_shortfalls(self, configuration: Configuration) -> dict[str, list[str]]:
+        """Return role of a baseline -> objectives in which a configuration is clearly worse.
 
         A baseline on the front is left out: there every other member is worse in some objective.
         """
-        return [
-            f"worse than {baseline.role} in {format_list(names)}"
-            for baseline, names in self._compare_with_baselines(configuration)
-            if names
-        ]
-
-    def list_worse_objectives(self, configuration: Configuration) -> set[str]:
-        """Return the objectives of `list_shortfalls`."""
-        return {name for _, names in self._compare_with_baselines(configuration) for name in names}
-
-    def _compare_with_baselines(
-        self, configuration: Configuration
-    ) -> list[tuple[Configuration, list[str]]]:
-        others = [baseline for baseline in self.baselines if not baseline.is_on_front]
-        return [(other, self.list_clearly_worse(configuration, other)) for other in others]
+        found = {
+            baseline.role: self.list_clearly_worse(configuration, baseline)
+            for baseline in self.baselines
+            if not baseline.is_on_front
+        }
+        return {role: names for role, names in found.items() if names}
 
     def list_clearly_worse(self, one: Configuration, other: Configuration) -> list[str]:
         """Return where one is worse than another, one of them a baseline, by more than noise.
@@ -166,11 +152,6 @@ class Front:
         return list_regressions(self.knee, untrained, self.objectives)
 
     @property
-    def has_replicates(self) -> bool:
-        """True if some configuration has two seeds, so that the noise of training is measured."""
-        return any(c.seeds > 1 and c.role != "untrained" for c in self.configurations)
-
-    @property
     def _rankable(self) -> list[Configuration]:
         return [c for c in self.configurations if c.rank >= 0]
 
@@ -183,10 +164,7 @@ def choose_knee(
     """Choose the best compromise among members that keep what the untrained policy has.
 
     They are those that are worse than it in no objective; where there is none, those that are worse
-    by no more than noise; where there is none either, all.
-
-    Returns:
-        None if there are no members.
+    by no more than noise; where there is none either, all. None if there are no members.
     """
     baselines = tuple(baselines)
     grades = [grade_against_untrained(member, baselines, objectives) for member in members]
@@ -201,17 +179,14 @@ def grade_against_untrained(
 ) -> int:
     """Grade how far a member keeps what the untrained policy has.
 
-    Returns:
-        2: it is worse in no objective; 1: by no more than noise; 0: clearly worse in some, or the
-        untrained policy was not measured.
+    2: it is worse in no objective; 1: by no more than noise; 0: clearly worse in some, or the
+    untrained policy was not measured.
     """
     untrained = find_untrained(baselines)
     if untrained is None:
         return 0
-    is_worse = [
-        bool(list_regressions(member, untrained, objectives, comparisons=n)) for n in (1, None)
-    ]
-    return is_worse.count(False)
+    worse = (list_regressions(member, untrained, objectives, comparisons=n) for n in (1, None))
+    return sum(not names for names in worse)
 
 
 def find_untrained(configurations: Iterable[Configuration]) -> Configuration | None:
@@ -318,11 +293,10 @@ def find_knee(
     """Return the index of the best compromise of a front; None for an empty front.
 
     The knee has the smallest sum of scaled losses among the points that are no extremes, or among
-    all points if all are. An extreme gives up the other objectives for a single one. For two
-    objectives that is the point farthest below the line between the two extremes; for more,
-    farthest along the equal-weights normal. Ties go to the smaller worst loss, then to the first
-    point. An objective in which all points agree does not count. Points that are `preferred`
-    (`bool[T]`; empty: none are) come before all others.
+    all points if all are. For two objectives that is the point farthest below the line between the
+    extremes; for more, farthest along the equal-weights normal. Ties go to the smaller worst loss,
+    then to the first point. An objective in which all points agree does not count. Points that are
+    `preferred` (`bool[T]`; empty: none are) come before all others.
 
     Source: Das 1999, On characterizing the "knee" of the Pareto curve based on normal-boundary
     intersection; Branke et al. 2004, Finding knees in multi-objective optimization.
@@ -392,9 +366,8 @@ def _scale_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
     return (points - best) / np.where(span > 0, span, 1.0)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """One kind of candidates: its part of the front, and its cost."""
+class Origin(NamedTuple):
+    """One kind of candidates: its part of the front, and the cost of its trials together."""
 
     kind: Kind
     trials: int
@@ -406,7 +379,6 @@ class Origin:
     share: float
     """Part of the front's hypervolume that this kind adds to those before it; 0 without any."""
     cost: Cost
-    """Cost of its trials together."""
 
 
 def summarize_origins(front: Front) -> tuple[Origin, ...]:
@@ -456,9 +428,8 @@ class Training:
     """One training from start to end."""
 
     began_as: int
-    """Number of the trial that began it."""
+    """Number of the trial that began it, as are the seed and the `params` at the start."""
     params: Params
-    """All parameters at the start."""
     seed: int
     schedule: tuple[Segment, ...] = ()
 
@@ -478,8 +449,3 @@ def trace_training(records: Sequence[TrialRecord], number: int, step: float = ma
     last = exploits[-1]
     before = trace_training(records, last.donor, last.step)
     return replace(before, schedule=(*before.schedule, Segment(last.step, last.params)))
-
-
-def stretch_schedule(schedule: Sequence[Segment], factor: float) -> tuple[Segment, ...]:
-    """Return the schedule for a training of `factor` times as many steps."""
-    return tuple(replace(segment, step=round(segment.step * factor)) for segment in schedule)

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -37,7 +38,7 @@ from gdpo_tune.core.text import (
     format_hypervolume,
     format_list,
 )
-from gdpo_tune.core.trials import Objective, Params, ParamValue, title_candidate
+from gdpo_tune.core.trials import Params, ParamValue, title_candidate
 
 Strength = Literal["clear", "unclear", "none"]
 
@@ -79,12 +80,11 @@ MAX_EFFECTS = 6
 """Effects that get a sentence: the most important ones."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """The mean change of an objective when one parameter moves and the others stay."""
 
     before: str
-    """Value that the parameter moves from: the smallest, or the first name."""
+    """The smallest value, or the first name."""
     after: str
     difference: float
     interval: Interval
@@ -132,30 +132,43 @@ def estimate_effects(
     """Estimate the effects of the searched parameters on every objective.
 
     `crowded`: the sampler crowds its proposals, so more of them are needed for a right ranking.
-    Baselines, checkpoints and merges have no parameters that led to them and do not count. Nor do
-    members of a population that took values from others, and values outside of the space.
+    Only trainings in the space count, without members that took values from others.
     """
     encoder = Encoder(dimensions)
     needed = MIN_CONFIGURATIONS + MIN_EACH * len(dimensions)
     if crowded:
         needed = max(needed, MIN_CROWDED)
     reliable = RELIABLE_CROWDED if crowded else RELIABLE
-    rows = _list_rows(front, encoder)
+    moved = {record.number for record in front.records if record.lineage}
+    rows: list[tuple[Floats, Configuration]] = []
+    for configuration in front.configurations:
+        if configuration.is_training and configuration.first not in moved:
+            with suppress(KeyError, ValueError):  # the published weights may lie outside
+                rows.append((encoder.convert(configuration.params), configuration))
     values = {g.name: [c.mean[g.name].mean for _, c in rows] for g in front.objectives}
     constant = tuple(name for name, of in values.items() if len(of) > 1 and _is_constant(of))
     if len(rows) < needed or not dimensions:
         return Effects((), (), len(rows), needed, constant)
-    chosen = [
-        rows[i]
-        for i in np.linspace(0, len(rows) - 1, min(MAX_CONFIGURATIONS, len(rows))).astype(int)
-    ]
+    most = min(MAX_CONFIGURATIONS, len(rows))
+    chosen = [rows[i] for i in np.linspace(0, len(rows) - 1, most).astype(int)]
+    coordinates = np.stack([place for place, _ in chosen])
+    seeds = np.array([float(configuration.seeds) for _, configuration in chosen])
     effects: list[ParameterEffect] = []
     unreliable: list[str] = []
     for goal in front.objectives:
-        if goal.name not in constant:
-            found = _estimate_objective(encoder, chosen, goal, reliable)
-            effects += found
-            unreliable += [] if found else [goal.name]
+        if goal.name in constant:
+            continue
+        targets = np.array([configuration.mean[goal.name].mean for _, configuration in chosen])
+        if not _is_constant(targets):
+            weights, noise = sample_surfaces(encoder, coordinates, targets, seeds)
+            shares = compute_total_indices(encoder, weights, noise)
+            if compute_reliability(shares) >= reliable:
+                for i, mean in enumerate(shares.mean(axis=1)):
+                    name, interval = dimensions[i].name, compute_interval(shares[i])
+                    changes = _list_changes(encoder, i, weights)
+                    effects.append(ParameterEffect(name, goal.name, float(mean), interval, changes))
+                continue
+        unreliable.append(goal.name)
     return Effects(tuple(effects), tuple(unreliable), len(rows), needed, constant)
 
 
@@ -168,53 +181,8 @@ def _is_constant(values: ArrayLike) -> bool:
     return bool(np.ptp(values) <= NOISE * np.max(np.abs(values)))
 
 
-def _list_rows(front: Front, encoder: Encoder) -> list[tuple[Floats, Configuration]]:
-    moved = {record.number for record in front.records if record.lineage}
-    rows: list[tuple[Floats, Configuration]] = []
-    for configuration in front.configurations:
-        if not configuration.is_training or configuration.first in moved:
-            continue
-        try:
-            rows.append((encoder.convert(configuration.params), configuration))
-        except (KeyError, ValueError):  # the published weights may lie outside of the space
-            continue
-    return rows
-
-
-def _estimate_objective(
-    encoder: Encoder, rows: Sequence[tuple[Floats, Configuration]], goal: Objective, reliable: float
-) -> list[ParameterEffect]:
-    """Estimate the effects on one objective; nothing if their ranking is not `reliable`."""
-    values = np.array([configuration.mean[goal.name].mean for _, configuration in rows])
-    seeds = np.array([float(configuration.seeds) for _, configuration in rows])
-    coordinates = np.stack([place for place, _ in rows])
-    if _is_constant(values):
-        return []
-    surfaces = sample_surfaces(encoder, coordinates, values, seeds)
-    shares = compute_total_indices(encoder, surfaces.weights, surfaces.noise)
-    if compute_reliability(shares) < reliable:
-        return []
-    means = shares.mean(axis=1)
-    return [
-        ParameterEffect(
-            dimension.name,
-            goal.name,
-            float(means[i]),
-            compute_interval(shares[i]),
-            _list_changes(encoder, i, surfaces.weights),
-        )
-        for i, dimension in enumerate(encoder.dimensions)
-    ]
-
-
 def compute_total_indices(encoder: Encoder, weights: Floats, noise: Floats) -> Floats:
-    """Return the total Sobol index of each parameter in each drawn surface, `[D, S]`.
-
-    Args:
-        encoder: of the space.
-        weights: of the surfaces' features, `[P, S]`.
-        noise: variance of a trial, `[S]`.
-    """
+    """Return the total Sobol index of each parameter in each surface of `Surfaces`, `[D, S]`."""
     size = len(encoder.dimensions)
     points = encoder.draw_points(POINTS)
     left, right = points[:, :size], points[:, size:]
@@ -230,7 +198,7 @@ def compute_total_indices(encoder: Encoder, weights: Floats, noise: Floats) -> F
 
 
 def ranks_agree(truth: Floats, shown: Floats) -> bool:
-    """Return whether no parameter stands above one that is truly `RANK_TOLERANCE` larger."""
+    """Return False if a parameter stands above one that is truly `RANK_TOLERANCE` larger."""
     larger = truth[:, None] - truth[None, :] >= RANK_TOLERANCE
     return bool((shown[:, None] > shown[None, :])[larger].all())
 
@@ -359,17 +327,8 @@ class Encoder:
         ]
         return np.hstack([np.ones((len(coordinates), 1)), *blocks, *products])
 
-    def spread_scales(self, scales: Floats, pair: float, sizes: Sequence[int]) -> Floats:
-        """Return the prior variance of each feature's weight, `[P]`, from the scales `[D]`."""
-        mains = [np.full(size, a) for size, a in zip(sizes, scales, strict=True)]
-        products = [
-            np.full(sizes[i] * sizes[j], pair * scales[i] * scales[j]) for i, j in self.pairs
-        ]
-        return np.concatenate([np.ones(1), *mains, *products])
 
-
-@dataclass(frozen=True)
-class Surfaces:
+class Surfaces(NamedTuple):
     """Draws of the surface of one objective, given what was measured."""
 
     weights: Floats
@@ -411,27 +370,20 @@ def sample_surfaces(
     chain = _draw_scales(kernels, targets, seeds, rng)
     features = encoder.build_features(coordinates)
     sizes = [block.shape[1] for block in blocks]
-    columns = [
-        _draw_weights(
-            encoder.spread_scales(np.exp(row[:-2]), math.exp(row[-2]), sizes),
-            features,
-            targets,
-            math.exp(row[-1]) / seeds,
-            rng,
-        )
-        for row in chain
-    ]
+    columns: list[Floats] = []
+    for row in chain:  # weights from their posterior, by Matheron's rule
+        scales, pair, noise = np.exp(row[:-2]), math.exp(row[-2]), math.exp(row[-1]) / seeds
+        mains = [np.full(size, a) for size, a in zip(sizes, scales, strict=True)]
+        products = [
+            np.full(sizes[i] * sizes[j], pair * scales[i] * scales[j]) for i, j in encoder.pairs
+        ]
+        prior = np.concatenate([np.ones(1), *mains, *products])  # variance of each weight
+        weights = rng.standard_normal(len(prior)) * np.sqrt(prior)
+        simulated = features @ weights + rng.standard_normal(len(noise)) * np.sqrt(noise)
+        covariance = (features * prior) @ features.T + np.diag(noise)
+        rest = np.linalg.solve(covariance, targets - simulated)
+        columns.append(weights + prior * (features.T @ rest))
     return Surfaces(unit * np.stack(columns, axis=1), unit**2 * np.exp(chain[:, -1]))
-
-
-def _draw_weights(
-    prior: Floats, features: Floats, targets: Floats, noise: Floats, rng: np.random.Generator
-) -> Floats:
-    """Draw weights `[P]` from their posterior, by Matheron's rule."""
-    weights = rng.standard_normal(len(prior)) * np.sqrt(prior)
-    simulated = features @ weights + rng.standard_normal(len(noise)) * np.sqrt(noise)
-    covariance = (features * prior) @ features.T + np.diag(noise)
-    return weights + prior * (features.T @ np.linalg.solve(covariance, targets - simulated))
 
 
 def _draw_scales(
@@ -485,17 +437,11 @@ def _draw_scales(
 
 def describe_findings(front: Front, effects: Effects) -> tuple[list[str], list[str]]:
     """Return sentences on which parameters mattered, and on the limits of the data."""
-    return _list_findings(front, effects), _list_limits(front, effects)
-
-
-def _list_findings(front: Front, effects: Effects) -> list[str]:
     lines: list[str] = []
     if front.members:
-        lines.append(
-            f"The front has {format_count(len(front.members), 'configuration')} and a "
-            "hypervolume of "
-            f"{format_hypervolume(front.hypervolume, front.hypervolume_interval)}."
-        )
+        volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
+        members = format_count(len(front.members), "configuration")
+        lines.append(f"The front has {members} and a hypervolume of {volume}.")
     for goal in front.objectives:
         if goal.name in front.extremes and not front.list_ties(goal.name):
             best = front.extremes[goal.name]
@@ -511,7 +457,7 @@ def _list_findings(front: Front, effects: Effects) -> list[str]:
         lines.append(
             f"Weaker effects: {len(clear) - MAX_EFFECTS} more in the figure of importance."
         )
-    return lines
+    return lines, _list_limits(front, effects)
 
 
 def _list_limits(front: Front, effects: Effects) -> list[str]:
@@ -584,18 +530,17 @@ def _list_limits_of_effects(effects: Effects) -> list[str]:
 
 def describe_effect(effect: ParameterEffect) -> str:
     """Return a sentence on a clear effect: its share of the variance, and its changes."""
-    changes = [c for c in effect.changes if c.interval.low > 0 or c.interval.high < 0]
     share = format_share(effect.importance, effect.interval)
     share = f"{effect.parameter} explains {share} of the variance in {effect.objective}"
+    changes: list[str] = []
+    for before, after, difference, interval in effect.changes:
+        if interval.low > 0 or interval.high < 0:
+            word = "raises" if difference > 0 else "lowers"
+            low, high = sorted(map(abs, interval))
+            changes.append(
+                f"going from {before} to {after} {word} it by {abs(difference):.3g} "
+                f"({low:.2g} to {high:.2g})"
+            )
     if not changes:
         return f"{share}, by a curve or together with other parameters."
-    return f"{share}: {'; '.join(_describe_change(change) for change in changes)}."
-
-
-def _describe_change(change: Change) -> str:
-    word = "raises" if change.difference > 0 else "lowers"
-    low, high = sorted((abs(change.interval.low), abs(change.interval.high)))
-    return (
-        f"going from {change.before} to {change.after} {word} it by {abs(change.difference):.3g} "
-        f"({low:.2g} to {high:.2g})"
-    )
+    return f"{share}: {'; '.join(changes)}."

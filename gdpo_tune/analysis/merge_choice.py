@@ -1,4 +1,4 @@
-"""Merges of trained policies: a model of their values, and the choice of the next one to evaluate.
+"""Merges of trained policies: a model of their values, and the choice of the next candidate.
 
 A merge with weights w of parents with values y_i lies near their weighted mean, and on average a
 little above it, the more so the more they differ. With m(w) and v(w) the weighted mean and variance
@@ -19,8 +19,6 @@ line between the parents is .105 and .115, and the noise of an evaluation alone 
 Two choices use the model: `choose_merge`, of a sweep, takes what is expected to add most
 hypervolume; `MergeChooser`, for a wish of a person, maximises under limits. Only validation values
 count: test values are left to what is claimed in the end.
-
-`choose_checkpoint` chooses the next checkpoint to evaluate.
 
 Shapes: N merges, F members of a front, M metrics, L limits. All values are losses.
 """
@@ -105,10 +103,9 @@ class Merge:
 
 
 def read_merges(records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[Merge]:
-    """Read all that was evaluated on validation prompts, by number of the trial.
+    """Read the complete trainings and checkpoints, and merges in any state, by trial number.
 
-    These are trainings and checkpoints that are complete, and merges in any state. Trials that are
-    not comparable are left out.
+    Trials that are not comparable are left out.
     """
     result: list[Merge] = []
     comparable = (record for record in records if record.is_comparable)
@@ -136,12 +133,9 @@ def read_merge(record: TrialRecord, mixture: Mixture, objectives: Sequence[Objec
 def predict_losses(
     mixtures: Sequence[Mixture], parents: Sequence[Merge], known: Sequence[Merge]
 ) -> tuple[Floats, Floats]:
-    """Predict mixtures by the model at the head of this module, given what was measured.
+    """Predict means and standard errors of the true losses of mixtures, each `[N, M]`.
 
     `parents` give the span of each objective. A mixture of a policy that is not `known` is NaN.
-
-    Returns:
-        Means and standard errors of the true losses, each `[N, M]`.
     """
     ends = {entry.policy: entry for entry in known if len(entry.mixture) == 1}
     merges = [
@@ -151,11 +145,11 @@ def predict_losses(
     ]
     span = _compute_span(parents)
     used = {policy for m in [*mixtures, *(merge.mixture for merge in merges)] for policy in m}
-    places = {policy: place for place, policy in enumerate(sorted(used & ends.keys()))}
-    values = np.array([ends[policy].losses for policy in places]) / span
-    noise = (np.array([ends[policy].errors for policy in places]) / span) ** 2
-    weights = _build_weights(mixtures, places)
-    observed = _build_weights([merge.mixture for merge in merges], places)
+    columns = {policy: column for column, policy in enumerate(sorted(used & ends.keys()))}
+    values = np.array([ends[policy].losses for policy in columns]) / span
+    noise = (np.array([ends[policy].errors for policy in columns]) / span) ** 2
+    weights = _build_weights(mixtures, columns)
+    observed = _build_weights([merge.mixture for merge in merges], columns)
     prior, reach = _compute_prior(weights, values)
     line, extent = _compute_prior(observed, values)
     near, between = _compute_covariance(weights, observed), _compute_covariance(observed, observed)
@@ -180,12 +174,12 @@ def _compute_span(parents: Sequence[Merge]) -> Floats:
     return np.maximum(np.ptp([parent.losses for parent in parents], axis=0), TINY)
 
 
-def _build_weights(mixtures: Sequence[Mixture], places: Mapping[Policy, int]) -> Floats:
+def _build_weights(mixtures: Sequence[Mixture], columns: Mapping[Policy, int]) -> Floats:
     """Build the weights of mixtures, `float[N, P]`; NaN for one with an unknown policy."""
-    weights = np.zeros((len(mixtures), len(places)))
+    weights = np.zeros((len(mixtures), len(columns)))
     for row, mixture in zip(weights, mixtures, strict=True):
-        if mixture.keys() <= places.keys():
-            row[[places[policy] for policy in mixture]] = list(mixture.values())
+        if mixture.keys() <= columns.keys():
+            row[[columns[policy] for policy in mixture]] = list(mixture.values())
         else:
             row[:] = np.nan
     return weights
@@ -209,19 +203,15 @@ def compute_expected_gains(
 ) -> Floats:
     """Compute the hypervolume that each of N normal points is expected to add, `float[N]`.
 
-    The coordinates of the front divide the space below the reference into cells, each dominated by
-    the front or not at all. A point y adds to a cell from l to u the volume of what lies in it
-    above y, and objectives are independent, so with psi(u) = E[max(u - y, 0)] the expected gain is
+    The coordinates of the front `[F, M]` divide the space below the reference `[M]` into cells,
+    each dominated by the front or not at all. A point y adds to a cell from l to u the volume of
+    what lies in it above y, and objectives are independent, so with psi(u) = E[max(u - y, 0)] the
+    expected gain is
 
         sum over cells that the front leaves free of  prod_m (psi(u_m) - psi(l_m))
 
-    A grid with more than `MAX_CELLS` cells is rounded, so that the result is a little too high.
-
-    Args:
-        means: losses `[N, M]`; a row with NaN gains 0.
-        errors: their standard errors, `[N, M]`.
-        front: losses `[F, M]`.
-        reference: losses `[M]`.
+    A grid with more than `MAX_CELLS` cells is rounded, so that the result is a little too high. A
+    row of `means` with NaN gains 0.
     """
     inside = front[(front < reference).all(axis=1)]
     most = max(2, int(MAX_CELLS ** (1 / len(reference))) - 1)
@@ -265,11 +255,8 @@ def choose_merge(
 
     Parents are the ends and checkpoints of trainings that were kept, even if they break a
     constraint: a merge of them may meet it. Merges in any state count as tried. One that runs
-    counts as if it had its predicted values, so that merges that run together differ. Equal records
-    give an equal choice.
-
-    Returns:
-        Its parts by trial and step, or None if no merge is expected to add `WORTHWHILE`.
+    counts as if it had its predicted values, so that merges that run together differ. None if no
+    merge is expected to add `WORTHWHILE`.
     """
     goals = tuple(objectives)
     known = read_merges(records, goals)
@@ -304,7 +291,7 @@ def choose_merge(
 def select_parents(policies: Sequence[Merge]) -> list[Merge]:
     """Select at most `MAX_PARENTS` on the front or within an error of it, farthest apart first.
 
-    Only feasible ones form the front. Others join the selection where it does not dominate them.
+    Only feasible ones form the front.
     """
     kept = [p for p in policies if p.record and p.record.checkpoint is not None]
     if not kept:
@@ -354,7 +341,6 @@ def _list_next(
 
 
 def _list_groups(policies: Sequence[Policy], size: int) -> Iterator[tuple[Policy, ...]]:
-    """Return the groups of so many policies, of the first ones alone: at most `MAX_GROUPS`."""
     count = next(n for n in range(len(policies), -1, -1) if math.comb(n, size) <= MAX_GROUPS)
     return combinations(policies[:count], size)
 
@@ -366,7 +352,7 @@ def _list_centres(size: int) -> list[tuple[float, ...]]:
 
 
 def round_mixture(mixture: Mixture) -> Rounded:
-    """Return a mixture in a form in which equal ones are equal."""
+    """Return a key for which mixtures count as equal."""
     return frozenset((policy, round(weight, 6)) for policy, weight in mixture.items())
 
 
@@ -400,7 +386,7 @@ class Aim:
 class MergeChooser:
     """Choice among merges of `parents`, given what is known of policies and merges.
 
-    What is wished for is the preferred mean
+    The wish is the preferred mean
 
         U(w) = sum_m p_m value_m(w) / span_m / sum_m p_m
 
@@ -425,11 +411,9 @@ class MergeChooser:
     def choose_next(
         self, most_parts: int, evaluated: Sequence[Merge] = ()
     ) -> tuple[Merge, bool] | None:
-        """Choose the merge to evaluate next, which differs from those that are `evaluated`.
+        """Choose and predict the merge to evaluate next; None if every merge is evaluated.
 
-        Returns:
-            The merge as predicted, and True if it may keep every limit; otherwise it is the closest
-            to the limits. None if every merge is evaluated.
+        True with it if it may keep every limit; otherwise it is the closest to the limits.
         """
         done = {round_mixture(entry.mixture) for entry in evaluated}
         mixtures = list_mixtures([parent.policy for parent in self.parents], most_parts, done)
@@ -511,10 +495,6 @@ def rank_checkpoints(
 ) -> list[Part]:
     """Return the kept checkpoints on the validation front, the largest contribution first.
 
-    They lie before the end of their trainings. Only validation values decide: those of every
-    measured candidate, and those of a trial at the steps at which it was evaluated. A checkpoint
-    that another policy dominates there is never chosen.
-
     The contribution is the hypervolume that the front would lose without it. Checkpoints are those
     of `TrialRecord.kept_steps` whose metrics are allowed, that is, meet the constraints; ends and
     other candidates count if they are complete and feasible.
@@ -534,16 +514,16 @@ def rank_checkpoints(
         if rung.step in record.kept_steps
         if is_allowed({name: e.mean for name, e in rung.validation.items()})
     ]
-    read = [(read_objectives(estimates, objectives), part) for estimates, part in policies]
-    points = [(values, part) for values, part in read if values is not None]
-    if not points:
+    unknown = Estimate(math.nan, math.nan)
+    values = np.array([[e.get(g.name, unknown).mean for g in objectives] for e, _ in policies])
+    measured = np.flatnonzero(np.isfinite(values).all(axis=1)) if len(values) else []
+    if not len(measured):
         return []
-    values = np.array([values for values, _ in points])
-    gains = compute_contributions(values, objectives)
-    is_on_front = mark_front(compute_losses(values, objectives))
-    order = sorted(range(len(points)), key=lambda index: -gains[index])
-    parts = ((points[index][1], is_on_front[index] and gains[index] > 0) for index in order)
-    return [part for part, is_chosen in parts if part is not None and is_chosen]
+    gains = compute_contributions(values[measured], objectives)
+    is_on_front = mark_front(compute_losses(values[measured], objectives))
+    order = sorted(range(len(gains)), key=lambda index: -gains[index])
+    parts = [policies[measured[i]][1] for i in order if is_on_front[i] and gains[i] > 0]
+    return [part for part in parts if part is not None]
 
 
 def choose_checkpoint(
@@ -551,18 +531,7 @@ def choose_checkpoint(
     objectives: Sequence[Objective],
     is_allowed: Callable[[Mapping[str, float]], bool],
 ) -> Part | None:
-    """Choose the checkpoint to evaluate next; None if none that remains is on the front.
-
-    The arguments are those of `rank_checkpoints`.
-    """
+    """Choose the next of `rank_checkpoints` to evaluate; None if none remains."""
     tried = {record.parts for record in records if record.role == "checkpoint"}
     ranked = rank_checkpoints(records, objectives, is_allowed)
     return next((part for part in ranked if (part,) not in tried), None)
-
-
-def read_objectives(
-    estimates: Mapping[str, Estimate], objectives: Sequence[Objective]
-) -> tuple[float, ...] | None:
-    """Return the means of the objectives; None if one is missing or not finite."""
-    means = [estimates[o.name].mean if o.name in estimates else np.nan for o in objectives]
-    return tuple(means) if np.isfinite(means).all() else None

@@ -34,7 +34,7 @@ def compute_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats
         return np.empty((0, len(objectives)))
     if array.ndim != 2 or array.shape[1] != len(objectives):
         raise ValueError(f"values of shape {array.shape} for {len(objectives)} objectives")
-    return array * _get_signs(objectives)
+    return array * [-1.0 if goal.direction == "maximize" else 1.0 for goal in objectives]
 
 
 def rank_points(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[np.int64]:
@@ -43,26 +43,26 @@ def rank_points(values: ArrayLike, objectives: Sequence[Objective]) -> NDArray[n
     Equal points share a rank; a point that was not measured has `NOT_RANKED`.
     Source: Deb et al. 2002, A fast and elitist multiobjective genetic algorithm (NSGA-II).
     """
-    return _rank_losses(compute_losses(values, objectives))
-
-
-def mark_front(points: Floats) -> NDArray[np.bool_]:
-    """Mark the losses `[T, M]` that no other point dominates, `bool[T]`."""
-    return _rank_losses(points) == 0
-
-
-def select_front(points: Floats) -> Floats:
-    """Return the non-dominated rows of losses `[T, M]`, without those that hold NaN."""
-    return points[mark_front(points)]
-
-
-def _rank_losses(points: Floats) -> NDArray[np.int64]:
+    points = compute_losses(values, objectives)
     result = np.full(len(points), NOT_RANKED, dtype=np.int64)
     # moocore crashes or never returns when it meets NaN, so such rows must not reach it.
     measured = np.isfinite(points).all(axis=1)
     if measured.any():
         result[measured] = moocore.pareto_rank(points[measured])
     return result
+
+
+def mark_front(points: Floats) -> NDArray[np.bool_]:
+    """Mark the losses `[T, M]` that no other point dominates, `bool[T]`; none that holds NaN."""
+    result: NDArray[np.bool_] = np.all(np.isfinite(points), axis=1)
+    if result.any():
+        result[result] = moocore.is_nondominated(points[result], keep_weakly=True)
+    return result
+
+
+def select_front(points: Floats) -> Floats:
+    """Return the non-dominated rows of losses `[T, M]`, without those that hold NaN."""
+    return points[mark_front(points)]
 
 
 def compute_hypervolume(values: ArrayLike, objectives: Sequence[Objective]) -> float:
@@ -107,44 +107,29 @@ def is_inside(points: Floats, reference: Floats) -> NDArray[np.bool_]:
 
 def convert_references(objectives: Sequence[Objective]) -> Floats:
     """Return the references of the objectives as losses, `float[M]`."""
-    return np.array([objective.reference for objective in objectives]) * _get_signs(objectives)
-
-
-def _get_signs(objectives: Sequence[Objective]) -> Floats:
-    return np.array([-1.0 if o.direction == "maximize" else 1.0 for o in objectives])
+    return compute_losses([[objective.reference for objective in objectives]], objectives)[0]
 
 
 def find_attained(points: Floats, goals: Floats) -> NDArray[np.bool_]:
     """Mark the goals that some point attains, `bool[G]`."""
-    result = np.zeros(len(goals), dtype=np.bool_)
-    if not len(points):
-        return result
-    size = max(1, CHUNK // points.size)
-    for start in range(0, len(goals), size):
-        chunk = goals[start : start + size]
-        result[start : start + size] = (
-            (points[:, None, :] <= chunk[None, :, :]).all(axis=2).any(axis=0)
-        )
-    return result
+    chunks = np.array_split(goals, points.size * len(goals) // CHUNK + 1)
+    attained = [(points[:, None] <= chunk).all(axis=2).any(axis=0) for chunk in chunks]
+    return np.concatenate(attained)
 
 
 def compute_attainment(sets: Iterable[Floats], goals: Floats) -> Floats:
-    """Return the share of sets that attain each goal, `float[G]`: empirical attainment.
+    """Return the share of sets that attain each goal, `float[G]`; there is at least one set.
 
     Source: Grunert da Fonseca, Fonseca and Hall 2001, Inferential performance assessment of
     stochastic optimisers and the attainment function.
     """
-    counts, total = np.zeros(len(goals)), 0
-    for points in sets:
-        counts += find_attained(points, goals)
-        total += 1
-    return counts / max(total, 1)
+    attained = [find_attained(points, goals) for points in sets]
+    return np.sum(attained, axis=0) / len(attained)
 
 
 def compute_coverage(left: Floats, right: Floats) -> float:
     """Return the share of the front `right` that the front `left` matches or beats; NaN for none.
 
-    Not symmetric: compute it in both directions.
-    Source: Zitzler and Thiele 1999 (the C-metric).
+    Source: Zitzler and Thiele 1999 (the C-metric, which is not symmetric).
     """
     return float(find_attained(left, right).mean()) if len(right) else float("nan")

@@ -15,19 +15,16 @@ complete trials, means m_i and within-trial standard errors s_i (bootstrap clust
 
 The interval at 95 % reaches to each side as far as the farthest of the same three: 1.96 times the
 first, the root mean square of the evaluations' own reaches over sqrt(n), and t times the last, with
-Student's t of df degrees of freedom. Few replicates make it wide.
+Student's t of df degrees of freedom.
 
-The spread between seeds contains the noise of training and that of sampling completions. But two or
-three seeds may agree by luck, and one seed says nothing about the noise of training. So no
+Two or three seeds may agree by luck, and one seed says nothing about the noise of training. So no
 configuration counts as less noisy than the seeds of the others. Until some configuration has two
 seeds, sigma is unknown and counts as 0; the errors of `is_provisional` ones are then too small. The
 untrained policy has no noise of training and no sigma.
 
-All trials answer the same test prompts. The part of s_i that comes from the choice of prompts is
-common to all trials and does not shrink with more seeds: these errors are for comparing
-configurations, not for predicting other prompts.
-
-A front member was selected because its first trial looked good, and that trial stays in the mean:
+All trials answer the same test prompts, and what the choice of prompts adds to s_i does not shrink
+with more seeds: these errors are for comparing configurations, not for predicting other prompts. A
+front member was selected because its first trial looked good, and that trial stays in the mean:
 with few seeds the mean is a little too high.
 """
 
@@ -85,7 +82,6 @@ class Configuration:
     """Like `mean`, on validation prompts."""
     seeds: int
     feasible: bool
-    """True if more than half of the seeds satisfy every constraint on validation."""
     rank: int
     """Non-dominated rank among feasible trained configurations; `NOT_RANKED` for the others."""
     probability: float
@@ -141,23 +137,40 @@ def pool_trials(
     )
     pooled = [_pool(groups[key], seeds, test, validation) for key, seeds in measured.items()]
     pooled.sort(key=lambda configuration: configuration.first)
-    return _rank(pooled, objectives)
+    eligible = [c for c in pooled if c.can_be_on_front and c.role != "untrained"]
+    means = np.array([c.get_values(objectives) for c in eligible])
+    errors = np.array([c.get_errors(objectives) for c in eligible])
+    df = max((c.df for c in eligible), default=0)
+    ranks = rank_points(means, objectives)
+    probabilities = estimate_front_probability(means, errors, objectives, df=df)
+    ranked = {
+        c.first: replace(c, rank=int(rank), probability=float(probability))
+        for c, rank, probability in zip(eligible, ranks, probabilities, strict=True)
+    }
+    return [ranked.get(c.first, c) for c in pooled]
 
 
 def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
     """Group trials with equal parameters, each replicate with its original, by trial number.
 
-    The untrained policy stands alone, whatever parameters its record carries. So does a member of a
-    population that took over from others: its record has the parameters that it began with. Trials
-    that are not comparable have groups of their own.
+    The untrained policy stands alone, and so does a member of a population that took over from
+    others: its record has the parameters that it began with. Trials that are not comparable have
+    groups of their own.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}
     groups: dict[Key, list[TrialRecord]] = {}
     for record in ordered:
         original = record if record.replicate_of is None else by_number.get(record.replicate_of)
-        key = (record.is_comparable, *_get_key(original or record))
-        groups.setdefault(key, []).append(record)
+        original = original or record
+        key: Key = tuple(sorted(original.params.items()))
+        if original.role == "untrained":
+            key = (original.role,)
+        elif original.parts:
+            key = (original.role, original.parts)
+        elif original.lineage:
+            key = (original.role, original.number)
+        groups.setdefault((record.is_comparable, *key), []).append(record)
     return groups
 
 
@@ -167,43 +180,29 @@ def find_original(members: Sequence[TrialRecord]) -> TrialRecord:
 
 
 def is_measured(record: TrialRecord, objectives: Sequence[Objective]) -> bool:
-    """Return whether a trial ran its full budget with finite test values of every objective.
-
-    One that is not comparable, as content has changed since then, counts as not measured.
-    """
-    return (
-        record.state == "complete"
-        and record.is_comparable
-        and all(
-            objective.name in record.test and _is_finite(record.test[objective.name])
-            for objective in objectives
-        )
+    """Return whether a comparable trial is complete, with finite test values of every objective."""
+    is_usable = record.state == "complete" and record.is_comparable
+    return is_usable and all(
+        goal.name in record.test and _is_finite(record.test[goal.name]) for goal in objectives
     )
 
 
 def is_feasible(seeds: Sequence[TrialRecord]) -> bool:
-    """Return whether more than half of the seeds satisfy the constraints; a tie is not enough.
+    """Return whether more than half of the seeds satisfy the constraints.
 
-    The majority and not the mean decides, because records carry verdicts and not the constraints. A
-    record without a verdict (no constraint was measured) counts as satisfied.
+    The majority decides, because records carry verdicts and not the constraints. A record without a
+    verdict (no constraint was measured) counts as satisfied.
     """
     return 2 * sum(record.feasible is not False for record in seeds) > len(seeds)
 
 
 def is_eligible(seeds: Sequence[TrialRecord]) -> bool:
-    """Return whether a configuration with these seeds may be on a front.
-
-    One that is not feasible may not, nor one whose trainings left the policy unchanged: its values
-    are those of the untrained policy, and the noise of their evaluation.
-    """
+    """Return whether a configuration is feasible and its trainings have changed the policy."""
     return is_feasible(seeds) and not all(record.is_unchanged for record in seeds)
 
 
 def estimate_seed_spread(groups: Iterable[Sequence[Mapping[str, Estimate]]]) -> dict[str, Spread]:
-    """Return metric -> sigma and df of the head of this module, from each configuration's seeds.
-
-    A metric that is equal, not finite or absent in two seeds of every configuration is left out.
-    """
+    """Return metric -> sigma and df of the head of this module, where they are known."""
     squares: dict[str, float] = {}
     freedom: dict[str, int] = {}
     for seeds in groups:
@@ -216,10 +215,7 @@ def estimate_seed_spread(groups: Iterable[Sequence[Mapping[str, Estimate]]]) -> 
 
 
 def pool_estimates(estimates: Sequence[Estimate], spread: Spread = (0.0, 0)) -> Estimate:
-    """Return the mean over seeds and its errors, by the formulas at the head of this module.
-
-    There is one estimate for each seed, at least one.
-    """
+    """Return the mean over seeds, at least one, by the formulas at the head of this module."""
     count, (sigma, df) = len(estimates), spread
     if count == 1 and not df:  # nearly all of a large sweep
         return estimates[0]
@@ -275,31 +271,6 @@ def _pool_metrics(
     }
 
 
-def _rank(pooled: list[Configuration], objectives: Sequence[Objective]) -> list[Configuration]:
-    eligible = [c for c in pooled if c.can_be_on_front and c.role != "untrained"]
-    means = np.array([c.get_values(objectives) for c in eligible])
-    errors = np.array([c.get_errors(objectives) for c in eligible])
-    df = max((c.df for c in eligible), default=0)
-    probabilities = estimate_front_probability(means, errors, objectives, df=df)
-    ranked = {
-        c.first: replace(c, rank=int(rank), probability=float(probability))
-        for c, rank, probability in zip(
-            eligible, rank_points(means, objectives), probabilities, strict=True
-        )
-    }
-    return [ranked.get(c.first, c) for c in pooled]
-
-
-def _get_key(record: TrialRecord) -> Key:
-    if record.role == "untrained":
-        return (record.role,)
-    if record.parts:
-        return (record.role, record.parts)
-    if record.lineage:
-        return (record.role, record.number)
-    return tuple(sorted(record.params.items()))
-
-
 def _is_finite(estimate: Estimate) -> bool:
     return math.isfinite(estimate.mean) and math.isfinite(estimate.se)
 
@@ -309,15 +280,14 @@ def choose_replicate(
 ) -> Replicate | None:
     """Choose the configuration to train again with a fresh seed; None if there is none.
 
-    A front claims which configurations are its members. So each further run goes to the
-    configuration whose next seed is expected to change most memberships, rivals just below the
-    front included: see `count_expected_changes`. Ties go to the fewest seeds, then to the earliest.
-    Members of the front are trained again up to the limits, rivals only while that is
-    `WORTHWHILE`. Running replicates count as seeds that changed nothing.
+    It is the one whose next seed is expected to change most memberships of the front, see
+    `count_expected_changes`. Ties go to the fewest seeds, then to the earliest. Members of the
+    front are trained again up to the limits, rivals below it only while that is `WORTHWHILE`.
+    Running replicates count as seeds that changed nothing.
 
     The limits are `per_point` replicates of one configuration and `max_runs` trainings of the whole
-    sweep, and as many fresh seeds of merges and checkpoints. Replicates in any state count, failed
-    ones too, so that a configuration that keeps crashing does not use up the machine.
+    sweep, and as many fresh seeds of merges and checkpoints. Replicates in any state count, so that
+    a configuration that keeps crashing does not use up the machine.
 
     A fresh seed of a merge or a checkpoint consists of fresh seeds of its parts. Where those exist,
     it comes first, because it costs no training; where not, one of its parts is trained again.
@@ -348,62 +318,34 @@ def choose_replicate(
         seeds,
         objectives,
     )
-    trained = [_find_trained(rival, copies, per_point) for rival in rivals]
-    allowed = [
-        index
-        for index, rival in enumerate(rivals)
-        if rival.is_on_front or changes[index] >= WORTHWHILE
-        if trained[index] is not None
-    ]
-    if not allowed:
-        return None
-    best = min(allowed, key=lambda i: (-round(float(changes[i]), 6), seeds[i], rivals[i].first))
-    original = trained[best]
-    assert original is not None, "it is allowed"
-    return Replicate(original=original, params=records[original].params)
+    allowed: list[tuple[float, int, int, int]] = []
+    for rival, change, count in zip(rivals, changes, seeds, strict=True):
+        # Of the parts of a candidate, the one with the fewest replicates is trained again.
+        numbers = [part.trial for part in rival.parts] or [rival.first]
+        fewest, number = min((len(copies.get(number, ())), number) for number in numbers)
+        if fewest < per_point and (rival.is_on_front or change >= WORTHWHILE):
+            allowed.append((-round(float(change), 6), count, rival.first, number))
+    original = min(allowed)[-1] if allowed else None
+    return None if original is None else Replicate(original, records[original].params)
 
 
 def _find_ready(
     rivals: Sequence[Configuration], copies: Mapping[int, Sequence[TrialRecord]], per_point: int
 ) -> Replicate | None:
+    """Find a fresh seed of a merge or a checkpoint whose parts have been trained again."""
     for rival in rivals:
         turn = len(copies[rival.first])
         if not rival.parts or not rival.is_on_front or turn >= per_point:
             continue
-        trials = {part.trial for part in rival.parts}
-        found = {number: _find_copy(rival, number, copies, turn) for number in trials}
-        fresh = [
-            replace(part, trial=copy.number)
-            for part in rival.parts
-            if (copy := found[part.trial]) is not None
-        ]
+        fresh: list[Part] = []
+        for part in rival.parts:
+            steps = {other.step for other in rival.parts if other.trial == part.trial}
+            seeds = (r for r in copies.get(part.trial, ()) if r.state == "complete")
+            usable = [r.number for r in seeds if steps <= {*r.policy_steps}]
+            fresh += [replace(part, trial=number) for number in usable[turn : turn + 1]]
         if len(fresh) == len(rival.parts):
             return Replicate(rival.first, rival.params, tuple(fresh))
     return None
-
-
-def _find_copy(
-    rival: Configuration, number: int, copies: Mapping[int, Sequence[TrialRecord]], turn: int
-) -> TrialRecord | None:
-    steps = {part.step for part in rival.parts if part.trial == number}
-    usable = [
-        record
-        for record in copies.get(number, ())
-        if record.state == "complete" and steps <= {*record.policy_steps}
-    ]
-    return usable[turn] if turn < len(usable) else None
-
-
-def _find_trained(
-    rival: Configuration, copies: Mapping[int, Sequence[TrialRecord]], per_point: int
-) -> int | None:
-    """Return the trial to train again for a configuration; None if none may be.
-
-    Of the parts of a candidate it is the one with the fewest replicates.
-    """
-    numbers = [part.trial for part in rival.parts] or [rival.first]
-    fewest, number = min((len(copies.get(number, ())), number) for number in numbers)
-    return number if fewest < per_point else None
 
 
 def count_expected_changes(
@@ -411,19 +353,14 @@ def count_expected_changes(
 ) -> Floats:
     """Return the expected changes of membership by one more seed of each of T points, `float[T]`.
 
-    If a configuration has n seeds and a mean with standard error s, its next seed moves the mean by
+    `means` and `errors` are `[T, M]` and finite; `seeds` is the number of seeds of each mean. If a
+    configuration has n seeds and a mean with standard error s, its next seed moves the mean by
     N(0, s^2 / (n + 1)): with sigma^2 = n s^2 the noise of one seed, that seed is drawn from
     N(mean, s^2 + sigma^2) and enters the mean of n + 1. A change is a configuration that then comes
     onto the front or leaves it, while all others stay where they are.
 
     Source: the idea of Frazier et al. 2008, A knowledge-gradient policy for sequential information
     collection, applied to front membership; docs/noise.md compares it with other rules.
-
-    Args:
-        means: `[T, M]`, finite.
-        errors: `[T, M]`, their standard errors.
-        seeds: number of seeds of each mean.
-        objectives: directions of the M columns.
     """
     points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
@@ -449,12 +386,7 @@ def count_expected_changes(
 
 
 def _find_memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:
-    """Find the members for each of D positions `[D, M]` of a point beside a front `[F, M]`.
-
-    Returns:
-        True where the point is on the front, `bool[D]`, and where each other point still is,
-        `bool[D, F]`.
-    """
+    """Mark the D positions at which a point is on a front, and who of the F others still is."""
     # An objective at a time: numpy is slow at reducing an axis as short as M.
     below = np.ones((len(moved), len(rest)), dtype=np.bool_)
     above = below.copy()

@@ -81,8 +81,7 @@ def format_share(share: float, interval: Interval) -> str:
 def rank_values(values: Floats) -> Floats:
     """Return ranks from 1, `float[T]`; equal values share the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[inverse]
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def estimate_front_probability(
@@ -92,11 +91,7 @@ def estimate_front_probability(
     draws: int = DRAWS,
     df: int = 0,
 ) -> Floats:
-    """Estimate each point's probability to be non-dominated, `float[T]`, by seeded Monte Carlo.
-
-    Raises:
-        ValueError: `means` is not empty and does not have one column for each objective.
-    """
+    """Estimate each point's probability to be non-dominated, `float[T]`, by seeded Monte Carlo."""
     points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
     result = np.zeros(len(points))
@@ -111,27 +106,21 @@ def estimate_optimism(
 ) -> float:
     """Estimate how far the hypervolume of a front that is claimed on noisy means is too high.
 
-    Noise makes a front look better than it is: the luckiest points become its members and lead it.
-    Drawing once more from the means y, with noise z of their errors, adds about the same luck
-    again. It is what a draw claims above what its members F have in y, the truth of the draws:
+    The luckiest points become members of a front. Drawing once more from the means y, with noise z
+    of their errors, adds about the same luck again: what a draw claims above what its members F
+    have in y, the truth of the draws,
 
         mean of H(y + z) - H(y of F(y + z)),        H the hypervolume
 
     Source: Davison and Hinkley 1997, Bootstrap methods and their application, section 2.1.
-
-    Raises:
-        ValueError: `means` is not empty and does not have one column for each objective.
     """
     points, spread = _keep_hopeful(means, errors, objectives)
-    luck: list[float] = []
+    optimism: list[float] = []
     for drawn in draw_points(points, spread, draws):
         members = moocore.is_nondominated(drawn, keep_weakly=True)
-        claimed, true = drawn[members], points[members]
-        luck.append(
-            compute_loss_hypervolume(claimed, objectives)
-            - compute_loss_hypervolume(true, objectives)
-        )
-    return float(np.mean(luck)) if luck else 0.0
+        claimed = compute_loss_hypervolume(drawn[members], objectives)
+        optimism.append(claimed - compute_loss_hypervolume(points[members], objectives))
+    return float(np.mean(optimism)) if optimism else 0.0
 
 
 def estimate_hypervolume_interval(
@@ -198,8 +187,7 @@ def _keep_hopeful(
 def _mark_hopeless(points: Floats, spread: Floats, df: int = 0) -> NDArray[np.bool_]:
     """Mark the points that a member of the front beats by `HOPELESS` in every objective, `bool[T]`.
 
-    Leaving them out keeps a thousand trials cheap and changes no probability visibly: the member
-    dominates whatever such a point would dominate.
+    Leaving them out keeps a thousand trials cheap: the member dominates whatever they dominate.
     """
     result = np.zeros(len(points), dtype=np.bool_)
     if len(points) == 0:

@@ -22,7 +22,9 @@ from gdpo_tune.core.addresses import find_address_problem, is_hub_address
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.files import is_directory, is_file
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.spec import SweepSpec, hide_passwords, load_spec
+from gdpo_tune.core.redaction import redact_passwords
+from gdpo_tune.core.text import explain_unknown_name, suggest
+from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.checks import NAME
 from gdpo_tune.spec.document import (
     ABSENT,
@@ -37,7 +39,6 @@ from gdpo_tune.spec.document import (
     suggest_file,
 )
 from gdpo_tune.spec.sections import read_section
-from gdpo_tune.spec.text import explain_unknown_name, suggest
 
 SUFFIXES = (".yaml", ".yml")
 PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
@@ -248,7 +249,7 @@ class ScheduleFile:
         try:
             return load_spec(space, list(overrides), self.name or "sweep", needs=needs)
         except SpecError as error:
-            keys = {hide_passwords(override): path for override, path in overrides.items()}
+            keys = {redact_passwords(override): path for override, path in overrides.items()}
             for problem in error.problems:
                 path = keys.get(problem.where.removeprefix("--set "))
                 if problem.where == str(space):  # it cannot be read
@@ -264,7 +265,7 @@ class ScheduleFile:
     def _add(self, path: KeyPath, reason: str, fix: str) -> None:
         _, value = self.problems.find(path)
         self.problems.note(
-            path, reason, fix, hide_passwords(value) if isinstance(value, str) else None
+            path, reason, fix, redact_passwords(value) if isinstance(value, str) else None
         )
 
 

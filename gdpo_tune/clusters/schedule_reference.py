@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 
 from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.text import join_names
 from gdpo_tune.spec.reference import describe_default, describe_section, describe_values
-from gdpo_tune.spec.text import join_names
 
 BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
 DURATION = "length of time: `90m`, `6h`, `1d12h`"

@@ -26,9 +26,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from gdpo_tune.core.files import expand_path, find_path_problem
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.settings import Section
+from gdpo_tune.core.text import suggest
 from gdpo_tune.spec.model import EnvironmentName, WebhookSettings
 from gdpo_tune.spec.sections import build_refusal, require_pattern
-from gdpo_tune.spec.text import suggest
 
 TOO_LONG = re.compile(r"[0-9]{9}")
 """A number that no cron line needs."""

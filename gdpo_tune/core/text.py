@@ -1,11 +1,12 @@
-"""Words, numbers and colours that the console, figures and MLflow share."""
+"""Words, numbers, values and colours, as messages, the console, figures and MLflow show them."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import string
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trials import Estimate, Params, ParamValue
@@ -169,3 +170,55 @@ def list_template_columns(template: str) -> list[str]:
     if any(name == "" or form or conversion for _, name, form, conversion in parts):
         raise ValueError("write the name of a column in braces, or {{ for a brace")
     return list(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
+
+
+def show(value: object) -> str:
+    """Return a value as one line of YAML, for a message."""
+    return format_flow(value, _show_scalar)
+
+
+def _show_scalar(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, str):
+        return value if value else '""'
+    return "null" if value is None else str(value)
+
+
+def format_flow(value: object, format_scalar: Callable[[object], str]) -> str:
+    """Return a value in flow style, on one line."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, object]", value).items()
+        inner = (f"{key}: {format_flow(child, format_scalar)}" for key, child in entries)
+        return "{" + ", ".join(inner) + "}"
+    if isinstance(value, list | tuple):
+        elements = cast("Sequence[object]", value)
+        return "[" + ", ".join(format_flow(child, format_scalar) for child in elements) + "]"
+    return format_scalar(value)
+
+
+def join_names(names: Iterable[object]) -> str:
+    """Return names for the end of a sentence."""
+    return ", ".join(show(name) for name in names)
+
+
+def suggest(word: object, names: Iterable[str]) -> str:
+    """Return `did you mean 'steps'? ` where a name is close, else an empty text."""
+    close = difflib.get_close_matches(str(word).lower(), list(names), n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(repr(name) for name in close)}? " if close else ""
+
+
+def explain_unknown_name(kind: str, name: object, names: Collection[str]) -> tuple[str, str]:
+    """Return reason and fix of a name that is not one of `names`."""
+    return f"unknown {kind}", f"{suggest(name, names)}those that exist: {join_names(names)}"
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with two or three digits, in decimal units."""
+    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6)):
+        if count >= 10**power:
+            amount = count / 10**power
+            return f"{amount:.1f} {unit}" if amount < 100 else f"{amount:,.0f} {unit}"
+    return f"{count / 1000:.1f} kB"

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gdpo_tune.analysis.convergence import measure_agreements
 from gdpo_tune.core.events import IS_TRIED_AGAIN, WAS_LOST
+from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
@@ -33,7 +34,6 @@ from gdpo_tune.results.wording import (
     describe_work,
     list_incidents,
 )
-from gdpo_tune.spec import hide_passwords
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -177,7 +177,7 @@ def _print_outputs(out: Console, sweep: Sweep) -> None:
 
 def _print_next_steps(out: Console, sweep: Sweep, view: str) -> None:
     location, chosen = sweep.spec.location, sweep.chosen
-    uri = hide_passwords(sweep.spec.tracking.uri)
+    uri = redact_passwords(sweep.spec.tracking.uri)
     if uri.startswith(("http://", "https://")):
         rows = [("Open in MLflow", view or uri)]
     else:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
+from gdpo_tune.core.text import join_names, show
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.runtime_prompts import ExportedPrompt
 from gdpo_tune.exporters.training_setup import TrainingSetup
 from gdpo_tune.spec.document import dump_flow
-from gdpo_tune.spec.text import join_names, show
 
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"

@@ -39,11 +39,12 @@ from gdpo_tune.core.errors import (
 from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.core.locks import LOCK, Lease
 from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
+from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.ledger.journal import Journal, JournalFile, archive_directory, truncate_torn_write
 from gdpo_tune.ledger.requests import find_user
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec, print_notice
 from gdpo_tune.ledger.trial_encoding import TRIALS
-from gdpo_tune.spec import SweepSpec, dump_public_yaml, hide_passwords, load_spec
+from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def open_for_reading(spec: SweepSpec) -> Journal:
             _print_once(f"{_describe_origin(spec, origin)}; its policies and step files are there")
         return journal
     journal.close()
-    raise UsageError(f"there is no sweep {spec.name} in {hide_passwords(spec.ledger)} yet")
+    raise UsageError(f"there is no sweep {spec.name} in {redact_passwords(spec.ledger)} yet")
 
 
 def open_for_writing(
@@ -127,7 +128,7 @@ def open_for_writing(
                 database.archive(aside.name)
         elif stored and not is_known:
             raise UsageError(
-                f"{spec.address} holds a sweep that is not in {hide_passwords(spec.ledger)}\n"
+                f"{spec.address} holds a sweep that is not in {redact_passwords(spec.ledger)}\n"
                 "    fix: restore that database, or --fresh to move that sweep aside"
             )
         if database:
@@ -161,7 +162,7 @@ def record_origin(study: optuna.Study, spec: SweepSpec) -> None:
 
 def _describe_origin(spec: SweepSpec, origin: Mapping[str, Any]) -> str:
     return (
-        f"{spec.name} in {hide_passwords(spec.ledger)} is the sweep of {origin['user']} on "
+        f"{spec.name} in {redact_passwords(spec.ledger)} is the sweep of {origin['user']} on "
         f"{origin['host']}, in {origin['place']} since {format_time(origin['time'])}"
     )
 
@@ -172,7 +173,7 @@ def _check_owner(spec: SweepSpec, database: PostgresJournal, continue_from: str)
     if origin is None:  # an earlier version wrote it, or a kill came between
         if spec.address or (directory / SPEC).exists() or not database.find_last("datetime_start"):
             return
-        whose = f"{spec.name} in {hide_passwords(spec.ledger)} is the sweep of another directory"
+        whose = f"{spec.name} in {redact_passwords(spec.ledger)} is the sweep of another directory"
         origin = {"id": "", "host": "another machine", "place": continue_from or "DIRECTORY"}
     elif is_ours(spec, origin):
         return
@@ -260,8 +261,8 @@ def _refuse_moved_ledger(spec: SweepSpec, directory: Path) -> None:
         ledger, fix = "", "write that as ledger:"
         with suppress(SpecError):  # there is no file, or another version wrote it
             earlier = load_spec(directory / SPEC, name=spec.name, to_run=False)
-            ledger = hide_passwords(earlier.ledger)
-    if ledger and ledger != hide_passwords(spec.ledger):
+            ledger = redact_passwords(earlier.ledger)
+    if ledger and ledger != redact_passwords(spec.ledger):
         raise UsageError(
             f"the sweep in {directory} has its ledger in {ledger}\n"
             f"    fix: {fix}, or choose another --name, or --fresh to move that sweep aside"

@@ -31,8 +31,8 @@ from gdpo_tune.core.errors import (
     get_first_line,
 )
 from gdpo_tune.core.http import PATIENCE, build_retry
+from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
-from gdpo_tune.spec import hide_passwords
 
 TABLE = "gdpo_tune_ledger"
 CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
@@ -67,7 +67,7 @@ class PostgresJournal(Journal):
             LedgerHeldError: another process writes this ledger; the message names it.
             UsageError: the database does not answer, or refuses.
         """
-        self.path = f"{hide_passwords(url)} ({sweep})"
+        self.path = f"{redact_passwords(url)} ({sweep})"
         self._sweep = sweep
         self._key = int.from_bytes(hashlib.sha256(sweep.encode()).digest()[:8], signed=True)
         """Number of the lock of the sweep's writer."""

@@ -30,13 +30,12 @@ from pydantic import ValidationError
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.core.files import is_directory, write_atomically
-from gdpo_tune.core.text import format_count
+from gdpo_tune.core.text import format_count, join_names, suggest
 from gdpo_tune.core.trials import Params, TrialRecord
 from gdpo_tune.ledger.budget import compute_spending, describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.load import read_point
 from gdpo_tune.spec.model import Budget, Search
-from gdpo_tune.spec.text import join_names, suggest
 
 Arguments = Mapping[str, Any]
 

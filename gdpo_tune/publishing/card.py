@@ -24,6 +24,7 @@ from gdpo_tune.core.text import (
     format_interval,
     format_number,
     format_parameter,
+    show,
 )
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.policies.load_policy import find_required_version
@@ -31,10 +32,9 @@ from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_to
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.publishing.record import PolicyFiles
-from gdpo_tune.results.front_table import BASELINES, list_rows
+from gdpo_tune.results.front_table import BASELINES, build_front_row, list_rows
 from gdpo_tune.results.wording import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.text import show
 
 TAGS = ("gdpo_tune", "reinforcement-learning", "pareto-front", "trl")
 
@@ -47,7 +47,8 @@ def build_model_card(
     config = policy.directory / ADAPTER_CONFIG
     own = json.loads(config.read_bytes()) if policy.is_adapter else {}
     member = candidate.configuration
-    own_warnings = [f"This policy is {text}." for text in publication.front.list_shortfalls(member)]
+    row = build_front_row(publication.front, member)
+    own_warnings = [f"This policy is {text}." for text in row.shortfalls]
     if not member.is_on_front:
         own_warnings.append("This policy is not on the front of its sweep.")
     if member.is_provisional and member.role != "untrained":

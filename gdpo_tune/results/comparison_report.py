@@ -14,11 +14,10 @@ from gdpo_tune.analysis.uncertainty import format_share
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.registry import NORMALIZATIONS
-from gdpo_tune.core.text import format_count, format_list, format_percent
+from gdpo_tune.core.text import format_count, format_list, format_percent, join_names, suggest
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
-from gdpo_tune.spec.text import join_names, suggest
 
 SEARCH_KEYS = {"sampler", "scheduler", "warm_start"}
 """Keys of `search:` that influence how good the configurations of a sweep are."""
@@ -181,10 +180,11 @@ def _list_limits(left: Arm, right: Arm) -> list[str]:
             f"{cheap.name} {low:,.0f}: hypervolumes are at equal numbers of configurations, not "
             "at equal cost."
         )
-    if left.has_replicates != right.has_replicates:
-        single = right.name if left.has_replicates else left.name
+    single = [a.name for a in (left, right) if all(c.seeds < 2 for c in a.configurations)]
+    if len(single) == 1:
         notes.append(
-            f"{single} has no replicates, so its hypervolume still contains luck and looks better."
+            f"{single[0]} has no replicates, so its hypervolume still contains luck and looks "
+            "better."
         )
     notes += [
         f"{side.name} has {format_count(side.evaluations, 'trial')} of checkpoints and merges, "

@@ -12,7 +12,13 @@ from typing import Any
 from gdpo_tune.analysis.front import Front, find_untrained
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.text import format_count, format_estimate, format_hypervolume, format_number
+from gdpo_tune.core.text import (
+    format_count,
+    format_estimate,
+    format_hypervolume,
+    format_list,
+    format_number,
+)
 from gdpo_tune.core.trials import Estimate, format_parts, title_candidate
 
 TABLE_FILE = "front.csv"
@@ -66,14 +72,14 @@ def title_policy(policy: Configuration) -> str:
 
 def build_front_row(front: Front, policy: Configuration, *, ties: bool = False) -> FrontRow:
     """Build the row of any configuration; with `ties` labels name the candidates tied with it."""
-    is_baseline = policy.role in BASELINES
+    worse = front.find_shortfalls(policy)
     return FrontRow(
         policy,
         tuple(policy.mean[goal.name] for goal in front.objectives),
         tuple(front.list_labels(policy, ties=ties)),
         BASELINES.get(policy.role, ""),
-        tuple(front.list_shortfalls(policy)),
-        frozenset() if is_baseline else frozenset(front.list_worse_objectives(policy)),
+        tuple(f"worse than {role} in {format_list(names)}" for role, names in worse.items()),
+        frozenset().union(*worse.values()) if policy.role not in BASELINES else frozenset(),
     )
 
 

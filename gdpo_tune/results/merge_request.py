@@ -32,7 +32,7 @@ from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.text import format_estimate
+from gdpo_tune.core.text import format_estimate, join_names, show, suggest
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
@@ -51,7 +51,6 @@ from gdpo_tune.results.picks import parse_conditions, parse_pick, pick_trial
 from gdpo_tune.results.retrain import list_decisive_settings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_differences
-from gdpo_tune.spec.text import join_names, show, suggest
 
 MERGE_FILE = "merge.json"
 EXAMPLE = "7=0.3,12@40=0.7"

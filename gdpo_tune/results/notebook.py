@@ -24,7 +24,7 @@ import pandas as pd
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.text import abbreviate_parameter, format_count
+from gdpo_tune.core.text import abbreviate_parameter, format_count, join_names, suggest
 from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.front_table import (
@@ -44,7 +44,6 @@ from gdpo_tune.results.wording import (
     describe_states,
 )
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.text import join_names, suggest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

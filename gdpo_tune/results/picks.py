@@ -23,11 +23,10 @@ from gdpo_tune.analysis.front import Front, choose_knee, find_configuration, fin
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import COMPARISONS, Condition
-from gdpo_tune.core.text import format_estimate
+from gdpo_tune.core.text import format_estimate, join_names, suggest
 from gdpo_tune.core.trials import MERGE_PREFIX, Estimate, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.text import join_names, suggest
 
 CONDITIONS = "length >= 0.6 and format >= 0.8"
 EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"

@@ -11,11 +11,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from gdpo_tune.analysis.front import stretch_schedule, trace_training
+from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import RolloutSettings, Section
 from gdpo_tune.core.task_info import STRICT
+from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trial_config import Segment, TrialConfig
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
@@ -37,7 +38,6 @@ from gdpo_tune.results.transfer import (
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import read_overrides
 from gdpo_tune.spec.space import format_domain
-from gdpo_tune.spec.text import join_names, show
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
@@ -203,7 +203,8 @@ def build_request_from_sweep(
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
         note += f", {step} of {sweep.spec.training.steps} steps"
     else:
-        schedule = stretch_schedule(schedule, spec.training.steps / step)
+        factor = spec.training.steps / step
+        schedule = tuple(dataclasses.replace(s, step=round(s.step * factor)) for s in schedule)
     if plan is not None:
         schedule = plan.move_schedule(schedule)
     if to_run and (changed := _describe_changed_content(sweep, spec, number)):

@@ -16,7 +16,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.text import format_list, format_parameter
+from gdpo_tune.core.text import format_list, format_parameter, join_names, show, suggest
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
@@ -34,7 +34,6 @@ from gdpo_tune.spec.document import (
 from gdpo_tune.spec.model import list_decisive_values
 from gdpo_tune.spec.space import format_domain, get_parameter_info
 from gdpo_tune.spec.starter import find_space, list_spaces
-from gdpo_tune.spec.text import join_names, show, suggest
 
 OPTION = "--recipe"
 FREE = ("learning_rate", "beta", "temperature", "epsilon", "epsilon_high", "num_iterations")

@@ -31,7 +31,6 @@ from gdpo_tune.spec.model import (
 )
 from gdpo_tune.spec.space import Choices, Domain, Fixed, Space, Uniform
 from gdpo_tune.spec.spec_warnings import list_warnings
-from gdpo_tune.spec.text import hide_passwords
 
 __all__ = [
     "AshaSettings",
@@ -57,7 +56,6 @@ __all__ = [
     "dump_public_yaml",
     "find_machine_problems",
     "find_unset_webhook",
-    "hide_passwords",
     "keep_recorded_tracking",
     "list_sandbox_warnings",
     "list_warnings",

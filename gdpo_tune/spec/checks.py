@@ -35,13 +35,19 @@ from gdpo_tune.core.files import (
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import JOURNAL, SPEC, is_url
 from gdpo_tune.core.policy_shapes import find_position_limit
-from gdpo_tune.core.redaction import is_secret
+from gdpo_tune.core.redaction import is_secret, redact_passwords
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.settings import EVERY_LINEAR, DataSettings, HeldOutData, Section
 from gdpo_tune.core.system import RENDEZVOUS
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.task_info import STRICT
-from gdpo_tune.core.text import list_template_columns
+from gdpo_tune.core.text import (
+    explain_unknown_name,
+    join_names,
+    list_template_columns,
+    show,
+    suggest,
+)
 from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.spec.document import KeyPath, Mark, Problems, get_map, read_document
 from gdpo_tune.spec.model import (
@@ -51,7 +57,6 @@ from gdpo_tune.spec.model import (
     SweepSpec,
 )
 from gdpo_tune.spec.space import Uniform
-from gdpo_tune.spec.text import explain_unknown_name, hide_passwords, join_names, show, suggest
 
 TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"
 LONGEST_NAME = 100
@@ -481,7 +486,7 @@ def _check_storage(spec: SweepSpec) -> Findings:
         elif unusable:
             yield Finding(key, unusable, "name another directory")
     elif SECRET.search(storage):
-        shown = hide_passwords(storage).partition("?")[0]
+        shown = redact_passwords(storage).partition("?")[0]
         reason = "with a password or a query, which files and messages of the sweep would show"
         fix = "leave it out; packages of stores read variables, such as AWS_SECRET_ACCESS_KEY"
         yield Finding(key, reason, fix, value=shown)

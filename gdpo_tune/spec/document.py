@@ -25,10 +25,10 @@ from ruamel.yaml.scalarbool import ScalarBoolean
 from gdpo_tune.core.errors import SpecError, SpecProblem
 from gdpo_tune.core.files import expand_path, find_path_problem, is_directory, is_file, path_exists
 from gdpo_tune.core.object_store import SPEC, is_url
-from gdpo_tune.core.redaction import HIDDEN
+from gdpo_tune.core.redaction import HIDDEN, redact_text, redact_values
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import is_task_file
-from gdpo_tune.spec.text import format_flow, hide_in_text, hide_values, show
+from gdpo_tune.core.text import format_flow, show
 
 KeyPath = tuple[str | int, ...]
 
@@ -183,7 +183,7 @@ class Problems:
         """Note a problem, for the caller to raise or ignore; a `value` of None is not shown."""
         if key not in self.empty:
             name = key.rpartition(".")[2].partition("[")[0]
-            shown = "" if value is None else show(hide_values(value, name))
+            shown = "" if value is None else show(redact_values(value, name))
             if len(shown) > LONGEST:
                 shown = shown[: LONGEST - 3] + "..."
             self.records.append((mark, SpecProblem(str(mark), key, shown, reason, fix)))
@@ -558,7 +558,7 @@ def _hide_override(override: str) -> str:
     """
     if override.lstrip().startswith("resource") and "env" in override:
         return re.split(r"[\s=:]", override.lstrip(), maxsplit=1)[0] + f"={HIDDEN}"
-    return hide_in_text(override)
+    return redact_text(override)
 
 
 def dump_yaml(entries: Mapping[str, Any]) -> str:

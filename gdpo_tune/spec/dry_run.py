@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gdpo_tune.core.policy_shapes import PolicyShapes
+from gdpo_tune.core.redaction import redact_passwords
+from gdpo_tune.core.text import format_bytes, join_names, show
 from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, describe_disk, measure_disk
 from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
-from gdpo_tune.spec.text import format_bytes, hide_passwords, join_names, show
 
 
 def render_dry_run(
@@ -56,7 +57,7 @@ def render_dry_run(
         f"# Ends early: {_describe_limits(spec)}",
         f"# Sandbox: {_describe_sandbox(spec)}",
         f"# Rollouts: {_describe_rollouts(spec)}",
-        f"# Tracking: {hide_passwords(tracking.uri)} ({tracking.origins.get('uri', 'default')}), "
+        f"# Tracking: {redact_passwords(tracking.uri)} ({tracking.origins.get('uri', 'default')}), "
         f"experiment {tracking.experiment} ({tracking.origins.get('experiment', 'name')}); "
         "without a call to MLflow or a test run",
         f"# Disk: {_describe_peak(spec, size)}",

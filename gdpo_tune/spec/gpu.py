@@ -13,10 +13,10 @@ from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes
+from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec.checks import check_batches, check_resources
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.space import Choices
-from gdpo_tune.spec.text import format_bytes
 
 RANK = 16
 """Rank of the adapters that messages propose."""

@@ -14,12 +14,12 @@ from pathlib import Path
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.gpu_memory import CONTEXT, MOMENTS, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
+from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec.gpu import measure_trial
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import measure_disk
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.reference import render_table
-from gdpo_tune.spec.text import format_bytes
 
 BEGIN, END = "<!-- generated: memory -->", "<!-- end -->"
 DEVICES = {

@@ -11,6 +11,8 @@ from typing import Any
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.parameters import PARAMETERS, list_parameters
+from gdpo_tune.core.redaction import redact_passwords
+from gdpo_tune.core.text import join_names, show, suggest
 from gdpo_tune.core.trials import Params, ParamValue
 from gdpo_tune.spec import checks
 from gdpo_tune.spec.checks import Finding
@@ -29,7 +31,6 @@ from gdpo_tune.spec.model import TRACKING_VARIABLES, SweepSpec
 from gdpo_tune.spec.read_space import SpaceReader, explain_bad_value
 from gdpo_tune.spec.sections import read_section
 from gdpo_tune.spec.space import Fixed, Space, format_domain, get_parameter_info
-from gdpo_tune.spec.text import hide_passwords, join_names, show, suggest
 
 REQUIRED = {
     "objectives": "{correctness: {direction: maximize, reference: 0}}",
@@ -110,7 +111,7 @@ def _take_tracking_variables(root: YamlMap) -> None:
     for key, variable in TRACKING_VARIABLES.items():
         value, mark = os.environ.get(variable), Mark(variable)
         written = get_map(root, "tracking").get(key, ABSENT)
-        if value and (written is ABSENT or value != written == hide_passwords(value)):
+        if value and (written is ABSENT or value != written == redact_passwords(value)):
             if "tracking" not in root:
                 root.put("tracking", YamlMap(), mark)
             if isinstance(root["tracking"], YamlMap):
@@ -141,7 +142,7 @@ def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
         if origin in ("default", variable) and before != (now := getattr(spec.tracking, key)):
             kept[key], spec.tracking.origins[key] = before, recorded.origins.get(key, SPEC)
             text = f"{spec.name} keeps tracking.{key} = {before}, as it began, not {now} ({origin})"
-            print(f"note: {hide_passwords(text)}; --set changes that", file=sys.stderr)
+            print(f"note: {redact_passwords(text)}; --set changes that", file=sys.stderr)
     return spec.replace(tracking=spec.tracking.replace(**kept))
 
 

@@ -39,6 +39,7 @@ from gdpo_tune.core.system import (
     count_parallel_candidates,
     read_machine_memory,
 )
+from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec.gpu import RANK
 from gdpo_tune.spec.model import (
     AshaSettings,
@@ -48,7 +49,6 @@ from gdpo_tune.spec.model import (
     Resources,
     SweepSpec,
 )
-from gdpo_tune.spec.text import format_bytes
 
 DEVICES = Path("/dev")
 REMEDY = "or set RAY_ADDRESS to a cluster that has them"

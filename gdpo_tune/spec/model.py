@@ -19,6 +19,7 @@ from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import RUNS, find_local_copy, is_url, join_address
+from gdpo_tune.core.redaction import redact_passwords, redact_service_path
 from gdpo_tune.core.settings import (
     DataSettings,
     ModelSettings,
@@ -29,13 +30,12 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.task_info import STRICT, Scoring
-from gdpo_tune.core.text import format_count
+from gdpo_tune.core.text import format_count, join_names, show, suggest
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Direction, Objective, Params, ParamValue, TrialRecord
 from gdpo_tune.spec.document import PROJECT, dump_yaml
 from gdpo_tune.spec.sections import build_refusal, require_pattern
 from gdpo_tune.spec.space import Space, convert_to_notation
-from gdpo_tune.spec.text import hide_passwords, hide_service_path, join_names, show, suggest
 
 LEAST_RESOURCE = 0.0001
 """Smallest share of a resource that Ray can count."""
@@ -629,7 +629,7 @@ class SweepSpec(Section):
         if self.notify is None:  # a key without a value is refused
             del plain["notify"]
         if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:
-            plain["tracking"]["uri"] = hide_passwords(self.tracking.uri)  # no file may have it
+            plain["tracking"]["uri"] = redact_passwords(self.tracking.uri)  # no file may have it
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
@@ -643,11 +643,11 @@ def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
 
     With `stored` it is as `dump_stored_yaml` returns it.
     """
-    uri = hide_passwords(spec.tracking.uri)
+    uri = redact_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
-        "sandbox": spec.sandbox.replace(url=hide_service_path(spec.sandbox.url)),
-        "ledger": hide_passwords(spec.ledger),
+        "sandbox": spec.sandbox.replace(url=redact_service_path(spec.sandbox.url)),
+        "ledger": redact_passwords(spec.ledger),
     }
     public = spec.model_copy(update=public)
     return public.dump_stored_yaml() if stored else public.dump_yaml()

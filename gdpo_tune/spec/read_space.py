@@ -15,6 +15,7 @@ from typing import Any
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
+from gdpo_tune.core.text import join_names, show, suggest
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.document import KeyPath, Problems, ReportedError
 from gdpo_tune.spec.space import (
@@ -28,7 +29,6 @@ from gdpo_tune.spec.space import (
     is_on_grid,
     is_one_of,
 )
-from gdpo_tune.spec.text import join_names, show, suggest
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Smallest number with all its digits in a 32-bit float, and the largest such float."""

@@ -27,10 +27,10 @@ from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.settings import Section
 from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trial_files import MOST_POINTS
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.sections import BOUNDS
-from gdpo_tune.spec.text import join_names, show
 
 T = TypeVar("T")
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}

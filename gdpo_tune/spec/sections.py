@@ -10,8 +10,8 @@ from pydantic import AfterValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gdpo_tune.core.settings import Section
+from gdpo_tune.core.text import explain_unknown_name, join_names, show, suggest
 from gdpo_tune.spec.document import KeyPath, Problems, YamlMap, format_path
-from gdpo_tune.spec.text import explain_unknown_name, join_names, show, suggest
 
 S = TypeVar("S", bound=Section)
 

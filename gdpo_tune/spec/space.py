@@ -10,8 +10,8 @@ from graphlib import TopologicalSorter
 from pydantic import BaseModel, ConfigDict
 
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.text import show
 from gdpo_tune.core.trials import Params, ParamValue
-from gdpo_tune.spec.text import show
 
 Number = int | float
 

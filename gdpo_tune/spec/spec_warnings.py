@@ -14,12 +14,12 @@ from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.gpu import count_affordable_trials
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
 from gdpo_tune.spec.model import AshaSettings, SweepSpec, list_decisive_values, list_differences
-from gdpo_tune.spec.text import join_names, show
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""

@@ -12,8 +12,8 @@ from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.registry import POLICIES, TaskInfo
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.text import join_names, suggest
 from gdpo_tune.spec.document import dump_flow
-from gdpo_tune.spec.text import join_names, suggest
 
 _PACKAGE = Path(__file__).parents[1]
 DIRECTORIES = tuple(parent / "search_spaces" for parent in (_PACKAGE.parent, _PACKAGE))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrackingState
-from gdpo_tune.spec import hide_passwords
+from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.tracking.mlflow_store import MlflowStore, SweepIdentity
 from gdpo_tune.tracking.projection import Projection
 from gdpo_tune.tracking.run_content import SWEEP
@@ -129,7 +129,7 @@ class MlflowTracker:
         self._is_closing = True
         self._wake.set()
         self._thread.join(timeout)
-        uri, left, warnings = hide_passwords(self._spec.tracking.uri), self._count_pending(), []
+        uri, left, warnings = redact_passwords(self._spec.tracking.uri), self._count_pending(), []
         if left:
             warnings.append(
                 f"{left} updates did not reach {uri} ({self._explain_pending() or 'out of time'}); "

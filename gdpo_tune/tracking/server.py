@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.core.errors import TrackingError
 from gdpo_tune.core.http import run_with_timeout
-from gdpo_tune.spec import hide_passwords
+from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.spec.model import TRACKING_VARIABLES
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check_server(spec: SweepSpec) -> None:
     tracking, create = spec.tracking, spec.tracking.required
     problem = find_problem(tracking.uri, tracking.experiment, spec.name, create=create)
     origin = tracking.origins.get("uri", "default")
-    text = f"tracking.uri = {hide_passwords(tracking.uri)} ({origin}): {problem}"
+    text = f"tracking.uri = {redact_passwords(tracking.uri)} ({origin}): {problem}"
     if problem and tracking.required:
         raise TrackingError(
             f"{text}, and tracking.required is true\n"
@@ -95,7 +95,7 @@ def find_uri_problem(uri: str) -> str:
     path = parse_sqlite_path(uri)
     if path is None:
         if "#" in uri and uri.startswith("http"):
-            return f"a browser's page: write {hide_passwords(uri).partition('#')[0].rstrip('/')}"
+            return f"a browser's page: write {redact_passwords(uri).partition('#')[0].rstrip('/')}"
         variable = TRACKING_VARIABLES["uri"]
         return f"its password is in no file: export {variable} with it" if ":***@" in uri else ""
     try:
@@ -241,7 +241,7 @@ def translate_errors(place: str = "") -> Generator[None]:
     except Exception as error:  # libraries of databases and object stores have their own errors
         code = error.error_code if isinstance(error, MlflowException) else ""
         kind = ContentRefused if code == "INVALID_PARAMETER_VALUE" else ServerUnavailable
-        cause = hide_passwords(str(error)).rpartition("(Caused by ")[2].strip()
+        cause = redact_passwords(str(error)).rpartition("(Caused by ")[2].strip()
         line = f"{type(error).__name__}: {cause[:300]}".splitlines()[0]
         raise kind(place + (CREDENTIALS if code == "UNAUTHENTICATED" else line)) from error
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrialFinished, TrialStarted
 from gdpo_tune.core.http import post_message
-from gdpo_tune.spec.text import hide_in_text
+from gdpo_tune.core.redaction import redact_text
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -79,7 +79,7 @@ class SweepNotifier:
                 self._has_started_trial = True
             case TrialFinished() if event.record.state == "failed" and not self._has_failed_trial:
                 self._has_failed_trial = True
-                reason = hide_in_text(event.record.reason)
+                reason = redact_text(event.record.reason)
                 text = f"goes on, but trial {event.record.number} failed: {reason}"
                 self._send("trial_failed", text, trial=event.record.number, reason=reason)
             case SweepFinished():
@@ -96,7 +96,7 @@ class SweepNotifier:
             return
         kind = "" if isinstance(error, GdpoTuneError) else f"{type(error).__name__}: "
         first_line, _, _ = str(error).partition("\n")
-        reason = hide_in_text(f"{kind}{first_line}")
+        reason = redact_text(f"{kind}{first_line}")
         self._send("failed", f"ended with an error: {reason}", reason=reason)
 
     def _send_end(self, ending: SweepFinished) -> None:

@@ -18,6 +18,7 @@ from plotly.subplots import make_subplots
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.events import RecordedRequest, Request
 from gdpo_tune.core.metrics import HOUR
+from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import (
     NO_VALUE,
     abbreviate_parameter,
@@ -45,7 +46,7 @@ from gdpo_tune.results.live import (
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.wording import describe_role, describe_states, list_incidents, name_state
-from gdpo_tune.spec import SweepSpec, hide_passwords
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.web.live_sweep import LiveSweep, Plan, Planner, Snapshot
 
 MAX_ENDED, MAX_RUNNING, MAX_LOG, MAX_REQUESTS = 200, 100, 200, 30
@@ -146,7 +147,7 @@ def build_state(snapshot: Snapshot, front: Front, plan: Plan, now: float) -> dic
     latest = sorted(ended, key=lambda r: (r.finished or 0.0, r.number), reverse=True)[:MAX_ENDED]
     kind, text = describe_sweep(snapshot, now)
     live = kind in ("running", "paused")
-    uri = hide_passwords(spec.tracking.uri)
+    uri = redact_passwords(spec.tracking.uri)
     has_address = not uri or uri.startswith(("http://", "https://"))  # a database has none
     return {
         "name": spec.name,

@@ -38,17 +38,17 @@ def test_without_the_untrained_policy_every_member_may_be_the_knee():
 
 def test_a_member_names_the_objectives_in_which_it_is_clearly_worse():
     front = build(build_trial(1, 0.9, 0.1), build_trial(2, 0.48, 0.8))
-    shortfalls = {member.name: front.list_shortfalls(member) for member in front.members}
-    assert shortfalls == {"1": ["worse than untrained in b"], "2": []}
+    shortfalls = {member.name: front.find_shortfalls(member) for member in front.members}
+    assert shortfalls == {"1": {"untrained": ["b"]}, "2": {}}
 
 
 def test_the_published_baseline_counts_where_it_is_dominated():
     published, other = build_trial(1, 0.4, 0.4, role="published"), build_trial(2, 0.9, 0.2)
     on_front = build(published, other, untrained=(0.0, 0.0))
-    assert [on_front.list_shortfalls(member) for member in on_front.members] == [[], []]
+    assert [on_front.find_shortfalls(member) for member in on_front.members] == [{}, {}]
     beside = build(published, other, build_trial(3, 0.6, 0.6), untrained=(0.0, 0.0))
-    shortfalls = {member.name: beside.list_shortfalls(member) for member in beside.members}
-    assert shortfalls == {"2": ["worse than published in b"], "3": []}
+    shortfalls = {member.name: beside.find_shortfalls(member) for member in beside.members}
+    assert shortfalls == {"2": {"published": ["b"]}, "3": {}}
 
 
 def test_marks_allow_for_the_number_of_policies_that_are_compared():
@@ -58,7 +58,7 @@ def test_marks_allow_for_the_number_of_policies_that_are_compared():
         worse = build_trial(40, 0.5 - gap * 0.02 * 2**0.5, 0.95)
         front = build(*trials, worse, untrained=(0.5, 0.5))
         member = next(c for c in front.configurations if c.first == 40)
-        assert front.list_shortfalls(member) == ["worse than untrained in a"] * is_marked
+        assert front.find_shortfalls(member) == ({"untrained": ["a"]} if is_marked else {})
         assert (member in front.list_ties("a")) != (gap > 4.5)
 
 

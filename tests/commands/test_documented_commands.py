@@ -96,4 +96,4 @@ def test_documented_trainings_work_on_the_default_sweep(directory):
 def test_the_recommended_candidate_keeps_what_the_untrained_policy_has(directory):
     front = find_sweep("runs/code").front
     assert front.knee_shortfall == []
-    assert sum(bool(front.list_shortfalls(member)) for member in front.members) > 5
+    assert sum(bool(front.find_shortfalls(member)) for member in front.members) > 5

@@ -6,10 +6,10 @@ import os
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.spec import (
     check_resources,
-    hide_passwords,
     list_sandbox_warnings,
     list_warnings,
     load_spec,
@@ -74,8 +74,8 @@ def test_passwords_are_not_shown(load):
     assert "secret" not in text
     assert "me:secret@host" in spec.dump_yaml()  # the ledger's copy must load again
     for shown in ("http://host:5000/a@b", "tracking.uri=https://host:5000/a@b"):
-        assert hide_passwords(shown) == shown
-    assert hide_passwords("x=https://me:pw@host/a@b") == "x=https://me:***@host/a@b"
+        assert redact_passwords(shown) == shown
+    assert redact_passwords("x=https://me:pw@host/a@b") == "x=https://me:***@host/a@b"
 
 
 def test_dry_run_tells_the_sandbox(load):

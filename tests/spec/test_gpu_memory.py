@@ -11,9 +11,9 @@ from gdpo_tune.core.engines import VLLM
 from gdpo_tune.core.gpu_memory import GIB
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec import gpu, gpu_reference, load_spec, render_dry_run
 from gdpo_tune.spec.gpu import list_gpu_remedies, measure_trial
-from gdpo_tune.spec.text import format_bytes
 from tests.support.paths import ROOT
 
 WIDTH, VOCABULARY, LAYERS = 64, 1000, 4

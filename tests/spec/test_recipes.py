@@ -10,10 +10,10 @@ import pytest
 
 from gdpo_tune.core.gpu_memory import GIB
 from gdpo_tune.core.policy_shapes import find_known_size
+from gdpo_tune.core.text import show
 from gdpo_tune.spec import gpu_reference, load_spec
 from gdpo_tune.spec.document import Mark, Problems, YamlMap, parse_yaml
 from gdpo_tune.spec.gpu import measure_trial
-from gdpo_tune.spec.text import show
 from tests.support.paths import ROOT
 
 FILES = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))

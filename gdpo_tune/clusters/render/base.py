@@ -25,7 +25,7 @@ from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
 from gdpo_tune.clusters.schedule_spec import CronSchedule, format_period
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
-from gdpo_tune.spec.text import show
+from gdpo_tune.core.text import show
 
 LOCAL_ZONES = ("localtime", "Factory")
 """Time zones that differ from machine to machine."""
