@@ -98,7 +98,7 @@ class _Pool(Sandbox):
 
     def _close_worker(self, number: int) -> None:
         # NOTE: before the end of this thread, which would kill half of its processes first.
-        if number in self._workers:
+        if number in self._workers:  # it may have failed to start
             self._workers[number].close()
 
     def _start_workers(self, modules: tuple[str, ...], isolated: bool) -> None:
@@ -116,12 +116,10 @@ class _Pool(Sandbox):
 
 
 class CodeSandbox(_Pool):
-    """Runs untrusted Python against tests; a context manager.
+    """Runs untrusted Python, which may import `modules`, against tests; a context manager.
 
-    Each worker is two processes, a zygote that forks candidates and a judge, and runs one
-    candidate at a time. A batch runs on as many workers as `count_workers_in_memory` allows. All
-    processes end with `close`, and with the process that made them, however that ends.
-    Candidates may import `modules` besides the standard library.
+    Each worker is two processes, a zygote that forks candidates and a judge. All end with `close`,
+    and with the process that made them, however that ends.
 
     Raises:
         SandboxUnavailable: this machine cannot isolate a process, or start one; the message
@@ -141,9 +139,8 @@ class CodeSandbox(_Pool):
 class UnsafeNoIsolationSandbox(_Pool):
     """Runs Python that you would run yourself: only limits and clocks hold.
 
-    Code may read and write every file of the trainer's user, reach the network, and leave
-    processes behind. Only for code that is trusted, or a machine that may be lost. Grading is
-    as in `CodeSandbox`: another process alone holds the expected values.
+    Code has all the rights of the trainer's user, and may leave processes behind. Only for code
+    that is trusted, or a machine that may be lost. Grading is as in `CodeSandbox`.
 
     Raises:
         SandboxUnavailable: this is not Linux, or no process can be started.
@@ -215,7 +212,7 @@ class EncodedJob:
 
 
 def encode_job(index: int, job: Job) -> EncodedJob:
-    """Encode a job; raise ValueError or TypeError as `encode_tests` does."""
+    """Encode a job, with the errors of `encode_tests`."""
     limits = job.limits
     inputs = [stream.stdin for stream in job.streams]
     sizes = [len(text.encode()) for text in inputs]
@@ -256,10 +253,7 @@ def _start_pair(modules: tuple[str, ...], isolated: bool) -> tuple[SandboxProces
 
 
 class Worker:
-    """A zygote and its judge; both are replaced when one of them fails.
-
-    Lives in one thread, because its processes die with the thread that started them.
-    """
+    """A zygote and its judge in one thread; both are replaced when one of them fails."""
 
     def __init__(self, modules: tuple[str, ...] = (), *, isolated: bool = True) -> None:
         self._modules = modules
@@ -281,7 +275,11 @@ class Worker:
         try:
             while True:
                 try:
-                    while len(in_flight) < _IN_FLIGHT and (job := _take_job(waiting)):
+                    while len(in_flight) < _IN_FLIGHT:
+                        try:
+                            job = waiting.popleft()
+                        except IndexError:  # none is left; other workers take some, too
+                            break
                         in_flight.append(job)
                         self._submit(job)
                     if not in_flight:
@@ -350,10 +348,3 @@ class Worker:
         """End both processes."""
         self._zygote.close()
         self._judge.close()
-
-
-def _take_job(waiting: deque[EncodedJob]) -> EncodedJob | None:
-    try:
-        return waiting.popleft()
-    except IndexError:
-        return None
