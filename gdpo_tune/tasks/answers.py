@@ -171,7 +171,7 @@ def is_same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool:
 
 _OPTION = re.compile(
     r"(?:option\s+|\\text(?:bf|rm)?\s*\{)?\(?(?P<letter>[A-E])\)[\s}]*"
-    r"(?:\\[ ,;]|:)*\s*(?P<rest>[^\s(}].*)",
+    r"(?:\\[ ,;]|:)*\s*(?P<rest>[^\s(}].*)"
 )
 """`(B) 17`, `\\textbf{(B)}\\ 17`: how contests and chat models name an option with its value."""
 

@@ -176,10 +176,7 @@ WRITTEN = [
     ("verl", CISPO[1:], {f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.clip_ratio_low": 0.2}),
     ("nemo-rl", CISPO, {"loss_fn.ratio_clip_max": 0.28, "loss_fn.ratio_clip_min": 1.0}),
     # The switch of each mode.
-    (
-        *("trl", ()),
-        {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": ABSENT},
-    ),
+    (*("trl", ()), {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": ABSENT}),
     ("trl", ("space.normalization=grpo_batch",), {"scale_rewards": "batch"}),
     ("axolotl", (), {"rl": "grpo", "trl.multi_objective_aggregation": "normalize_then_sum"}),
     (
@@ -206,39 +203,22 @@ WRITTEN = [
     ("verl", ("space.beta=0.01",), {f"{ACTOR}.kl_loss_type": "low_var_kl+"}),
     (
         *("nemo-rl", ("space.beta=0.01",)),
-        {
-            "loss_fn.use_on_policy_kl_approximation": False,
-            "loss_fn.kl_output_clamp_value": None,
-        },
+        {"loss_fn.use_on_policy_kl_approximation": False, "loss_fn.kl_output_clamp_value": None},
     ),
-    (
-        *("nemo-rl", (*PARTS, "space.beta=0.01")),
-        {"loss_fn.use_on_policy_kl_approximation": True},
-    ),
+    (*("nemo-rl", (*PARTS, "space.beta=0.01")), {"loss_fn.use_on_policy_kl_approximation": True}),
     ("verl", (), {f"{ACTOR}.shuffle": False}),
     ("verl", PARTS, {f"{ACTOR}.shuffle": True}),
     # Sizes. A step of 48 completions is one of 6 groups of 8.
     (
         "trl",
         ("training.micro_batch_size=16", "space.num_iterations=2", "training.steps=50"),
-        {
-            "per_device_train_batch_size": 16,
-            "gradient_accumulation_steps": 3,
-            "max_steps": 100,
-        },
+        {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 3, "max_steps": 100},
     ),
     (
         *("verl", ("space.num_iterations=2", "training.steps=50")),
-        {
-            "data.train_batch_size": 6,
-            f"{ACTOR}.ppo_epochs": 2,
-            "trainer.total_training_steps": 50,
-        },
+        {"data.train_batch_size": 6, f"{ACTOR}.ppo_epochs": 2, "trainer.total_training_steps": 50},
     ),
-    (
-        *("nemo-rl", ()),
-        {"grpo.num_prompts_per_step": 6, "policy.train_global_batch_size": 48},
-    ),
+    (*("nemo-rl", ()), {"grpo.num_prompts_per_step": 6, "policy.train_global_batch_size": 48}),
     # The processes of verl share a step equally.
     (
         *("verl", ("training.completions_per_step=40", "space.group_size=4")),
@@ -292,10 +272,7 @@ WRITTEN = [
         },
     ),
     ("nemo-rl", VLLM, {f"{NEMO_WEIGHTS}type": ABSENT}),
-    (
-        *("verl", weigh("token_truncate")),
-        {VERL_WEIGHTS: "token", f"{VERL_WEIGHTS}_threshold": 3.0},
-    ),
+    (*("verl", weigh("token_truncate")), {VERL_WEIGHTS: "token", f"{VERL_WEIGHTS}_threshold": 3.0}),
     ("verl", VLLM, {VERL_WEIGHTS: "sequence", f"{VERL_WEIGHTS}_threshold": "1e-30_3.0"}),
     ("verl", weigh("off"), {VERL_WEIGHTS: ABSENT}),
     # Gradients that two optimizer steps divide once more are clipped lower.

@@ -17,11 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gdpo_tune.core.shaping import Shaping
 from gdpo_tune.exporters import runtime
-from gdpo_tune.exporters.runtime_prompts import (
-    ExportedPrompt,
-    build_message_row,
-    build_verl_row,
-)
+from gdpo_tune.exporters.runtime_prompts import ExportedPrompt, build_message_row, build_verl_row
 from gdpo_tune.exporters.write_export import export_training
 from gdpo_tune.policies.prompt_choice import find_text_prefix
 from gdpo_tune.policies.prompt_format import PromptFormat

@@ -204,14 +204,8 @@ START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
 @pytest.mark.parametrize(
     ("pretend", "step"),
     [
-        (
-            f"{RESTRICT}refuse_seccomp()",
-            "seccomp: the kernel or the container refuses",
-        ),
-        (
-            f"{RESTRICT}refuse_files_in_memory()",
-            "memfd: Permission denied; code runs only",
-        ),
+        (f"{RESTRICT}refuse_seccomp()", "seccomp: the kernel or the container refuses"),
+        (f"{RESTRICT}refuse_files_in_memory()", "memfd: Permission denied; code runs only"),
         ("import sys; sys.platform = 'darwin'", "platform: "),
         ("import sys; sys.executable = '/nowhere/python'", "start: "),
         ("import sys; sys.executable = '/bin/false'", "start: "),

@@ -91,7 +91,7 @@ def test_gsm8k_answers_that_cannot_be_parsed(answer, reason):
 def test_math_takes_the_last_box_or_the_column():
     answers = [problem.data["answer"] for problem in usable("math")]
     assert answers == [
-        *("14", r"\frac{9}{2}", "19", "6", r"\{0,2,4,6,8\}", "120", "3.5", "1{,}000", "-3", "6"),
+        *("14", r"\frac{9}{2}", "19", "6", r"\{0,2,4,6,8\}", "120", "3.5", "1{,}000", "-3", "6")
     ]
     row = {**read_rows("math")[0], "answer": " 15 "}
     assert mapped("math", row).data == {"answer": "15"}
@@ -123,10 +123,7 @@ def test_toolrl_calls_in_other_writings(truth):
     change = {"reward_model": {"ground_truth": truth}, "tools": '[{"name": "a"}]'}
     row = {**read_rows("toolrl")[0], **change}
     problem = mapped("toolrl", row)
-    assert problem.data == {
-        "calls": [{"name": "a", "parameters": {"x": 1}}],
-        "response": False,
-    }
+    assert problem.data == {"calls": [{"name": "a", "parameters": {"x": 1}}], "response": False}
     assert problem.prompt.startswith('Tools:\n{"name": "a"}\n\nYou may')
 
 
