@@ -123,7 +123,6 @@ def _list_items(setup: TrainingSetup, transfer: Transfer) -> Iterator[str]:
 
 
 def _list_supplies(setup: TrainingSetup, exported: Exported) -> dict[str, str]:
-    """Return key -> what the user has to put there."""
     supplies = dict(exported.required_inputs)
     if Path(setup.policy).is_absolute() and setup.policy in exported.text:
         supplies[exported.file] = (
@@ -141,7 +140,6 @@ def _list_supplies(setup: TrainingSetup, exported: Exported) -> dict[str, str]:
 
 
 def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
-    """Return the section of the rewards; empty lines for a merge, which has none."""
     if not rewards:
         return ""
     return f"""

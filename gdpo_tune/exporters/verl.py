@@ -139,7 +139,6 @@ def export_verl(setup: TrainingSetup) -> Exported:
 
 
 def _format_run(setup: TrainingSetup) -> str:
-    """Return the lines that start verl, whose processes may work in other directories."""
     paths = {
         "data.train_files": library.PROMPTS_FILE,
         "data.val_files": library.PROMPTS_FILE,

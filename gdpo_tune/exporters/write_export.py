@@ -161,7 +161,6 @@ CDPATH='' cd -- "$here"
 
 
 def _format_version_check(exported: Exported) -> str:
-    """Return the lines that refuse another version of a library that is a package."""
     package = re.search(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", exported.install)
     if package is None:
         return ""

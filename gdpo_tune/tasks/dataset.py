@@ -58,13 +58,11 @@ def describe_data(data: DataSettings) -> dict[str, str]:
 def check_data(
     data: DataSettings, training: TrainingSettings, modules: Collection[str] = ()
 ) -> None:
-    """Refuse, before any work starts, data that would fail every trial.
-
-    `modules` are those that a sandbox offers besides the standard library.
+    """Refuse data that would fail every trial.
 
     Raises:
         DataError: the data cannot be read or used, a split holds too few prompts, or tests import
-            other modules.
+            other modules than the standard library and `modules`.
     """
     if not data.source:
         return
@@ -116,8 +114,7 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
     """Return the layout that fits the first rows of a file or directory best; None for others.
 
     A task or layout that is given is kept. Most of the rows have to become problems. Then fewer
-    columns with other names count, then more columns of the layout, then the order of `LAYOUTS`, in
-    which the stricter ones come first.
+    renamed columns count, then more columns, then the order of `LAYOUTS`: stricter ones first.
 
     Raises:
         DataError: the source cannot be read.

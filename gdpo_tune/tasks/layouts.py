@@ -73,12 +73,6 @@ GSM8K = LayoutInfo(
 # Source: arXiv 2103.03874; columns of the released data and of its copies on the Hub.
 
 
-def convert_competition_math(row: Row) -> Problem:
-    """Return the problem, and the answer as `data["answer"]`."""
-    data = {"answer": read_math_answer(row)}
-    return Problem(get_text(row, "problem").strip() + "\n", "math", data)
-
-
 def read_math_answer(row: Row) -> str:
     """Return the answer that a row states, or else that of its solution."""
     if row.get("answer") not in (None, "") or "solution" not in row:
@@ -96,14 +90,14 @@ def require_comparable(answer: str, column: str) -> str:
     return answer
 
 
-def _write_competition_math(row: Row) -> str:
-    solution = get_optional_text(row, "solution").strip()
-    return write_answer(solution, extract_box(solution) or read_math_answer(row))
-
-
 MATH = LayoutInfo(
-    convert_competition_math,
-    write_reference=_write_competition_math,
+    lambda row: Problem(
+        get_text(row, "problem").strip() + "\n", "math", {"answer": read_math_answer(row)}
+    ),
+    write_reference=lambda row: write_answer(
+        solution := get_optional_text(row, "solution").strip(),
+        extract_box(solution) or read_math_answer(row),
+    ),
     tasks=("math", "gsm8k"),
     columns=("problem",),
     one_of=("answer", "solution"),
@@ -253,11 +247,6 @@ TOOLRL = LayoutInfo(
 # Source: `dataset/rlla_sft.json` of github.com/qiancheng0/ToolRL.
 
 
-def convert_rlla_sft(row: Row) -> Problem:
-    """Return the problem of `convert_toolrl` for a demonstration."""
-    return convert_toolrl(_arrange_demonstration(row))
-
-
 def _arrange_demonstration(row: Row) -> Row:
     texts = [get_text(row, "instruction"), get_optional_text(row, "input")]
     truth = {"ground_truth": get_text(row, "output")}
@@ -265,7 +254,7 @@ def _arrange_demonstration(row: Row) -> Row:
 
 
 RLLA_SFT = LayoutInfo(
-    convert_rlla_sft,
+    lambda row: convert_toolrl(_arrange_demonstration(row)),
     write_reference=lambda row: _read_truth(_arrange_demonstration(row))[0],
     tasks=("tools",),
     columns=("instruction", "output"),

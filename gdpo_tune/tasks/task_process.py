@@ -240,13 +240,10 @@ class TaskProcess(CloseableResource):
 
 
 def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
-    """Call every reward on a few texts of the data: two prompts with four completions each.
+    """Call every reward on a few texts; return the time of each function, and warnings.
 
-    Those are an empty one, a text of the row, one with the tags of the instructions, and one of
-    maximal length. Their token ids are made up.
-
-    Returns:
-        The time of each function, and warnings.
+    Two prompts have four completions each: an empty one, a text of the row, one with the tags of
+    the instructions, and one of maximal length.
 
     Raises:
         UsageError: values of a wrong number, type or range; a function that raises for every text,
@@ -349,8 +346,12 @@ def serve_task(descriptor: int) -> None:
                 _seed_draws(0)
             if method == "build":
                 name = arguments[0]
-                task = _build_task(*arguments)
-                result = task.instructions
+                task = task_files.load_class(name)(*arguments[1:])
+                result = getattr(task, "instructions", None)
+                if not isinstance(result, str):
+                    task = None
+                    reason = "instructions has to be a text, which may be empty"
+                    raise TaskFileError(f"{name}: {reason}")
             elif method == "enter":
                 task.__enter__()
             elif method == "score":
@@ -378,17 +379,9 @@ def serve_task(descriptor: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Wait until the parent has gone, however it ended."""
     while os.read(parent, 1):
         pass
     os.killpg(0, signal.SIGKILL)
-
-
-def _build_task(name: str, *settings: Any) -> Any:
-    task = task_files.load_class(name)(*settings)
-    if not isinstance(getattr(task, "instructions", None), str):
-        raise TaskFileError(f"{name}: instructions has to be a text, which may be empty")
-    return task
 
 
 def _seed_draws(number: int) -> None:

@@ -246,7 +246,6 @@ def _dict_matches(expected: Mapping[object, object], received: Sequence[Encoded]
 
 
 def _find_element(remaining: set[object], item: Encoded) -> object:
-    """Return the expected element that equals `item`, or `_MISSING`."""
     if _is_hashable(item):
         element = decode(item)
         if element in remaining:

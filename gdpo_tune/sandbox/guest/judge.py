@@ -58,7 +58,6 @@ class Overload(Exception):
 
 
 def _prepare() -> None:
-    """Limit the time and memory of comparisons."""
     signal.signal(signal.SIGPROF, _raise_overload)
     soft = cap_at_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
     resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -69,7 +68,6 @@ def _raise_overload(number: int, frame: object) -> NoReturn:
 
 
 def _answer(control: socket.socket, isolation: Isolation) -> None:
-    """Judge one candidate and send the report about it."""
     head, candidate = receive_with_descriptor(control, HEADER.size)
     limit, kind, tests, *rest = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
     report = CandidateReport()

@@ -109,7 +109,6 @@ def lock_process(control: socket.socket, parent: int, isolated: bool) -> Isolati
 
 
 def _drop_rights(control: socket.socket) -> list[str]:
-    """Add every layer around the filter that is possible here, and return their names."""
     layers: list[str] = []
     started_as_root = os.getuid() == 0
     if _enter_namespaces(control):

@@ -83,7 +83,6 @@ _builtins_before: dict[str, Any] = {}
 
 
 def _answer(control: socket.socket, isolation: Isolation) -> None:
-    """Fork one candidate, supervise it, and send its ending."""
     request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
     allowance = Allowance(*Allowance.FORMAT.unpack(request))
     files = [os.memfd_create("input"), os.memfd_create("output")] if allowance.file_bytes else []
@@ -116,7 +115,6 @@ def _prepare() -> None:
 
 
 def _run_candidate() -> NoReturn:
-    """Read the job, run it, answer, and end this process."""
     gc.enable()
     code, seed, printable, calls, inputs, *clocks = parse(read_frame(_receive, _MAX_JOB_BYTES))
     start_clock = partial(_start_clocks, clocks)
