@@ -103,7 +103,7 @@ JUDGE = Judge(
 
 
 def _score_samples(setup: TrainingSetup) -> tuple[str, list[str], str]:
-    """Return the scoring by the functions of a task that ships: source, imports, lines above."""
+    """Return the scoring by a task that ships: source, imports, lines above."""
     read = {*(reward.name for reward in setup.rewards)}
     read |= {condition.on for condition in setup.shaping.conditions.values()}
     rewards = [reward for reward in setup.build_task().judged_rewards if reward.name in read]
