@@ -223,11 +223,9 @@ class Candidate:
 
 
 def run_tests(tests: list[Encoded], limit: int) -> NoReturn:
-    """Run the tests in order, report each, and end this process.
+    """Run tests, see `jobs.encode_tests`, report each, and end this process.
 
-    Args:
-        tests: `["assert", source]`, or `["call", function, arguments, expected]`, encoded.
-        limit: most bytes that the candidate may send altogether.
+    The candidate may send `limit` bytes altogether.
     """
     sys.set_int_max_str_digits(0)
     candidate = Candidate(limit)

@@ -7,8 +7,8 @@ compares what it reads with the values; for tests it forks a locked checker:
     [bytes, "streams", pairs, rule]      expected output of a program, and its tolerance
     [bytes, "tests", tests, *allowance]  see `checker.run_tests` and `Allowance`
 
-The first field is the most that the candidate may send altogether. A rule is one of
-`equality`. The answer is a report:
+The first field is the most that the candidate may send altogether. A rule is one of `grading`. The
+answer is a report:
 
     started   the candidate was locked and about to read its job
     stop      why there are no more verdicts: load, output, ended, malformed, overload; or null

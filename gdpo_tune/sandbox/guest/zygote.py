@@ -130,10 +130,7 @@ def _run_candidate() -> NoReturn:
 
 
 def _start_clocks(clocks: list[float]) -> None:
-    """Give the next test its CPU and wall seconds, after which a signal ends this process.
-
-    A candidate can stop these clocks, but not those of the whole job.
-    """
+    # NOTE: a signal ends this process; a candidate can stop these clocks, not those of the job.
     for timer, seconds in zip((signal.ITIMER_PROF, signal.ITIMER_REAL), clocks, strict=False):
         signal.setitimer(timer, seconds)
 
@@ -161,11 +158,7 @@ def _receive(at_most: int) -> bytes:
 def _run_program(
     code: str, seed: int, printable: int, inputs: list[str], start_clock: Callable[[], object]
 ) -> NoReturn:
-    """Run the program on every input, answer each time, and end this process.
-
-    It may print `printable` bytes altogether. Its generators are seeded again, and a clock
-    is started, for each input.
-    """
+    """Run the program on every input, answer each time, and end this process."""
     loading = ExceptionCapture()
     program = None
     with loading:
