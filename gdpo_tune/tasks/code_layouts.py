@@ -81,11 +81,11 @@ def convert_apps(row: Row) -> Problem:
     function = tests.get("fn_name")
     request = f"{question}\n{starter}\n" if starter else f"{question}\n"
     if not function:
-        texts = (
+        texts = [
             [v if isinstance(v, str) else "\n".join(map(str, require_list(v, _IO))) for v in values]
             for values in (inputs, outputs)
-        )
-        pairs = check_streams(*texts, _IO)
+        ]
+        pairs = check_streams(texts[0], texts[1], _IO)
         return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_APPS_JUDGE)
     if not isinstance(function, str) or not function.isidentifier():
         raise RowError(_IO, f"fn_name is {function!r}, which is not a function name")

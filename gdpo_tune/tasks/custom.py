@@ -390,8 +390,7 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
         rest = {name: value for name, value in row.items() if name != "prompt"}
         if columns is None:
             columns, is_chat = set(rest), not isinstance(prompt, str)
-        is_text = isinstance(prompt, str) and not SURROGATE.search(prompt)
-        is_usable = _is_open_conversation(prompt) if is_chat else is_text
+        is_usable = _is_open_conversation(prompt) if is_chat else _is_text(prompt)
         reason = ""
         if not is_usable or not prompt:
             reason = (
@@ -413,6 +412,10 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
         text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns) or prompt
         result.setdefault(text, Problem(text, "own", rest, turns))
     return result
+
+
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, str) and not SURROGATE.search(prompt)
 
 
 def _is_open_conversation(prompt: Any) -> bool:
