@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
 from gdpo_tune.tasks.rewards import BLOCK_FORMAT, BUG_FREE, LENGTH, TESTS_PASSED, score_bug_free
 from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, TaskMetric, measure_rewards
@@ -91,11 +91,6 @@ _VISIBLE_LISTS = ([4, -1, 12], [13, 8, 6, 8])
 _HIDDEN_LISTS = ([2, -5, 7, 10], [16, 2], [1, 9, -4, 12, 12])
 _Step = tuple[_Operation, int]
 """An operation and its constant."""
-
-
-def draw_code_problems(split: Split, count: int, seed: int) -> list[Problem]:
-    """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
-    return draw_problems("code", _FAMILIES, split, count, seed)
 
 
 def _draw_rate(rng: random.Random) -> Problem:
@@ -189,6 +184,10 @@ _FAMILIES: dict[str, Family] = {
     "chain": (0.2, _draw_chain),
     "list": (0.2, _draw_list),
 }
+
+
+draw_code_problems = functools.partial(draw_problems, "code", _FAMILIES)
+"""Draws problems of a split; see `draw_problems`."""
 
 
 class CodeTask(BuiltInTask):

@@ -108,26 +108,6 @@ def test_results_come_in_the_order_of_the_jobs_whichever_is_done_first(double):
     assert [r.status for r in results] == ["failed", "passed", *["failed"] * 7]
 
 
-def test_a_slow_job_does_not_hold_up_others(double):
-    with ExternalSandbox(double.url, 2) as sandbox:
-        slow = threading.Event()
-
-        def stay(handler):
-            slow.wait()
-            handler.answer({}, 500)
-
-        double.faults.append(stay)
-        waiting = []
-        thread = threading.Thread(target=lambda: waiting.extend(sandbox.run_batch([GOOD])))
-        thread.start()
-        wait_until(lambda: not double.faults)
-        assert all(r.passed for r in sandbox.run_batch([GOOD] * 4))
-        assert not waiting
-        slow.set()
-        thread.join()
-        assert waiting[0].passed
-
-
 def test_a_refused_job_ends_a_batch_whose_first_job_hangs(double, monkeypatch):
     monkeypatch.setattr(external, "_GRACE_SECONDS", 120.0)
     with ExternalSandbox(double.url, 2) as sandbox:

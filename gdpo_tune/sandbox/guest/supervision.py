@@ -162,7 +162,9 @@ def supervise_fork(child: int, allowance: Allowance, control: int) -> ExitStatus
     timed_out = False
     left = min(allowance.cpu_seconds, allowance.wall_seconds)
     while not (ready := poll.poll(1000 * max(left, _PULSE))):
-        left = min(deadline - time.monotonic(), allowance.cpu_seconds - _read_cpu_clock(child))
+        # Source: Linux `include/linux/posix-timers_types.h`, CPUCLOCK_SCHED of a process.
+        used = time.clock_gettime((~child << 3) | 2)
+        left = min(deadline - time.monotonic(), allowance.cpu_seconds - used)
         if left <= 0:
             timed_out = True
             break
@@ -179,8 +181,3 @@ def supervise_fork(child: int, allowance: Allowance, control: int) -> ExitStatus
         # NOTE: the kernel's own CPU limit, which a candidate can neither ignore nor outrun.
         timed_out = True
     return ExitStatus(ended_by, timed_out, cpu_seconds, usage.ru_maxrss * 1024)
-
-
-def _read_cpu_clock(process: int) -> float:
-    # Source: Linux `include/linux/posix-timers_types.h`, CPUCLOCK_SCHED of a process.
-    return time.clock_gettime((~process << 3) | 2)
