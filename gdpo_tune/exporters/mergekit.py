@@ -1,8 +1,5 @@
 """mergekit: a YAML file for `mergekit-yaml`, which repeats a merge.
 
-Its method `linear` with `normalize: false` is the sum of weight times tensor, in the type `dtype`,
-written in the type `out_dtype`.
-
 Source: mergekit/config.py, common.py and merge_methods/linear.py of mergekit 0.1.5, and
 docs/merge_methods.md there.
 """

@@ -120,13 +120,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Job:
-    """One candidate and its tests: calls and asserts of a module, or streams of a program.
-
-    Tests may come from any iterable, except that one text is not a tuple of asserts.
+    """One candidate and its tests, of any iterable: calls and asserts, or streams of a program.
 
     Raises:
         ValueError: there is no test, so that a candidate would pass by doing nothing; or streams
-            are mixed with calls or asserts. `run_batch` checks that each assert can fail.
+            are mixed with others. `run_batch` checks that each assert can fail.
     """
 
     code: str
@@ -308,8 +306,7 @@ def encode_tests(tests: Iterable[Call | str]) -> list[list[Encoded]]:
     """Encode each test as `["call", function, arguments, expected]` or `["assert", source]`.
 
     Raises:
-        ValueError: a test is not Python, has neither `assert` nor `raise`, or holds a value
-            nested too deeply.
+        ValueError: a test is not Python, cannot fail, or holds a value nested too deeply.
         TypeError: a call holds a value that cannot be sent.
     """
     encoded: list[list[Encoded]] = []

@@ -59,8 +59,8 @@ class _Pool(Sandbox):
 
         Raises:
             SandboxInfraError: the sandbox itself failed repeatedly; no job gets a verdict then.
-            ValueError, TypeError: a test has neither `assert` nor `raise`, or holds a value that
-                cannot be sent; a job's limit exceeds the machine's memory; or this is closed.
+            ValueError, TypeError: see `encode_tests` and `count_workers_in_memory`; or this is
+                closed.
             RuntimeError: this is a fork of the process that made this sandbox.
         """
         self._require_open()
@@ -158,8 +158,8 @@ class UnsafeNoIsolationSandbox(_Pool):
 def count_workers_in_memory(workers: int, jobs: Sequence[Job], memory: int | None) -> int:
     """Return how many of the workers may run these jobs at once; at least one.
 
-    Each job counts with its memory limit; one with asserts twice, because its tests may need a
-    process of their own, with the same limit. `memory` is in bytes; None if unknown.
+    A job with asserts counts twice, because its tests may need a process of their own. `memory` is
+    in bytes; None if unknown.
 
     Raises:
         ValueError: one job alone may use more memory than the machine has.
@@ -263,9 +263,7 @@ class Worker:
         self.layers = self._zygote.layers
 
     def run(self, waiting: deque[EncodedJob], results: dict[int, Result]) -> None:
-        """Run waiting jobs until none is left; several workers may share them.
-
-        Each result is stored under the index of its job.
+        """Run waiting jobs, which workers share, and store each result under the index of its job.
 
         Raises:
             SandboxInfraError: a job had no verdict in `ATTEMPTS` attempts.
@@ -339,7 +337,7 @@ class Worker:
         self._judge.kill()
 
     def interrupt(self) -> None:
-        """End the running job without a verdict, and refuse later ones; from any thread."""
+        """End the running job without a verdict and refuse later ones; from any thread."""
         self._interrupted = True
         self._zygote.interrupt()
         self._judge.interrupt()

@@ -118,10 +118,7 @@ def _join_boxes(text: str) -> str:
 
 
 def extract_box(text: str) -> str:
-    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`; empty without one.
-
-    Inner braces belong to it. `\boxed 7` holds the one character. A box that never ends holds none.
-    """
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`; empty if there is no end."""
     boxes = list(_BOX.finditer(text))
     if not boxes:
         return ""
@@ -153,9 +150,7 @@ _DEEPEST = 12
 
 
 def is_same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool:
-    """Return whether an answer is the right one, `gold`; an empty answer never is.
-
-    `tolerance` is the largest absolute error of a number.
+    """Return whether an answer is `gold`, within the absolute `tolerance` of a number.
 
     Raises:
         MathVerifyError: Math-Verify is needed, and it is not installed or does not start.
@@ -362,8 +357,7 @@ def rewrite_latex(text: str) -> str:
     r"""Return a cleaned answer in the one form in which MATH's judge compares texts.
 
     Source: `_strip_string` of `math_equivalence.py`: `\frac12`, `1/2` and `0.5` become
-    `\frac{1}{2}`, `\sqrt3` becomes `\sqrt{3}`, and blanks go. A blank between two numbers stays,
-    as they are two.
+    `\frac{1}{2}`, and blanks go, but for one between two numbers.
     """
     text = _WRAPPED.sub(r"\1", text).replace("\\\\", "\\")
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)

@@ -34,9 +34,7 @@ DECISIVE_ROWS = 20
 
 
 def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> list[Problem]:
-    """Return `count` problems of one split with distinct prompts, chosen by the seed.
-
-    A smaller `count` gives the first of them. The order of the rows does not matter.
+    """Return `count` problems of one split, chosen by the seed whatever the order of the rows.
 
     Raises:
         DataError: the data cannot be read, or the split holds fewer prompts.

@@ -1,7 +1,6 @@
 """Layouts of data sets for `math`, `gsm8k` and `tools`: a function of a row, and its `LayoutInfo`.
 
-A function raises `RowError` for a row that cannot become a problem: a column is missing or not of
-its kind, there is no test, or the answer cannot be parsed.
+A function raises `RowError` for a row that cannot become a problem.
 
 `Problem.data` is what the tasks agree on: for `math` and `gsm8k` `{"answer": text}`; for `tools`
 `{"calls": [{"name", "parameters"}], "response": bool}`; for `code` see `execution`.
@@ -108,9 +107,9 @@ MATH = LayoutInfo(
 
 # Questions with their answers alone, in the columns in which each set was released.
 #
-# Some have a context or body, which stands above the question. Of the answers of ASDiv the unit is
-# left out: `9 (apples)`. OlympiadBench's `error` is the tolerance of an answer. The reference
-# solution is the answer itself. `verl` is the form of verl's training files.
+# A context or body stands above the question. Of the answers of ASDiv the unit is left out:
+# `9 (apples)`. OlympiadBench's `error` is the tolerance of an answer. The reference solution is the
+# answer itself. `verl` is the form of verl's training files.
 #
 # Source: arXiv 2103.07191 (SVAMP), arXiv 2106.15772 (ASDiv), NAACL 2016 (MAWPS), arXiv 2402.14008
 # (OlympiadBench); columns of the released data and in `evaluation/data` of

@@ -1,7 +1,7 @@
 """Reference solutions of a data set, scored by the rewards of a sweep before it starts.
 
 A wrong layout, a wrong column and a broken grader have one sign: solutions that the data calls
-right earn nothing. Rows without a solution are not counted, nor are those that give no problem.
+right earn nothing. Rows without a solution or a problem are not counted.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def read_references(data: DataSettings) -> Iterator[Reference]:
 def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) -> ReferenceCheck:
     """Score a sample of the references with the first reward of a task, its correctness.
 
-    The result is cached by the content of the sample, the settings and the code that scores.
+    The result is cached by sample, settings and code.
 
     Raises:
         DataError: the data cannot be read, or most references earn less than full marks.
