@@ -264,10 +264,7 @@ def test_the_users_environment_wins(monkeypatch):
 
 @pytest.mark.parametrize(
     ("uri", "location"),
-    [
-        ("sqlite:////data/mlflow.db", "/data/mlartifacts/my_sweep"),
-        ("http://host:5000", None),
-    ],
+    [("sqlite:////data/mlflow.db", "/data/mlartifacts/my_sweep"), ("http://host:5000", None)],
 )
 def test_artifacts_of_a_database_lie_beside_its_file(uri, location):
     created = []
