@@ -29,7 +29,7 @@ from gdpo_tune.spec.checks import NAME
 from gdpo_tune.spec.document import (
     ABSENT,
     KeyPath,
-    Mark,
+    Place,
     Problems,
     ReportedError,
     YamlMap,
@@ -164,7 +164,7 @@ class ScheduleFile:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.project = file.absolute().parent.parent
-        self.problems = Problems(Mark(str(file), 1))
+        self.problems = Problems(Place(str(file), 1))
         self.is_read = self._read()
         self.name, value = "", self.problems.root.get("name", file.stem)
         if isinstance(value, str) and NAME.fullmatch(value):
@@ -212,7 +212,7 @@ class ScheduleFile:
         if self.file.exists() and not is_file(self.file):
             # reading a pipe or a device might never end
             fix = "move it out of the directory, or give it another ending"
-            self.problems.add(Mark(str(self.file)), "", None, "not a file", fix)
+            self.problems.add(Place(str(self.file)), "", None, "not a file", fix)
             return False
         try:
             root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
@@ -245,7 +245,7 @@ class ScheduleFile:
                 if problem.where == str(space):  # it cannot be read
                     self._add(("space",), f"{space}: {problem.reason}", problem.fix)
                 elif path is None:
-                    self.problems.records.append((Mark(problem.where), problem))
+                    self.problems.records.append((Place(problem.where), problem))
                 elif not self.problems.has_problem(format_path(path)):
                     mark, _ = self.problems.find(path)  # of the key in this file that causes it
                     problem = replace(problem, where=str(mark), key=format_path(path))

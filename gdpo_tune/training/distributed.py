@@ -36,15 +36,16 @@ def join_process_group() -> None:
         clear_rendezvous()
         return
     PartialState(cpu=not torch.cuda.is_available())
+    # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Every trial of a process
+    # registers the same two functions: torch sorts what is registered, and cannot order others.
+    torch.serialization.register_package(100, _ignore_storage, _keep_on_cpu)
 
-    # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Both functions have names,
-    # because torch sorts what is registered and cannot order different lambdas.
-    def ignore_storage(_: Any) -> None: ...
 
-    def keep_on_cpu(storage: Any, location: str) -> Any:
-        return storage if location.startswith("cpu:") else None
+def _ignore_storage(_: Any) -> None: ...
 
-    torch.serialization.register_package(100, ignore_storage, keep_on_cpu)
+
+def _keep_on_cpu(storage: Any, location: str) -> Any:
+    return storage if location.startswith("cpu:") else None
 
 
 def count_processes() -> int:

@@ -222,29 +222,21 @@ class OpenTrial:
 
     number: int
     node: str = ""
-    process: str = ""
-    """Where it runs, maybe with others; empty between two attempts."""
+    process: str = ""  # where it runs, maybe with others; empty between two attempts
     verdict: tuple[Verdict, Rung | None] | None = None
     """Set once it is told to end; a person's request has no rung."""
-    cost: Cost | None = None
-    """Cost so far, in case it fails."""
-    step: int = 0
-    """Last step that it has reported."""
-    failed: int = 0
-    """Attempts that failed by themselves."""
+    cost: Cost | None = None  # cost so far, in case it fails
+    step: int = 0  # last step that it has reported
+    failed: int = 0  # attempts that failed by themselves
     lost: int = 0
     """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
-    process_deaths: int = 0
-    """Shared processes that died with it, without progress in between."""
-    step_at_death: int = 0
-    """`step` when its shared process died last."""
+    process_deaths: int = 0  # shared processes that died with it, without progress in between
+    step_at_death: int = 0  # `step` when its shared process died last
     died: tuple[str, float, bool] | None = None
     """Node and time of the last death of its process, and whether that was shared: the node may
     turn out to have died with it."""
-    moving: bool = False
-    """True if it has lost its node and has no other yet."""
-    cut_from: str = ""
-    """Node to whose process the connection was lost: the node may be lost, too."""
+    moving: bool = False  # True if it has lost its node and has no other yet
+    cut_from: str = ""  # node to whose process the connection was lost: the node may be lost, too
     given_up: str | Exception | None = None
     """Why it is not tried again, unless its node turns out to be lost before a slot is free; an
     error if every other trial would meet it."""

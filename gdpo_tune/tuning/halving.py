@@ -169,15 +169,13 @@ class _Level:
 
     def __init__(self, objectives: int, constraints: int, reduction_factor: float) -> None:
         self.verdicts: dict[int, Verdict] = {}
-        self.waiting: dict[int, int] = {}
-        """Number of a paused trial -> its row."""
+        self.waiting: dict[int, int] = {}  # number of a paused trial -> its row
         self._numbers: list[int] = []
         self._row_of: dict[int, int] = {}
         self._objectives = objectives
         self._rows = np.empty((16, objectives + constraints), order="F")  # read by columns
         self._rank = np.empty(16, dtype=np.int64)
-        self._ranked = 0
-        """Number of trials whose ranks are computed."""
+        self._ranked = 0  # number of trials whose ranks are computed
         self._factor = reduction_factor
         self._compared = 0
         """Number of trials when the waiting ones were last compared: only new trials help them."""

@@ -130,8 +130,7 @@ class Lifecycle:
         self._queue = [record.number for record in running]
         """Trials to start before any other: unfinished, or lost with their process."""
         self._proposals = self._build_proposals()
-        self._is_proposing = False
-        """True if a free slot waits for a proposal."""
+        self._is_proposing = False  # True if a free slot waits for a proposal
         self._plan = PlanCache(ledger)
         self._inbox = RequestInbox(ledger)
         self._knows_signal = any(record.rungs for record in ledger.get_records())
@@ -165,8 +164,10 @@ class Lifecycle:
             return WAIT
         record = self._take_queued()
         if record is None and not self.is_stopping:
-            if self._is_paused():
-                return WAIT
+            if self._ledger.steering.pause is not None:
+                is_open = any(record.is_open for record in self._ledger.get_records())
+                if is_open or self._plan.get_step(idle=True) is not None:
+                    return WAIT
             with self._write_guard():
                 record = self._promote() or self._start_trial() or self._promote(alone=True)
         if self.is_stopping:
@@ -270,9 +271,7 @@ class Lifecycle:
         if cause == "directory":
             self.record_incident(reason, [number])
         elif cause == "lost":
-            if not trial.moving:  # otherwise it was reported together with the others there
-                trial.moving, trial.cut_from = True, trial.node
-                self.record_incident(f"was cut off from node {where}", [number])
+            self._note_cut_off(trial)
         elif cause == "store":
             self.record_incident(f"leaves node {where}: {reason}", [number])
         elif cause != "needs_new_process":
@@ -304,11 +303,14 @@ class Lifecycle:
     def on_preempted(self, name: str) -> None:
         """Note an attempt whose node was taken away, and which the engine starts elsewhere."""
         trial = self._running[name]
-        if not trial.moving:
+        self._note_cut_off(trial)
+        trial.node = trial.process = ""
+
+    def _note_cut_off(self, trial: OpenTrial) -> None:
+        if not trial.moving:  # otherwise it was reported together with the others there
             trial.moving, trial.cut_from = True, trial.node
             where = self._nodes.describe(trial.node)
             self.record_incident(f"was cut off from node {where}", [trial.number])
-        trial.node = trial.process = ""
 
     def on_nodes_changed(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
         """Report lost and joined nodes, and excuse failures of trials on lost nodes."""
@@ -585,13 +587,6 @@ class Lifecycle:
         planned = count_planned(spec, records, steering.list_waiting(records))
         self._emit(SweepSteered(request, planned, count_candidates(spec), steering.pause))
 
-    def _is_paused(self) -> bool:
-        """Return whether something is left to start, and a request keeps it from starting."""
-        if self._ledger.steering.pause is None:
-            return False
-        is_open = any(record.is_open for record in self._ledger.get_records())
-        return is_open or self._plan.get_step(idle=True) is not None
-
     @contextmanager
     def _write_guard(self) -> Generator[None]:
         """Stop the sweep if a write to the ledger fails; an engine would blame the trial."""
@@ -632,8 +627,7 @@ class RequestInbox:
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self._clock = ledger, clock
         self._polled = float("-inf")
-        self._ignored: set[Path] = set()
-        """Files that can be neither used nor moved."""
+        self._ignored: set[Path] = set()  # files that can be neither used nor moved
 
     def is_due(self) -> bool:
         """Return whether it is time to poll the directory of requests again."""

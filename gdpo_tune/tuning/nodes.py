@@ -35,8 +35,7 @@ class Nodes:
         self.on_change: Callable[[Sequence[ClusterNode], Sequence[ClusterNode]], None] | None = None
         """Called with the nodes that were lost and those that have joined."""
         self._lost: set[str] = set()
-        self._all: dict[str, ClusterNode] = {}
-        """Those that were ever alive."""
+        self._all: dict[str, ClusterNode] = {}  # those that were ever alive
         self._alive = self._read()
 
     def list_alive(self) -> list[ClusterNode]:

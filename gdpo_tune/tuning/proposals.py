@@ -89,8 +89,7 @@ class Proposals(CloseableResource):
         self._view = view
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposals")
         self._future: Future[Suggestion] | None = None
-        self._repeated = False
-        """True if the computation was repeated because results arrived."""
+        self._repeated = False  # True if the computation was repeated because results arrived
         self._missed: list[tuple[TrialRecord, Mapping[str, Any]]] = []
         """Records and sampler states that arrived during the computation."""
 
@@ -156,20 +155,15 @@ class SamplerView:
         self._records: dict[Point, dict[int, TrialRecord]] = {}
         """Records of this sweep, by point and number."""
         self._states: dict[Point, Mapping[str, Any]] = {}
-        self._earlier: dict[Point, list[TrialRecord]] = {}
-        """Trials of earlier sweeps, by point."""
-        self._population: set[int] = set()
-        """Numbers of the members of a population."""
-        self._has_estimates = False
-        """True if any trial has estimated values."""
+        self._earlier: dict[Point, list[TrialRecord]] = {}  # trials of earlier sweeps, by point
+        self._population: set[int] = set()  # numbers of the members of a population
+        self._has_estimates = False  # True if any trial has estimated values
         self._under_way = count_affordable_trials(spec) <= MAX_WATCHED
         self._startup_count = 0
         self._extrapolation = CurveExtrapolation(spec)
-        self.known = 0
-        """Number of records that a sampler may learn from."""
+        self.known = 0  # number of records that a sampler may learn from
         self._study = SamplerStudy(spec, self._domains)
-        self._outdated = False
-        """True if the study must be rebuilt before the next proposal."""
+        self._outdated = False  # True if the study must be rebuilt before the next proposal
 
     @property
     def study(self) -> Study:
@@ -223,7 +217,8 @@ class SamplerView:
         if not self._domains:
             return Suggestion(self.spec.space.complete({}), "startup", {})
         if startup and self._factory.quasi_random:
-            return self._propose_unseen() or self._propose_point(self._startup_count)
+            repeated = self._build_suggestion(self._draw(self.spec, self._startup_count), "startup")
+            return self._propose_unseen() or repeated
         if not self._factory.has_model:
             drawn = self._build_suggestion(self._study.draw(self._build_sampler()), "startup")
             repeated = self._find_point(drawn.params) in self._records
@@ -238,17 +233,18 @@ class SamplerView:
             self._study.fail(trial.number)
             return self._replace_repeated(suggestion)
         literal = point == tuple(trial.params[name] for name in self._domains)
-        if literal and point not in self._study:
-            self._study.adopt(point, trial.number)
+        if literal and point not in self._study.numbers:
+            self._study.numbers[point] = trial.number
         else:
             self._study.fail(trial.number)  # `observe` adds the true point
         return suggestion
 
     def withdraw(self, suggestion: Suggestion) -> None:
         """Forget a proposal that no trial will have."""
-        point = self._find_point(suggestion.params)
-        if point is not None and point not in self._records:
-            self._study.withdraw(point)
+        point, study = self._find_point(suggestion.params), self._study
+        is_pending = point in study.numbers and point not in study.finished
+        if point is not None and is_pending and point not in self._records:
+            study.fail(study.numbers.pop(point))
 
     def _add(
         self, record: TrialRecord, sampler_state: Mapping[str, Any]
@@ -339,13 +335,10 @@ class SamplerView:
     def _propose_unseen(self) -> Suggestion | None:
         """Propose the next new point of the quasi-random sequence; None if none is near."""
         for index in range(self._startup_count, self._startup_count + MAX_TRIES):
-            suggestion = self._propose_point(index)
+            suggestion = self._build_suggestion(self._draw(self.spec, index), "startup")
             if self._find_point(suggestion.params) not in self._records:
                 return suggestion
         return None
-
-    def _propose_point(self, index: int) -> Suggestion:
-        return self._build_suggestion(self._draw(self.spec, index), "startup")
 
 
 class SamplerStudy:
@@ -362,14 +355,10 @@ class SamplerStudy:
         # a placeholder: each proposal has a sampler of its own
         self.study = create_study(self._storage, "projection", spec, RandomSampler())
         self._study_id = self._storage.get_study_id_from_name("projection")
-        self._numbers: dict[Point, int] = {}
-        """Point -> number of its trial in the study."""
+        self.numbers: dict[Point, int] = {}
+        """Point, pending or finished -> number of its trial in the study."""
         self.finished: dict[Point, tuple[float, ...]] = {}
         """Finished configuration -> values of its objectives."""
-
-    def __contains__(self, point: Point) -> bool:
-        """Return whether the study has a point, pending or finished."""
-        return point in self._numbers
 
     def compute_mean(self, seed_values: SeedValues) -> tuple[float, ...]:
         """Return the mean over seeds of each objective; empty without a seed."""
@@ -390,8 +379,8 @@ class SamplerStudy:
             for name, bound in self._spec.constraints.items()
             if seed_values
         }
-        if point not in self:
-            self._numbers[point] = len(self.study.get_trials(deepcopy=False))
+        if point not in self.numbers:
+            self.numbers[point] = len(self.study.get_trials(deepcopy=False))
             self.study.add_trial(
                 create_trial(
                     state=TrialState.COMPLETE if seed_values else TrialState.RUNNING,
@@ -403,7 +392,7 @@ class SamplerStudy:
                 )
             )
         elif seed_values:
-            number = self._numbers[point]
+            number = self.numbers[point]
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
             for name, value in violations.items():
                 Trial(self.study, trial_id).set_constraint(name, value)
@@ -419,15 +408,6 @@ class SamplerStudy:
             name: sampler.sample_independent(self.study, trial, name, distribution)
             for name, distribution in self.distributions.items()
         }
-
-    def adopt(self, point: Point, number: int) -> None:
-        """Let a trial that `study.ask` created stand for a pending point."""
-        self._numbers[point] = number
-
-    def withdraw(self, point: Point) -> None:
-        """Remove a pending point; ignore one that is absent or finished."""
-        if point in self and point not in self.finished:
-            self.fail(self._numbers.pop(point))
 
     def fail(self, number: int) -> None:
         """Close a trial of the study that stands for no point."""

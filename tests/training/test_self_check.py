@@ -14,24 +14,17 @@ import torch
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.policies import load_policy as loading
-from gdpo_tune.training import fast_cpu, micro_batches, self_check, train, trial, worker_cache
+from gdpo_tune.training import fast_cpu, micro_batches, self_check, train, trial
 from tests.support.training import (
     SETTINGS,
     build_trial_config,
-    register_toy_task,
     write_gpt2,
     write_policy,
 )
 
+pytestmark = pytest.mark.usefixtures("toy")
+
 ONE_STEP = SETTINGS.replace(steps=1)
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +89,13 @@ def test_it_finds_a_fast_sampler_that_computes_another_policy(llama_policy, tmp_
         run(llama_policy, tmp_path / "trial")
 
 
-@pytest.mark.parametrize("engine", ["auto", "transformers"])
-@pytest.mark.parametrize("model", [ModelSettings(), ModelSettings(lora_rank=2, dtype="bfloat16")])
+@pytest.mark.parametrize(
+    ("engine", "model"),
+    [
+        ("auto", ModelSettings()),
+        ("transformers", ModelSettings(lora_rank=2, dtype="bfloat16")),
+    ],
+)
 def test_it_changes_no_result(llama_policy, tmp_path, monkeypatch, engine, model):
     checked = []
     own = trial.check_first_batch

@@ -29,16 +29,11 @@ from gdpo_tune.training import lora, rollout, step_reporter, train, vllm_engine,
 from gdpo_tune.training import memory as gpu_module
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
-from tests.support.training import build_trial_config, register_toy_task, write_policy
+from tests.support.training import build_trial_config, register_toy_task
 from tests.support.vllm_double import RecordingLLM
 
 GIB = 2**30
 LORA = ModelSettings(dtype="bfloat16", lora_rank=4)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture

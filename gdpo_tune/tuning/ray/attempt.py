@@ -248,8 +248,7 @@ class Reporter:
 
     def __init__(self, attempt: AttemptConfig) -> None:
         trial, self._setup = attempt.trial, attempt.setup
-        self.stopped = False
-        """True if it has ended the trial."""
+        self.stopped = False  # True if it has ended the trial
         self.upload: Callable[[], None] | None = None
         """Called with each new checkpoint, before the driver hears of it."""
         self._number = attempt.number
@@ -257,8 +256,7 @@ class Reporter:
         self._stop_steps = attempt.stop_steps
         self._stop_flag = open_stop_flag(self._setup.spec_file.parent, self._setup.address)
         self._sent = float("-inf")
-        self._held: list[Measurement] = []
-        """To go with the next result."""
+        self._held: list[Measurement] = []  # to go with the next result
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
         """Pass a measurement on if it is due.

@@ -86,8 +86,7 @@ class SharedProcess:
         self._building = threading.Lock()
         """Held while the first trial builds what all of them share."""
         self._served = 0
-        self._is_broken = False
-        """True if an error may have left the process unusable."""
+        self._is_broken = False  # True if an error may have left the process unusable
 
     def run(self) -> None:
         """Train trials until there are no more; see `run_shared_process`."""
