@@ -272,7 +272,7 @@ def test_the_empty_png_says_so(tmp_path):
 
 def test_the_report_says_why_the_sweep_ended(tmp_path):
     spec = make_spec(tmp_path)
-    sweep = Sweep(spec, make_records(spec, 3), ending="the budget of 2 hours is spent")
+    sweep = Sweep(spec, make_records(spec, 3), [{"ending": "the budget of 2 hours is spent"}])
     assert "the budget of 2 hours is spent" in Page(build_report(sweep)).text
 
 
