@@ -111,6 +111,10 @@ class Configuration:
         """True if there is only one seed, so that its own noise of training is unknown."""
         return self.seeds < 2
 
+    def get_mean(self, metric: str) -> float:
+        """Return the test mean of a metric; NaN if it was not measured."""
+        return self.mean[metric].mean if metric in self.mean else math.nan
+
     def get_values(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
         """Return the test means of the objectives, in their order."""
         return tuple(self.mean[objective.name].mean for objective in objectives)

@@ -275,10 +275,8 @@ def place_labels(
 
     adjustText pushes texts away from points and from one another, and may get stuck in a cloud of
     points. So it starts from several sides: the first places without an overlap are taken, else
-    those with the fewest. Equal input gives equal places. The panel's obstacles are kept free.
-
-    All lengths are in points; `size` is width and height of the panel, `radius` half the size of a
-    mark with some space around it.
+    those with the fewest. All lengths are in points; `size` is width and height of the panel,
+    `radius` half the size of a mark with some space around it.
     """
     if not panel.labels:
         return []
@@ -318,10 +316,7 @@ def place_labels(
 
 
 def _count_overlaps(labels: Sequence[Bbox], anchors: Floats, squares: Sequence[Bbox]) -> int:
-    """Return how many points labels cover, and `CLASH` for each label that touches another one.
-
-    The line from a label to its point belongs to the label.
-    """
+    """Count points under labels, and `CLASH` for each label that touches another or its line."""
     covered = sum(label.count_overlaps(squares) for label in labels)
     clashes = 0
     for (label, anchor), (other, _) in permutations(zip(labels, anchors, strict=True), 2):

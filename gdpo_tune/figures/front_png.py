@@ -63,7 +63,7 @@ def write_front_png(sweep: Sweep, path: Path | None = None) -> Path:
 
 
 def draw_front_svg(front: Front, name: str) -> str:
-    """Return the front as HTML without styles, which Jenkins' Content Security Policy forbids."""
+    """Draw the front as HTML without styles, which Jenkins' Content Security Policy forbids."""
     picture = StringIO()
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):  # equal fronts, equal files
         draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})

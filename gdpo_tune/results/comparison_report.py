@@ -99,23 +99,20 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     found = _compare_sides(left, right, [note], file)
     if found.comparison.probability_of_superiority and found.verdict.winner != "too few":
         return found
-    return replace(found, notes=(*found.notes, *_advise_two_sweeps(sweep.spec, first, second)))
-
-
-def _advise_two_sweeps(spec: SweepSpec, first: str, second: str) -> list[str]:
-    file = str(spec.directory / SPEC)
-    names = [f"{spec.name}_{mode}" for mode in (first, second)]
-    sweeps = [
-        ["sweep", file, "--name", name, "--set", f"space.normalization={mode}"]
-        for name, mode in zip(names, (first, second), strict=True)
-    ]
+    spec = sweep.spec
+    names = {mode: f"{spec.name}_{mode}" for mode in (first, second)}
     more = ["--set", f"search.trials={ENOUGH}", "--set", f"storage={spec.storage}"]
-    directories = [f"{spec.storage.rstrip('/')}/{name}" for name in names]
-    commands = [*([*words, *more] for words in sweeps), ["report", *directories]]
-    return [
+    begin = ["sweep", str(spec.directory / SPEC), "--name"]
+    commands = [
+        [*begin, name, "--set", f"space.normalization={mode}", *more]
+        for mode, name in names.items()
+    ]
+    commands.append(["report", *(f"{spec.storage.rstrip('/')}/{n}" for n in names.values())])
+    advice = (
         f"A sweep of {ENOUGH} trials for each mode is enough to find a difference of about 10 %:",
         *("python -m gdpo_tune." + shlex.join(words) for words in commands),
-    ]
+    )
+    return replace(found, notes=(*found.notes, *advice))
 
 
 def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
@@ -261,9 +258,15 @@ def _is_significant(effect: Effect, null: float) -> bool:
 
 def _list_reasons(comparison: Comparison) -> list[str]:
     left, right, ratio = comparison.left.name, comparison.right.name, comparison.ratio
+    ours, theirs = comparison.hypervolumes
+    volumes = f"{left} has {ours:.3g} and {right} {theirs:.3g}"
+    if ours > 0 and theirs > 0:
+        upper = "any" if math.isinf(ratio.interval.high) else f"{ratio.interval.high:.2f}"
+        span = f"{ratio.interval.low:.2f} to {upper}"
+        volumes = f"{left} has {ratio.value:.2f} times that of {right} (95 %: {span})"
     lines = [
-        f"Hypervolume at {comparison.count} configurations each: "
-        f"{_describe_hypervolumes(comparison)}. Corrected p = {ratio.corrected:.3f}."
+        f"Hypervolume at {comparison.count} configurations each: {volumes}. "
+        f"Corrected p = {ratio.corrected:.3f}."
     ]
     for name, effect in comparison.probability_of_superiority.items():
         better = left if effect.value > 0.5 else right
@@ -295,14 +298,3 @@ def _list_reasons(comparison: Comparison) -> list[str]:
         f"attains {format_share(*ours)}, {right} alone {format_share(*theirs)}."
     )
     return lines
-
-
-def _describe_hypervolumes(comparison: Comparison) -> str:
-    left, right, ratio = comparison.left.name, comparison.right.name, comparison.ratio
-    ours, theirs = comparison.hypervolumes
-    if ours > 0 and theirs > 0:
-        high = ratio.interval.high
-        upper = "any" if math.isinf(high) else f"{high:.2f}"
-        span = f"{ratio.interval.low:.2f} to {upper}"
-        return f"{left} has {ratio.value:.2f} times that of {right} (95 %: {span})"
-    return f"{left} has {ours:.3g} and {right} {theirs:.3g}"

@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -25,7 +24,7 @@ import pandas as pd
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.text import abbreviate_parameter, format_count, join_names, suggest
-from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts
+from gdpo_tune.core.trials import TrialRecord, format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.front_table import (
     FrontRow,
@@ -36,7 +35,6 @@ from gdpo_tune.results.front_table import (
 )
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import PickedCandidate, parse_pick, pick_trial
-from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.wording import (
     REPORT_FILE,
@@ -74,13 +72,8 @@ class LoadedSweep:
         )
 
     def _repr_html_(self) -> str:
-        from gdpo_tune.ledger import Ledger
-        from gdpo_tune.results.notebook import render_sweep
-
-        with explain_foreign_ledger(self.spec.location):
-            with Ledger.open(self.spec, read_only=True) as ledger:
-                state = describe_last_session(ledger.get_sessions())
-            return render_sweep(self.spec, self.analysis, state)
+        state = describe_last_session(self._sweep.sessions)
+        return render_sweep(self.spec, self.analysis, state)
 
     @cached_property
     def analysis(self) -> Front:
@@ -171,7 +164,7 @@ class LoadedSweep:
 
 
 def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
-    return {
+    row: dict[str, Any] = {
         "number": record.number,
         "name": record.name,
         "role": record.role,
@@ -189,14 +182,11 @@ def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
         "started": record.started,
         "finished": record.finished,
         **{f"param/{name}": value for name, value in record.trained_params.items()},
-        **_make_columns("test/", record.test),
-        **_make_columns("validation/", record.validation),
     }
-
-
-def _make_columns(prefix: str, estimates: Mapping[str, Estimate]) -> dict[str, float]:
-    means = {f"{prefix}{name}": estimate.mean for name, estimate in estimates.items()}
-    return means | {f"{prefix}{name}_se": estimate.se for name, estimate in estimates.items()}
+    for split, found in (("test", record.test), ("validation", record.validation)):
+        row |= {f"{split}/{name}": estimate.mean for name, estimate in found.items()}
+        row |= {f"{split}/{name}_se": estimate.se for name, estimate in found.items()}
+    return row
 
 
 def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
@@ -207,12 +197,17 @@ def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
     table = pd.DataFrame([_build_cells(front, row) for row in rows])
     hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
     more = f"<p>{format_count(hidden, 'more configuration')} on the front: see "
+    report = spec.directory / REPORT_FILE
+    link = f"No report yet: <code>python -m gdpo_tune.report {escape(spec.location)}</code>"
+    if report.exists():
+        address = quote(os.path.relpath(report))
+        link = f'<a href="{address}" target="_blank">{REPORT_FILE}</a>'
     parts = [
         f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
         f"{escape(counts)}<br>{escape(describe_front(summarize_front(front)))}</p>",
         table.to_html(index=False, border=0) if len(table) else "",
         f"{more}<code>.front</code></p>" if hidden else "",
-        f"<p>{_link_report(spec.directory / REPORT_FILE, spec.location)}</p>",
+        f"<p>{link}</p>",
     ]
     return "".join(parts)
 
@@ -228,9 +223,3 @@ def _build_cells(front: Front, row: FrontRow) -> dict[str, str]:
         "on the front": "yes" if row.policy.is_on_front else "no",
         "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
     }
-
-
-def _link_report(report: Path, location: str) -> str:
-    if report.exists():
-        return f'<a href="{quote(os.path.relpath(report))}" target="_blank">{REPORT_FILE}</a>'
-    return f"No report yet: <code>python -m gdpo_tune.report {escape(location)}</code>"

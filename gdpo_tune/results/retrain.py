@@ -31,7 +31,6 @@ from gdpo_tune.results.transfer import (
     OPTION,
     STEPS,
     Transfer,
-    TransferPlan,
     plan_transfer,
     refuse_parameters,
 )
@@ -61,10 +60,7 @@ class Parent(NamedTuple):
 def list_parents(
     records: Sequence[TrialRecord], parts: Sequence[Part], sweep: str, steps: int
 ) -> list[Parent]:
-    """List the parents of a merge; `sweep` is the sweep's location, `steps` those of its trials.
-
-    A store is not asked whether it has kept them.
-    """
+    """List the parents of a merge; `sweep` is the sweep's location, `steps` those of its trials."""
     parents: list[Parent] = []
     for part in parts:
         training, name = records[part.trial], f"{CHECKPOINT_PREFIX}{part.step}"
@@ -94,7 +90,6 @@ class TrainingRequest:
     """Request for one training."""
 
     spec: SweepSpec
-    """Task, policy, objectives and settings."""
     params: Params
     seed: int
     label: str
@@ -106,9 +101,8 @@ class TrainingRequest:
     trial_lines: tuple[str, ...] = ()
     """Lines about the picked candidate, for a person."""
     name: str = ""
-    """Name of the picked candidate; empty for a file."""
+    """Name of the picked candidate, and `sweep`, the location of its sweep; empty for a file."""
     sweep: str = ""
-    """Location of its sweep."""
     parents: tuple[Parent, ...] = ()
     """Parents of a merge, which no single training repeats; its `params` are empty."""
     transfer: Transfer | None = None
@@ -121,11 +115,7 @@ class TrainingRequest:
 
 
 def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> TrainingRequest:
-    """Build the request that a file describes.
-
-    Raises:
-        SpecError: the file is wrong, or a parameter has no single value; it lists every problem.
-    """
+    """Build the request that a file describes; a SpecError lists every problem of it."""
     spec = load_spec(path, overrides)
     return TrainingRequest(spec, _fix_params(spec, path), spec.search.seed, "train", str(path))
 
@@ -156,11 +146,9 @@ def build_request_from_sweep(
 ) -> TrainingRequest:
     """Build a request that repeats a candidate of a sweep, for example a trial at another budget.
 
-    For a member of a population it repeats the one training that its policy comes from: parameters,
-    seed and schedule of its lineage. For a checkpoint it repeats the training up to its step. A
-    merge has parents instead.
+    For a member of a population it repeats the one training that its policy comes from. For a
+    checkpoint it repeats the training up to its step. A merge has parents instead.
 
-    `merges` is True if `pick` may choose a merge from the front, else it chooses a training.
     `overrides` change the sweep's file; under another policy, other data or other lengths also the
     parameters that do not carry over, as does `recipe`, the value of `--recipe`. `to_run` is True
     if it is trained on this machine. The other arguments are those of `load_and_pick`.
@@ -191,17 +179,24 @@ def build_request_from_sweep(
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
-    if plan is not None and plan.missing:
-        raise _build_missing_error(sweep, plan)
+    if plan is not None and plan.missing:  # other problems of the overrides come first
+        try:
+            sweep.reload(plan.overrides, to_run=False)
+        except SpecError as error:
+            problems = tuple(each for each in error.problems if each.key not in plan.examples)
+            raise (SpecError(problems) if problems else UsageError(plan.missing)) from None
+        raise UsageError(plan.missing)
     changes = list(overrides) if plan is None else plan.overrides
     has_other_steps = plan is not None and plan.has(STEPS)
-    if not has_other_steps:
-        changes = [*_shorten(sweep, step), *changes]
+    whole = sweep.spec.training
+    if not has_other_steps and step != whole.steps:
+        share = min(whole.warmup_steps / step, 0.99)
+        changes = [f"training.steps={step}", f"training.warmup_share={share}", *changes]
     spec = sweep.reload(changes, to_run=to_run)
     schedule = training.schedule
     if record.parts and not has_other_steps:
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
-        note += f", {step} of {sweep.spec.training.steps} steps"
+        note += f", {step} of {whole.steps} steps"
     else:
         factor = spec.training.steps / step
         schedule = tuple(dataclasses.replace(s, step=round(s.step * factor)) for s in schedule)
@@ -210,9 +205,8 @@ def build_request_from_sweep(
     if to_run and (changed := _describe_changed_content(sweep, spec, number)):
         request = dataclasses.replace(request, trial_lines=(*request.trial_lines, changed))
     if schedule:
-        note += (
-            f", with other values from step {join_names(segment.step for segment in schedule)} on"
-        )
+        steps = join_names(segment.step for segment in schedule)
+        note += f", with other values from step {steps} on"
     request = dataclasses.replace(
         request, spec=spec, params=training.params, seed=training.seed, note=note, schedule=schedule
     )
@@ -233,23 +227,6 @@ def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str
     changes = list_changes(recorded["digests"], facts, without=others)
     described = describe_changes(changes, sweep.spec.location, recorded["time"])
     return f"warning: {described}" if changes else ""
-
-
-def _build_missing_error(sweep: Sweep, plan: TransferPlan) -> UsageError:
-    problems: tuple[SpecProblem, ...] = ()
-    try:
-        sweep.reload(plan.overrides, to_run=False)
-    except SpecError as error:
-        problems = tuple(each for each in error.problems if each.key not in plan.examples)
-    return SpecError(problems) if problems else UsageError(plan.missing)
-
-
-def _shorten(sweep: Sweep, step: int) -> list[str]:
-    training = sweep.spec.training
-    if step == training.steps:
-        return []
-    share = min(training.warmup_steps / step, 0.99)
-    return [f"training.steps={step}", f"training.warmup_share={share}"]
 
 
 def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source: str) -> None:
@@ -274,13 +251,10 @@ def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source:
 def build_trial_config(
     request: TrainingRequest, *, seed: int | None, out: Path | None, threads: int | None
 ) -> TrialConfig:
-    """Build the configuration of a training without a search.
+    """Build the configuration of a training; the UsageError of a merge says that it is none.
 
-    None stands for the seed of the request, a directory beside the sweeps, and as many CPU threads
+    None stands for the seed of the request, a directory next to the sweeps, and as many CPU threads
     of torch as a sweep's trial has.
-
-    Raises:
-        UsageError: a merge is no training.
     """
     spec = request.spec
     if request.parents:

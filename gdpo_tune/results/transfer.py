@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
@@ -72,16 +72,14 @@ NOT_EXPORTED = ("evaluate_every", "checkpoint_every", "prompts", "samples_per_pr
 """Ends of keys that decide when and on what a training here is measured."""
 
 
-@dataclass(frozen=True)
-class MovedValue:
-    """A setting that does not carry over."""
+class MovedValue(NamedTuple):
+    """A setting that does not carry over, with its searched and its wanted value."""
 
     key: str
     searched: str
-    """In the candidate's training."""
     wanted: str
     source: str
-    """Origin of the value that is wanted."""
+    """Origin of `wanted`."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Transfer:
     @property
     def conditions(self) -> str:
         """Policy, data, lengths and batch on which the sweep measured."""
-        return _describe_conditions(self.searched)
+        return describe_conditions(self.searched)
 
     @property
     def lines(self) -> tuple[str, str]:
@@ -128,13 +126,6 @@ class Recipe:
     spec: SweepSpec
     params: Params
     """One value for each parameter of `FREE`."""
-
-    def list_overrides(self, searched: SweepSpec) -> list[str]:
-        """Return the overrides that give a sweep's file the recipe's values."""
-        mine, others = _list_recipe_values(self.spec), _list_recipe_values(searched)
-        changed = {key: value for key, value in mine.items() if value != others[key]}
-        changed |= {f"space.{name}": value for name, value in self.params.items()}
-        return [f"{key}={dump_flow(value)}" for key, value in changed.items()]
 
     def name_source(self, key: str) -> str:
         """Return where the value of a dotted key is from, for a person."""
@@ -217,12 +208,16 @@ class TransferPlan:
     @property
     def overrides(self) -> list[str]:
         """Overrides of the sweep's file."""
-        fixed = [f"space.{name}={dump_flow(v)}" for name, v in self.params.items()]
-        taken = self.recipe.list_overrides(self.searched) if self.recipe else []
+        fixed = {f"space.{name}": value for name, value in self.params.items()}
+        if self.recipe:
+            own, others = _list_recipe_values(self.recipe.spec), _list_recipe_values(self.searched)
+            taken = {key: value for key, value in own.items() if value != others[key]}
+            fixed |= taken | {f"space.{name}": v for name, v in self.recipe.params.items()}
         # A single training needs no first points, and no scheduler that moves its values.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
+        settings = [f"{key}={dump_flow(value)}" for key, value in fixed.items()]
         examples = [f"{key}={show(value)}" for key, value in self.examples.items()]
-        return [*alone, *fixed, *taken, *self.raw_overrides, *examples]
+        return [*alone, *settings, *self.raw_overrides, *examples]
 
     def move_schedule(self, schedule: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the changes of a member's values, without those of a learning rate that moved."""
@@ -238,36 +233,28 @@ class TransferPlan:
         before = _list_settings(self.searched) | {f"space.{n}": self.params[n] for n in given}
         after = _list_settings(spec) | {f"space.{name}": params[name] for name in given}
         shown = {*self.needs, *(key for key in after if before[key] != after[key])}
+        moved: list[MovedValue] = []
+        for key, value in after.items():
+            if key in shown and self.has(key):
+                origin = "`--set`"
+                if self.recipe is not None and not self.is_set(key):
+                    is_foreign = key == RATE and self.recipe.spec.policy != self.get("policy")
+                    origin = self.recipe.name_source(key)
+                    origin += f"; for {self.recipe.spec.policy}" * is_foreign
+                pair = _format_setting(key, before[key]), _format_setting(key, value)
+                moved.append(MovedValue(key, *pair, origin))
+        carried = list(_list_carried(params))
+        if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
+            is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring
+            carried.append(f"scoring {spec.scoring}" + ", unlike the recipe" * is_other)
         titles = [_title_subject(name, self.searched, spec) for name in self.subjects]
         return Transfer(
             format_list(titles or ["the settings of a recipe"]),
             self.searched,
-            carried=(*_list_carried(params), *self._list_scoring(spec)),
-            moved=tuple(
-                MovedValue(
-                    key,
-                    _format_setting(key, before[key]),
-                    _format_setting(key, value),
-                    self._source(key),
-                )
-                for key, value in after.items()
-                if key in shown and self.has(key)
-            ),
+            tuple(carried),
+            tuple(moved),
             kept=tuple(f"{n} {_format_value(params[n])}" for n in FREE if n not in given),
         )
-
-    def _list_scoring(self, spec: SweepSpec) -> Iterator[str]:
-        if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
-            is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring
-            yield f"scoring {spec.scoring}" + (", unlike the recipe" if is_other else "")
-
-    def _source(self, key: str) -> str:
-        if self.recipe is None or self.is_set(key):
-            return "`--set`"
-        is_foreign = key == RATE and self.recipe.spec.policy != self.get("policy")
-        return self.recipe.name_source(key) + f"; for {self.recipe.spec.policy}" * is_foreign
-
-    # What nobody gave, and examples that fit.
 
     def find_missing(self, option: str, source: str) -> TransferPlan:
         """Return the plan with what is missing; `option` and `source` name the candidate."""
@@ -292,7 +279,7 @@ class TransferPlan:
         asked = [key for keys in SUBJECTS.values() for key in keys if self.is_changed(key)]
         shown = ", ".join(f"{key} = {show(self.get(key))}" for key in asked)
         lines = [
-            f"{option} {source}: the sweep measured on {_describe_conditions(self.searched)}; "
+            f"{option} {source}: the sweep measured on {describe_conditions(self.searched)}; "
             f"values of it do not carry over to {shown or 'this recipe'}",
             *problems,
             "fix: choose values, for example "
@@ -341,8 +328,7 @@ def plan_transfer(
 ) -> TransferPlan | None:
     """Plan the training of a candidate with `params`; None if overrides change no subject.
 
-    `recipe` is the value of `--recipe`, or empty; `option` and `source` name the candidate in
-    messages.
+    `recipe` is the value of `--recipe`; `option` and `source` name the candidate in messages.
 
     Raises:
         UsageError: a value is given that carries over, or there is no such recipe for this task.
@@ -384,10 +370,7 @@ def read_recipe(name: str, searched: SweepSpec, params: Params) -> Recipe:
 
 
 def list_fitting_spaces(task: str, policy: str) -> list[str]:
-    """Return the names of the shipped spaces of a task with a policy from the Hub.
-
-    Those with `policy` come first.
-    """
+    """Return the shipped spaces of a task with a policy from the Hub, those with `policy` first."""
     fitting: dict[str, bool] = {}
     for name, file in list_spaces().items():
         entries = read_document(file, (), None, Problems(Mark(str(file))))
@@ -397,11 +380,7 @@ def list_fitting_spaces(task: str, policy: str) -> list[str]:
 
 
 def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ()) -> None:
-    """Refuse `--set space.` for parameters that come from the candidate.
-
-    Raises:
-        UsageError: with the reason.
-    """
+    """Refuse `--set space.` by a UsageError for parameters that come from the candidate."""
     if "space" not in own:
         return
     space = own["space"]
@@ -426,7 +405,8 @@ def _get_value(spec: SweepSpec, key: str) -> Any:
     return value
 
 
-def _describe_conditions(spec: SweepSpec) -> str:
+def describe_conditions(spec: SweepSpec) -> str:
+    """Return policy, data, lengths and batch of a sweep."""
     training, data = spec.training, name_source(spec.data.source, "data")
     data = data or "the prompts that the task writes"
     adapters = f" with adapters of rank {spec.model.lora_rank}" if spec.model.lora_rank else ""

@@ -1,6 +1,5 @@
 import math
 import statistics
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -35,12 +34,6 @@ def test_seeds_are_averaged_and_their_spread_is_the_error():
     assert merged.mean["a"].mean == pytest.approx(0.7)
     assert merged.mean["a"].se == pytest.approx(0.2 / math.sqrt(3))
     assert not merged.is_provisional
-
-
-def test_seeds_that_agree_keep_the_evaluations_own_noise():
-    records = [build_trial(0, 0.5, 0.4, se=0.03), build_trial(1, 0.5, 0.4, se=0.04, replicate_of=0)]
-    (merged,) = pool_trials(records, GOALS)
-    assert merged.mean["a"].se == pytest.approx(0.05 / 2)
 
 
 @given(
@@ -230,8 +223,8 @@ def test_the_hypervolume_falls_when_a_replicate_corrects_a_lucky_trial():
     assert [p.hypervolume for p in trace] == pytest.approx([0.04, 0.04, 0.4, 0.3])
 
 
-@settings(max_examples=25)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 3)), max_size=12))
+@settings(max_examples=12)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 3)), max_size=9))
 def test_the_trace_equals_the_front_rebuilt_after_each_trial(rows):
     records = [
         build_trial(
@@ -242,12 +235,6 @@ def test_the_trace_equals_the_front_rebuilt_after_each_trial(rows):
     trace = build_front(records, GOALS).hypervolume_over_trials
     rebuilt = [build_front(records[: end + 1], GOALS).hypervolume for end in range(len(records))]
     assert [point.hypervolume for point in trace] == pytest.approx(rebuilt)
-
-
-def test_the_trace_without_replicates_never_falls():
-    records = [build_trial(n, 0.1 * (n % 4) + 0.2, 0.9 - 0.2 * (n % 4)) for n in range(8)]
-    trace = build_front(records, GOALS).hypervolume_over_trials
-    assert all(later.hypervolume >= earlier.hypervolume for earlier, later in pairwise(trace))
 
 
 def test_probabilities_are_the_same_every_time():
