@@ -197,6 +197,15 @@ def _build_panel(front: Front, x: Axis, y: Axis, constraints: Mapping[str, Const
         bound = constraints.get(axis.objective.name) if axis.objective else None
         if bound is not None and axis.low < bound.limit < axis.high:
             bounds.append((side, bound.limit))
+    goals = [axis.objective for axis in (y, x) if axis.objective is not None]
+    titles = [("chosen", front.chosen)]
+    # With one objective the knee is the best point, so naming both would say nothing.
+    titles += [("knee", front.knee)] if len(goals) > 1 else []
+    titles += [(name_extreme(goal), front.extremes.get(goal.name)) for goal in goals]
+    labels: dict[int, list[str]] = {}
+    for title, configuration in titles:
+        if configuration is not None:
+            labels.setdefault(configuration.first, []).extend(wrap(title, MAX_LETTERS))
     return Panel(
         x,
         y,
@@ -204,7 +213,7 @@ def _build_panel(front: Front, x: Axis, y: Axis, constraints: Mapping[str, Const
         staircase=_build_staircase(front, x, y),
         parents=tuple(parents),
         bounds=tuple(bounds),
-        labels=tuple((points[c.first], text) for c, text in _list_labels(front, x, y)),
+        labels=tuple((points[first], "\n".join(lines)) for first, lines in labels.items()),
         obstacles=tuple(points[c.first] for c in obstacles),
     )
 
@@ -241,21 +250,6 @@ def _build_staircase(front: Front, x: Axis, y: Axis) -> tuple[XY, ...]:
     for corner, following in zip(corners, [*corners[1:], None], strict=True):
         steps += [corner, (corner[0], y.range[0] if following is None else following[1])]
     return tuple(steps)
-
-
-def _list_labels(front: Front, x: Axis, y: Axis) -> list[tuple[Configuration, str]]:
-    goals = [axis.objective for axis in (y, x) if axis.objective is not None]
-    titles = [("chosen", front.chosen)]
-    # With one objective the knee is the best point, so naming both would say nothing.
-    titles += [("knee", front.knee)] if len(goals) > 1 else []
-    titles += [(name_extreme(goal), front.extremes.get(goal.name)) for goal in goals]
-    lines: dict[int, tuple[Configuration, list[str]]] = {}
-    for title, configuration in titles:
-        if configuration is not None:
-            lines.setdefault(configuration.first, (configuration, []))[1].extend(
-                wrap(title, MAX_LETTERS)
-            )
-    return [(configuration, "\n".join(texts)) for configuration, texts in lines.values()]
 
 
 DPI = 72

@@ -42,6 +42,8 @@ PRIVATE_KEYS = (
 HARMLESS = (None, "", [], Tracking().uri)
 PLACES = ("policy", "data.source", "data.validation.source", "data.test.source")
 """Keys whose value may be a name, and no path."""
+PATH = re.compile(r"[/~.$]|.*/.*/|.*/\.\.$", re.DOTALL)
+"""A path rather than a name, which has at most one slash."""
 UNSAFE = "sandbox.type: unsafe_no_isolation"
 """Setting under which a person has to agree that code of a policy runs on this machine."""
 PATTERNS = [MANIFEST, *(f"{RECORD}/{name}" for name in (SPEC, JOURNAL, f"{TRIALS}/*/{STEPS_FILE}"))]
@@ -157,7 +159,7 @@ def _refuse_outside_names(file: Path, address: str) -> None:
         ) from error
     outside = [
         *(key for key in PRIVATE_KEYS for value in _find(content, key) if value not in HARMLESS),
-        *(key for key in PLACES for value in _find(content, key) if _is_path(str(value))),
+        *(key for key in PLACES for value in _find(content, key) if PATH.match(str(value))),
         *(["task"] if is_task_file(task) and "/" in task else []),
         *(UNSAFE for value in _find(content, "sandbox.type") if f"sandbox.type: {value}" == UNSAFE),
     ]
@@ -176,8 +178,3 @@ def _find(content: Any, key: str) -> Iterator[Any]:
             yield value
         elif key.startswith(f"{name}."):
             yield from _find(value, key.removeprefix(f"{name}."))
-
-
-def _is_path(name: str) -> bool:
-    parts = name.split("/")
-    return name.startswith(("/", "~", ".", "$")) or len(parts) > 2 or ".." in parts

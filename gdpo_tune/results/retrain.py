@@ -28,9 +28,12 @@ from gdpo_tune.core.trials import (
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.results.transfer import (
+    FREE,
     OPTION,
+    RATE,
     STEPS,
     Transfer,
+    TransferPlan,
     plan_transfer,
     refuse_parameters,
 )
@@ -154,9 +157,8 @@ def build_request_from_sweep(
     if it is trained on this machine. The other arguments are those of `load_and_pick`.
 
     Raises:
-        UsageError: there is no such sweep or candidate, an override is about a parameter that
-            carries over, one is missing that does not, or the first steps of a training cannot be
-            repeated on their own.
+        UsageError: there is no such candidate, an override is about a parameter that carries over,
+            one is missing that does not, or first steps cannot be repeated on their own.
     """
     sweep, picked = load_and_pick(source, pick, option, merges=merges)
     record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
@@ -172,61 +174,72 @@ def build_request_from_sweep(
         spec = sweep.reload(overrides, to_run=to_run)
         parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
         return dataclasses.replace(request, spec=spec, parents=tuple(parents))
-    number, step = record.number, sweep.spec.training.steps
+    whole = sweep.spec.training
+    number, step = record.number, whole.steps
     if record.parts:
         number, step = record.parts[0].trial, record.parts[0].step
     training = trace_training(sweep.records, number, step if record.parts else math.inf)
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
-    if plan is not None and plan.missing:  # other problems of the overrides come first
-        try:
-            sweep.reload(plan.overrides, to_run=False)
-        except SpecError as error:
-            problems = tuple(each for each in error.problems if each.key not in plan.examples)
-            raise (SpecError(problems) if problems else UsageError(plan.missing)) from None
-        raise UsageError(plan.missing)
+    if plan is not None and plan.missing:
+        raise _build_missing_error(sweep, plan)
     changes = list(overrides) if plan is None else plan.overrides
     has_other_steps = plan is not None and plan.has(STEPS)
-    whole = sweep.spec.training
     if not has_other_steps and step != whole.steps:
         share = min(whole.warmup_steps / step, 0.99)
         changes = [f"training.steps={step}", f"training.warmup_share={share}", *changes]
     spec = sweep.reload(changes, to_run=to_run)
-    schedule = training.schedule
+    factor = spec.training.steps / step
     if record.parts and not has_other_steps:
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
         note += f", {step} of {whole.steps} steps"
-    else:
-        factor = spec.training.steps / step
-        schedule = tuple(dataclasses.replace(s, step=round(s.step * factor)) for s in schedule)
-    if plan is not None:
-        schedule = plan.move_schedule(schedule)
-    if to_run and (changed := _describe_changed_content(sweep, spec, number)):
-        request = dataclasses.replace(request, trial_lines=(*request.trial_lines, changed))
+    moved = FREE if plan is not None and plan.has(RATE) else ()
+    schedule = _stretch_schedule(training.schedule, factor, moved)
     if schedule:
         steps = join_names(segment.step for segment in schedule)
         note += f", with other values from step {steps} on"
-    request = dataclasses.replace(
-        request, spec=spec, params=training.params, seed=training.seed, note=note, schedule=schedule
-    )
-    if plan is None:
-        return request
-    params = _fix_params(spec, source)
-    transfer = plan.describe(spec, params)
-    note = f"{note}, with {transfer.title}"
-    return dataclasses.replace(request, params=params, note=note, transfer=transfer)
+    lines = (*picked.lines, *(_list_changed_content(sweep, spec, number) if to_run else ()))
+    params, transfer = training.params, None
+    if plan is not None:
+        params = _fix_params(spec, source)
+        transfer = plan.describe(spec, params)
+        note += f", with {transfer.title}"
+    request = dataclasses.replace(request, spec=spec, params=params, seed=training.seed, note=note)
+    return dataclasses.replace(request, schedule=schedule, trial_lines=lines, transfer=transfer)
 
 
-def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str:
+def _stretch_schedule(
+    schedule: Sequence[Segment], factor: float, moved: Sequence[str]
+) -> tuple[Segment, ...]:
+    """Return changes for `factor` times as many steps, without those of `moved` parameters."""
+    stretched: list[Segment] = []
+    for segment in schedule:
+        params = {name: value for name, value in segment.params.items() if name not in moved}
+        if params or not moved:
+            step = round(segment.step * factor)
+            stretched.append(dataclasses.replace(segment, step=step, params=params))
+    return tuple(stretched)
+
+
+def _build_missing_error(sweep: Sweep, plan: TransferPlan) -> UsageError:
+    try:
+        sweep.reload(plan.overrides, to_run=False)
+    except SpecError as error:  # other problems of the overrides come first
+        problems = tuple(each for each in error.problems if each.key not in plan.examples)
+        return SpecError(problems) if problems else UsageError(plan.missing)
+    return UsageError(plan.missing)
+
+
+def _list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[str]:
     recorded = next((c for c in reversed(sweep.contents) if number >= c["first"]), None)
     if recorded is None:
-        return ""
+        return []
     facts = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
     others = [k for k in ("policy", "data") if getattr(spec, k) != getattr(sweep.spec, k)]
     changes = list_changes(recorded["digests"], facts, without=others)
     described = describe_changes(changes, sweep.spec.location, recorded["time"])
-    return f"warning: {described}" if changes else ""
+    return [f"warning: {described}"] if changes else []
 
 
 def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source: str) -> None:

@@ -7,9 +7,10 @@ come from `--set` or from `--recipe`, another search space, and never from the s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gdpo_tune.core.errors import UsageError
@@ -17,7 +18,6 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import format_list, format_parameter, join_names, show, suggest
-from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -98,7 +98,7 @@ class Transfer:
     @property
     def conditions(self) -> str:
         """Policy, data, lengths and batch on which the sweep measured."""
-        return describe_conditions(self.searched)
+        return _describe_conditions(self.searched)
 
     @property
     def lines(self) -> tuple[str, str]:
@@ -175,12 +175,12 @@ class TransferPlan:
             return locate(self.own, Mark(""), (key,))[1]
         # What a reward means is what its weight was found for.
         source = self.recipe.spec if self.recipe and key != SCORING else self.searched
-        return _get_value(source, key)
+        return attrgetter(key)(source)
 
     def get_searched(self, key: str) -> Any:
         """Return the candidate's value."""
         section, _, name = key.partition(".")
-        return self.params[name] if section == "space" else _get_value(self.searched, key)
+        return self.params[name] if section == "space" else attrgetter(key)(self.searched)
 
     def is_changed(self, key: str) -> bool:
         """Return whether a key has another value; a key without one is as good as 0 or ''.
@@ -219,14 +219,6 @@ class TransferPlan:
         examples = [f"{key}={show(value)}" for key, value in self.examples.items()]
         return [*alone, *settings, *self.raw_overrides, *examples]
 
-    def move_schedule(self, schedule: Sequence[Segment]) -> tuple[Segment, ...]:
-        """Return the changes of a member's values, without those of a learning rate that moved."""
-        if not self.has(RATE):
-            return tuple(schedule)
-        kept = [{n: v for n, v in s.params.items() if n not in FREE} for s in schedule]
-        pairs = zip(schedule, kept, strict=True)
-        return tuple(replace(segment, params=params) for segment, params in pairs if params)
-
     def describe(self, spec: SweepSpec, params: Params) -> Transfer:
         """Return the settings of the training with `params` under `spec`, and their origins."""
         given = [name for name in FREE if self.has(f"space.{name}")]
@@ -243,7 +235,14 @@ class TransferPlan:
                     origin += f"; for {self.recipe.spec.policy}" * is_foreign
                 pair = _format_setting(key, before[key]), _format_setting(key, value)
                 moved.append(MovedValue(key, *pair, origin))
-        carried = list(_list_carried(params))
+        carried: list[str] = []
+        for name, value in params.items():
+            info = get_parameter_info(name)
+            needed, values = info.needs or ("", ())
+            is_idle = bool(needed) and params.get(needed) not in values
+            is_new = info.added_later and value == info.default
+            if name not in FREE and not is_idle and not is_new:
+                carried.append(f"{name} {_format_value(value)}")
         if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
             is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring
             carried.append(f"scoring {spec.scoring}" + ", unlike the recipe" * is_other)
@@ -279,7 +278,7 @@ class TransferPlan:
         asked = [key for keys in SUBJECTS.values() for key in keys if self.is_changed(key)]
         shown = ", ".join(f"{key} = {show(self.get(key))}" for key in asked)
         lines = [
-            f"{option} {source}: the sweep measured on {describe_conditions(self.searched)}; "
+            f"{option} {source}: the sweep measured on {_describe_conditions(self.searched)}; "
             f"values of it do not carry over to {shown or 'this recipe'}",
             *problems,
             "fix: choose values, for example "
@@ -398,15 +397,7 @@ def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ())
             )
 
 
-def _get_value(spec: SweepSpec, key: str) -> Any:
-    value: Any = spec
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def describe_conditions(spec: SweepSpec) -> str:
-    """Return policy, data, lengths and batch of a sweep."""
+def _describe_conditions(spec: SweepSpec) -> str:
     training, data = spec.training, name_source(spec.data.source, "data")
     data = data or "the prompts that the task writes"
     adapters = f" with adapters of rank {spec.model.lora_rank}" if spec.model.lora_rank else ""
@@ -437,7 +428,7 @@ def _format_setting(key: str, value: object) -> str:
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    values = list_decisive_values(spec) | {MICRO: _get_value(spec, MICRO)}
+    values = list_decisive_values(spec) | {MICRO: attrgetter(MICRO)(spec)}
     skipped = ("task", "objectives.", "space.")
     return {
         key: value
@@ -453,12 +444,3 @@ def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
         (f"{s}.{key}", value) for s, values in sections.items() for key, value in values.items()
     )
     return {"policy": spec.policy, **dict(pairs)}
-
-
-def _list_carried(params: Params) -> Iterator[str]:
-    for name, value in params.items():
-        info = get_parameter_info(name)
-        needed, values = info.needs or ("", ())
-        is_idle = bool(needed) and params.get(needed) not in values
-        if name not in FREE and not is_idle and not (info.added_later and value == info.default):
-            yield f"{name} {_format_value(value)}"
