@@ -27,7 +27,6 @@ from gdpo_tune.core.text import abbreviate_parameter, format_count, join_names, 
 from gdpo_tune.core.trials import TrialRecord, format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.front_table import (
-    FrontRow,
     describe_front,
     list_front_facts,
     list_rows,
@@ -194,7 +193,21 @@ def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
     complete, others = describe_states(front.records)
     counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
     rows = list_rows(front, MAX_ROWS)
-    table = pd.DataFrame([_build_cells(front, row) for row in rows])
+    names = [abbreviate_parameter(goal.name) for goal in front.objectives]
+    cells: list[dict[str, str]] = []
+    for row in rows:
+        values = (text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells)
+        published = [row.baseline] if row.policy.role == "published" else []
+        cells.append(
+            {
+                "configuration": row.title,
+                **dict(zip(names, values, strict=True)),
+                "seeds": str(row.policy.seeds),
+                "on the front": "yes" if row.policy.is_on_front else "no",
+                "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
+            }
+        )
+    table = pd.DataFrame(cells)
     hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
     more = f"<p>{format_count(hidden, 'more configuration')} on the front: see "
     report = spec.directory / REPORT_FILE
@@ -210,16 +223,3 @@ def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
         f"<p>{link}</p>",
     ]
     return "".join(parts)
-
-
-def _build_cells(front: Front, row: FrontRow) -> dict[str, str]:
-    names = [abbreviate_parameter(goal.name) for goal in front.objectives]
-    cells = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells]
-    published = [row.baseline] if row.policy.role == "published" else []
-    return {
-        "configuration": row.title,
-        **dict(zip(names, cells, strict=True)),
-        "seeds": str(row.policy.seeds),
-        "on the front": "yes" if row.policy.is_on_front else "no",
-        "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
-    }

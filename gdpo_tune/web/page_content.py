@@ -36,7 +36,6 @@ from gdpo_tune.figures.layout import make_layout
 from gdpo_tune.figures.trial_curves import list_rewards
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
 from gdpo_tune.results.live import (
-    ENDED,
     Paced,
     estimate_seconds_left,
     measure_planned_work,
@@ -93,7 +92,7 @@ class View:
         # A driver on another machine becomes silent as time passes, without any change.
         status = describe_sweep(snapshot, self._read_clock())
         records = snapshot.records
-        ended = [(r.number, r.state) for r in records if r.state not in ("running", "paused")]
+        ended = [(r.number, r.state) for r in records if not r.is_open]
         is_front_due = ended != self._ended and self._front.is_due
         if snapshot is self._snapshot and status == self._status and not is_front_due:
             return self._state
@@ -138,7 +137,7 @@ def build_state(snapshot: Snapshot, front: Front, plan: Plan, now: float) -> dic
     """Return everything on the page but the figures."""
     spec, records = snapshot.spec, snapshot.records
     running = [record for record in records if record.state == "running"]
-    ended = [record for record in records if record.state in ENDED]
+    ended = [record for record in records if not record.is_open]
     latest = sorted(ended, key=lambda r: (r.finished or 0.0, r.number), reverse=True)[:MAX_ENDED]
     kind, text = describe_sweep(snapshot, now)
     live = kind in ("running", "paused")
@@ -225,7 +224,7 @@ def _build_tiles(
 ) -> list[dict[str, str]]:
     """Return the main numbers; `now` is None for a sweep that does not run."""
     records, budget = snapshot.records, snapshot.spec.search.budget
-    ended = sum(record.state in ENDED for record in records)
+    ended = sum(not record.is_open for record in records)
     running = sum(record.state == "running" for record in records)
     complete, others = describe_states(records)
     others = others if now is None else others.replace(" unfinished", " running")

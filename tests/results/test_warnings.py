@@ -42,6 +42,12 @@ def has(text, lines):
     return any(text in line for line in lines)
 
 
+def with_rate(record, rate, value=None):
+    """Return a record with another learning rate, and perhaps `value` in every objective."""
+    test = record.test if value is None else dict.fromkeys(record.test, Estimate(value, 0.01))
+    return replace(record, test=test, params={**record.params, "learning_rate": rate})
+
+
 def with_range(spec, domain):
     domains = {**spec.space.domains, "learning_rate": domain}
     return spec.model_copy(update={"space": spec.space.model_copy(update={"domains": domains})})
@@ -75,43 +81,30 @@ def test_a_front_of_single_seeds_comes_with_the_number_that_suffices(spec):
 def test_members_at_a_limit_come_with_the_wider_line(spec, value, line):
     records = make_front(spec, 8, learning_rate=value)
     # trials off the front have other values
-    for index in (2, 3):
-        bad = {name: Estimate(0.0, 0.01) for name in records[index].test}
-        params = {**records[index].params, "learning_rate": 1e-4}
-        records[index] = replace(records[index], test=bad, params=params)
+    records[2:4] = [with_rate(record, 1e-4, 0.0) for record in records[2:4]]
     lines = warn(with_range(spec, RANGE["learning_rate"]), records)
     assert has(line, lines) if line else not has("limit", lines)
 
 
 def test_a_forced_value_that_has_no_logarithm_lies_at_the_limit(spec):
     records = make_front(spec, 8, learning_rate=1e-4)
-    for index in range(2, len(records)):
-        if index % 2:
-            params = {**records[index].params, "learning_rate": 0.0}
-            records[index] = replace(records[index], params=params)
-    bad = {name: Estimate(0.0, 0.01) for name in records[2].test}
-    records[2] = replace(records[2], test=bad)
+    records[3::2] = [with_rate(record, 0.0) for record in records[3::2]]
+    records[2] = with_rate(records[2], 1e-4, 0.0)
     assert has("lower limit 1e-05", warn(with_range(spec, RANGE["learning_rate"]), records))
 
 
 def test_a_limit_that_cannot_be_moved_is_not_mentioned(spec):
     records = make_front(spec, 8, learning_rate=0.0)
-    for index in (2, 3):
-        bad = {name: Estimate(0.0, 0.01) for name in records[index].test}
-        params = {**records[index].params, "learning_rate": 0.5}
-        records[index] = replace(records[index], test=bad, params=params)
+    records[2:4] = [with_rate(record, 0.5, 0.0) for record in records[2:4]]
     assert not has("limit", warn(with_range(spec, Uniform(low=0.0, high=1.0)), records))
 
 
 def test_a_baseline_that_nothing_improves_on_is_named(spec):
     records = make_front(spec, 4)
-    best = {name: Estimate(1.0, 0.001) for name in records[0].test}
-    lines = warn(spec, [replace(records[0], test=best), *records[1:]])
-    assert has("no policy is clearly better than the untrained policy", lines)
-    worst = {name: Estimate(0.0, 0.001) for name in records[0].test}
-    assert not has(
-        "than the untrained", warn(spec, [replace(records[0], test=worst), *records[1:]])
-    )
+    for value, is_named in ((1.0, True), (0.0, False)):
+        test = dict.fromkeys(records[0].test, Estimate(value, 0.001))
+        lines = warn(spec, [replace(records[0], test=test), *records[1:]])
+        assert has("no policy is clearly better than the untrained policy", lines) is is_named
 
 
 @pytest.mark.parametrize(
@@ -129,16 +122,13 @@ def test_a_baseline_that_nothing_improves_on_is_named(spec):
 )
 def test_groups_that_teach_nothing_are_counted_by_size(spec, tmp_path, small, large, line):
     records = make_front(spec, 4)
-    for index, record in enumerate(records):
-        size = 4 if index % 2 else 8
-        directory = tmp_path / str(index)
-        metrics = {
-            "train/rewards/format/frac_reward_zero_std": small if size == 4 else large,
-            "train/rewards/format/mean": 0.5,
-        }
-        append_step(directory, Measurement(1, metrics, Cost(64)))
-        params = {**record.params, "group_size": size}
-        records[index] = replace(record, directory=directory, params=params)
+    for first, size, share in ((0, 8, large), (1, 4, small)):
+        half = [
+            replace(record, params={**record.params, "group_size": size})
+            for record in records[first::2]
+        ]
+        metrics = {"train/rewards/format/frac_reward_zero_std": share}
+        records[first::2] = add_metrics(half, tmp_path / str(size), metrics)
     lines = warn(spec, records)
     assert has(line, lines) if line else not has("group", lines)
 

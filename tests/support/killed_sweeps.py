@@ -137,11 +137,8 @@ def kill_repeatedly(sweep: KilledSweep, kills: int, records: int, seed: int) -> 
     chance = random.Random(seed)
     for part in range(kills):
         moment = 1 + int((part + chance.random()) * (records - 1) / kills)
-        starting, late, whole_machine = (
-            chance.random() < 0.25,
-            chance.random(),
-            chance.random() < 0.5,
-        )
+        starting, late = chance.random() < 0.25, chance.random()
+        whole_machine = chance.random() < 0.5
         with sweep.start() as process:
             if not starting:
                 wait_for_condition(process, partial(sweep.has_records, moment), sweep.read_errors)
