@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.convergence import measure_agreements
 from gdpo_tune.analysis.front import (
     Front,
@@ -61,7 +60,7 @@ from gdpo_tune.figures.trial_curves import (
     draw_timeline,
     read_all_steps,
 )
-from gdpo_tune.results.comparison_report import Verdict
+from gdpo_tune.results.comparison_report import ComparisonReport
 from gdpo_tune.results.front_table import build_front_row, list_rows, title_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
@@ -432,14 +431,12 @@ def build_completions(front: Front) -> Markup:
 # Comparisons
 
 
-def write_comparison(
-    comparison: Comparison, verdict: Verdict, notes: Sequence[str], path: Path
-) -> Path:
-    """Write the page and return its path, in a directory that exists; it appears whole or not."""
-    parts = get_parts()
+def write_comparison(report: ComparisonReport) -> None:
+    """Write the page as `report.file`, in a directory that exists; it appears whole or not."""
+    comparison, verdict, parts = report.comparison, report.verdict, get_parts()
     bodies = {"Why": parts.bullets(verdict.reasons)}
-    if notes:
-        bodies["Limitations"] = parts.bullets(notes)
+    if report.notes:
+        bodies["Limitations"] = parts.bullets(report.notes)
     if len(comparison.left.objectives) > 1:
         bodies["Trade-offs"] = embed_figure(draw_sides(comparison), "sides", "Trade-offs")
     if comparison.probability_of_superiority:
@@ -448,5 +445,5 @@ def write_comparison(
     bodies["The two sides"] = parts.sides(comparison)
     title = f"{comparison.left.name} against {comparison.right.name}"
     sections = [parts.section(name, body) for name, body in bodies.items()]
-    write_atomically(path, build_page(title, parts.header(title, {}, verdict.headline), sections))
-    return path
+    page = build_page(title, parts.header(title, {}, verdict.headline), sections)
+    write_atomically(report.file, page)
