@@ -46,7 +46,7 @@ from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, vllm_engine
-from gdpo_tune.training.build import build_trainer
+from gdpo_tune.training.trial import build_trainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
 from gdpo_tune.training.worker_cache import open_worker_cache
 

@@ -145,7 +145,8 @@ def alternate(run: Callable[[bool, int], Block], blocks: int, most: int) -> Pair
     return pair
 
 
-BLOCK = f"{__name__}:run_block"
+BLOCK = "gpu_check_trials:run"
+"""What runs one block in a process of its own, which alone imports torch."""
 
 
 def measure(
@@ -169,13 +170,6 @@ def measure(
         return processes.call(step, BLOCK, plan, ours, seed, seconds=seconds)
 
     return alternate(run, blocks, most)
-
-
-def run_block(plan: Plan, ours: bool, seed: int) -> Block:
-    """Run one block in this process, which alone imports torch."""
-    from gpu_check_trials import run
-
-    return run(plan, ours, seed)
 
 
 def find_peak(side: Side) -> int | None:

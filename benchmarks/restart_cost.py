@@ -23,7 +23,7 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRec
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning import startup
-from gdpo_tune.tuning.attempts import Setup
+from gdpo_tune.tuning.attempts import RunSettings
 from gdpo_tune.tuning.halving import Asha, Variant
 from gdpo_tune.tuning.lifecycle import Lifecycle
 
@@ -81,7 +81,7 @@ class KilledSweep:
             return
         self._ledger.record_rung(number, measurement)
         record = self._ledger.get_record(number)
-        verdict = self._scheduler.judge(record, record.rungs[-1])
+        verdict = self._scheduler.decide(record, record.rungs[-1])
         if verdict == "stop":
             reason = self._scheduler.explain(number, record.rungs[-1])
             self._ledger.prune(number, reason, record.cost)
@@ -102,7 +102,7 @@ def start_again(spec: SweepSpec, slots: int) -> dict[str, float]:
     """Restart the sweep and return the CPU seconds of each part."""
     ledger, of_ledger = time_cpu(lambda: Ledger.open(spec))
     with ledger:
-        setup = Setup("none:none", ledger.directory / SPEC)
+        setup = RunSettings("none:none", ledger.directory / SPEC)
         lifecycle, of_lifecycle = time_cpu(
             lambda: Lifecycle(ledger, Asha(ledger), setup, slots, lambda _: None)
         )

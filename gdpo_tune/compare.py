@@ -20,7 +20,7 @@ def build_parser() -> cli.Parser:
     parser = cli.Parser(__name__, abbreviations=True)
     parser.file("sweep", cli.READ_SWEEP, metavar="SWEEP")
     parser.file("other", "the other one", metavar="SWEEP", nargs="?")
-    parser.modes()
+    parser.modes("the one sweep")
     return parser
 
 

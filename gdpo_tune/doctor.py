@@ -21,14 +21,13 @@ from importlib import metadata
 from pathlib import Path
 from urllib.request import getproxies
 
-from packaging.requirements import Requirement
-
 from gdpo_tune import cli
 from gdpo_tune.core import addresses, engines, system
 from gdpo_tune.core.errors import GdpoTuneError, SpecProblem
-from gdpo_tune.core.gpu_memory import GIB
+from gdpo_tune.core.redaction import redact_passwords
 
 FIX = " " * 26 + "fix: "
+GIB = 2**30
 EXTRAS = ("vllm", "peft", "adam8bit", "gpu", "postgres", "s3")
 """Extras of the package that a sweep may need."""
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -52,9 +51,10 @@ Row = dict[str, str]
 
 def main(arguments: Sequence[str]) -> int:
     """Print the page and return the exit status."""
+    options = build_parser().parse_args(arguments)
+
     from gdpo_tune.display.tables import build_console
 
-    options = build_parser().parse_args(arguments)
     rows = [*_check_versions(), *_check_machine()]
     rows += _check_file(options.space, options.overrides) if options.space else ()
     pairs = ((f"{r['name']:<15}  {r['state']:<7}  {r['text']}", FIX + r["fix"]) for r in rows)
@@ -79,14 +79,14 @@ def build_parser() -> cli.Parser:
 
 
 def _build_row(name: str, text: str, fix: str = "", *, fine: bool, state: str = "problem") -> Row:
-    from gdpo_tune.core.redaction import redact_passwords
-
     text, _, own = redact_passwords(text.strip()).partition("\n    fix: ")
     state, fix = ("ok", "") if fine else (state, own or fix)
     return {"name": name, "state": state, "text": text, "fix": fix}
 
 
 def _check_versions() -> Iterator[Row]:
+    from packaging.requirements import Requirement
+
     python = f"python{metadata.metadata('gdpo-tune')['Requires-Python']}"
     for need in map(Requirement, (python, *(metadata.requires("gdpo-tune") or ()))):
         if need.marker and not any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS):

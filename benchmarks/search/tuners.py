@@ -39,28 +39,28 @@ from gdpo_tune.ledger import (
     silence_optuna,
 )
 from gdpo_tune.spec import Choices, Search, SweepSpec, Uniform
-from gdpo_tune.tuning.halving import Rungs
+from gdpo_tune.tuning.halving import SuccessiveHalving
 from gdpo_tune.tuning.proposals import SamplerView
 
-Core = Callable[[Problem, SweepSpec], Rungs]
+Core = Callable[[Problem, SweepSpec], SuccessiveHalving]
 
 
-def build_no_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
+def build_no_rungs(problem: Problem, spec: SweepSpec) -> SuccessiveHalving:
     """Build no rungs: first in, first out."""
     del problem
-    return Rungs(spec.list_objectives(), ())
+    return SuccessiveHalving(spec.list_objectives(), ())
 
 
-def build_stopping_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
+def build_stopping_rungs(problem: Problem, spec: SweepSpec) -> SuccessiveHalving:
     """Build rungs at the problem's levels; a trial that does not continue ends there."""
     bounds = len(spec.constraints)
-    return Rungs(spec.list_objectives(), problem.rungs, REDUCTION, "stop", bounds)
+    return SuccessiveHalving(spec.list_objectives(), problem.rungs, REDUCTION, "stop", bounds)
 
 
-def build_promoting_rungs(problem: Problem, spec: SweepSpec) -> Rungs:
+def build_promoting_rungs(problem: Problem, spec: SweepSpec) -> SuccessiveHalving:
     """Build rungs at the problem's levels; a trial that does not continue may be promoted later."""
     bounds = len(spec.constraints)
-    return Rungs(spec.list_objectives(), problem.rungs, REDUCTION, "promote", bounds)
+    return SuccessiveHalving(spec.list_objectives(), problem.rungs, REDUCTION, "promote", bounds)
 
 
 class Product:

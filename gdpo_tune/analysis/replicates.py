@@ -376,18 +376,13 @@ def count_expected_changes(
         before = (points <= moved.max(axis=0)).all(axis=1)
         behind = (points >= moved.min(axis=0)).all(axis=1)
         near = rest & (before | behind)
-        inside, others = _find_memberships(moved, points[near])
+        # An objective at a time: numpy is slow at reducing an axis as short as M.
+        below = np.ones((len(moved), np.count_nonzero(near)), dtype=np.bool_)
+        above = below.copy()
+        for positions, values in zip(moved.T, points[near].T, strict=True):
+            below &= values <= positions[:, None]
+            above &= values >= positions[:, None]
+        inside, others = ~np.any(below & ~above, axis=1), ~(above & ~below)
         changes = (inside != front[index]).astype(float) + (others != front[near]).sum(axis=1)
         result[index] = changes.mean() + np.count_nonzero(rest & ~near & ~front)
     return result
-
-
-def _find_memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:
-    """Mark the D positions at which a point is on a front, and who of the F others still is."""
-    # An objective at a time: numpy is slow at reducing an axis as short as M.
-    below = np.ones((len(moved), len(rest)), dtype=np.bool_)
-    above = below.copy()
-    for positions, values in zip(moved.T, rest.T, strict=True):
-        below &= values <= positions[:, None]
-        above &= values >= positions[:, None]
-    return ~np.any(below & ~above, axis=1), ~(above & ~below)

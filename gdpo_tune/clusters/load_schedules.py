@@ -29,7 +29,7 @@ from gdpo_tune.spec.checks import NAME
 from gdpo_tune.spec.document import (
     ABSENT,
     KeyPath,
-    Mark,
+    Place,
     Problems,
     ReportedError,
     YamlMap,
@@ -100,8 +100,8 @@ class LoadedSweeps:
 def load_sweeps(path: Path | str) -> LoadedSweeps:
     """Read every sweep of a directory, or a single file.
 
-    Variables, storage, backend, data and packages are not checked, because they may belong to
-    another machine. `console.find_errors` and `console.find_notes` check them.
+    What may belong to another machine (variables, storage, data, packages) is not checked; see
+    `console.find_errors` and `console.find_notes`.
 
     Raises:
         SpecError: there is no such directory or file, or no sweep in it.
@@ -164,9 +164,14 @@ class ScheduleFile:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.project = file.absolute().parent.parent
-        self.problems = Problems(Mark(str(file), 1))
+        self.problems = Problems(Place(str(file), 1))
         self.is_read = self._read()
-        self.name = self._read_name()
+        self.name, value = "", self.problems.root.get("name", file.stem)
+        if isinstance(value, str) and NAME.fullmatch(value):
+            self.name = value
+        elif isinstance(value, str):
+            reason = "not a name for a directory (letters, digits, '.', '_', '-')"
+            self.problems.note("name", reason, "write name: followed by such a name", value)
 
     def load(self) -> ScheduledSweep | None:
         """Build the sweep and note every problem; return None if too much is wrong."""
@@ -180,43 +185,10 @@ class ScheduleFile:
         settings = read_section(ScheduleSettings, self.problems.root, self.problems)
         if settings is None:
             return None
-        settings = settings.model_copy(update={"name": self.name})
+        settings = settings.replace(name=self.name)
         if not self.problems.has_problem("backend"):
             for path, reason, fix in find_backend_problems(settings, self.project):
                 self._add(path, reason, fix)
-        self._check_addresses(settings)
-        needs: list[SpecProblem] = []
-        spec = self._load_spec(settings, needs)
-        return spec and ScheduledSweep(self.file, self.project, settings, spec, tuple(needs))
-
-    def _read(self) -> bool:
-        if self.file.exists() and not is_file(self.file):
-            # reading a pipe or a device might never end
-            fix = "move it out of the directory, or give it another ending"
-            self.problems.add(Mark(str(self.file)), "", None, "not a file", fix)
-            return False
-        try:
-            root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
-        except ReportedError:
-            return False
-        if isinstance(root, YamlMap):
-            self.problems.root = root
-            return True
-        reason = "the file is empty" if root is None else "not a mapping of keys to values"
-        fix = "start from sweeps/nightly_code.yaml; a sweep needs space: and schedule:"
-        self.problems.add(self.problems.origin, "", root, reason, fix)
-        return False
-
-    def _read_name(self) -> str:
-        value = self.problems.root.get("name", self.file.stem)
-        if isinstance(value, str) and NAME.fullmatch(value):
-            return value
-        if isinstance(value, str):
-            reason = "not a name for a directory (letters, digits, '.', '_', '-')"
-            self.problems.note("name", reason, "write name: followed by such a name", value)
-        return ""
-
-    def _check_addresses(self, settings: ScheduleSettings) -> None:
         if is_hub_address(settings.storage):
             fix = "write a directory, or an object store such as s3://bucket/sweeps"
             self._add(("storage",), "the Hub, where sweeps are published and cannot run", fix)
@@ -232,12 +204,30 @@ class ScheduleFile:
             if PASSWORD.search(getattr(settings, key)):
                 reason = "with a password, which the list of processes would show"
                 self._add((key,), reason, f"leave it out, and give it in {variables}")
+        needs: list[SpecProblem] = []
+        spec = self._load_spec(settings, needs)
+        return spec and ScheduledSweep(self.file, self.project, settings, spec, tuple(needs))
+
+    def _read(self) -> bool:
+        if self.file.exists() and not is_file(self.file):
+            # reading a pipe or a device might never end
+            fix = "move it out of the directory, or give it another ending"
+            self.problems.add(Place(str(self.file)), "", None, "not a file", fix)
+            return False
+        try:
+            root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
+        except ReportedError:
+            return False
+        if isinstance(root, YamlMap):
+            self.problems.root = root
+            return True
+        reason = "the file is empty" if root is None else "not a mapping of keys to values"
+        fix = "start from sweeps/nightly_code.yaml; a sweep needs space: and schedule:"
+        self.problems.add(self.problems.origin, "", root, reason, fix)
+        return False
 
     def _load_spec(self, settings: ScheduleSettings, needs: list[SpecProblem]) -> SweepSpec | None:
-        """Load the search space with the file's overrides, and note the problems of both.
-
-        `needs` takes what this machine lacks, see `load_spec`.
-        """
+        """Load the search space with the file's overrides; `needs` as for `load_spec`."""
         space = self.project / settings.space
         if not is_file(space):
             fix = suggest_file(space) + f"the path is relative to {self.project}"
@@ -255,7 +245,7 @@ class ScheduleFile:
                 if problem.where == str(space):  # it cannot be read
                     self._add(("space",), f"{space}: {problem.reason}", problem.fix)
                 elif path is None:
-                    self.problems.records.append((Mark(problem.where), problem))
+                    self.problems.records.append((Place(problem.where), problem))
                 elif not self.problems.has_problem(format_path(path)):
                     mark, _ = self.problems.find(path)  # of the key in this file that causes it
                     problem = replace(problem, where=str(mark), key=format_path(path))

@@ -55,7 +55,18 @@ def describe_outcome(figures: dict[str, Any]) -> str:
 
     text = describe_summary(figures)
     text += f", {figures['gpu_hours']:.2f} GPU-hours." if figures["gpu_hours"] else "."
-    return text + _describe_comparison(figures["comparison"]) if "comparison" in figures else text
+    if "comparison" not in figures:
+        return text
+    comparison = figures["comparison"]
+    earlier = comparison["with"]
+    if "unknown" in comparison:
+        return f"{text} Not compared with {earlier}: {comparison['unknown'].splitlines()[0]}."
+    text += f" Against {earlier}: {comparison['verdict']}."
+    ratio, (low, high) = comparison["hypervolume_ratio"], comparison["interval"]
+    if ratio is None or low is None:
+        return text
+    upper = "any" if high is None else f"{high:.2f}"
+    return f"{text} {ratio:.2f} times its hypervolume (95 %: {low:.2f} to {upper})."
 
 
 def _compare(sweep: ScheduledSweep, run: str, earlier: str) -> dict[str, Any]:
@@ -77,15 +88,3 @@ def _compare(sweep: ScheduledSweep, run: str, earlier: str) -> dict[str, Any]:
         "hypervolume_ratio": value,
         "interval": [low, high],
     }
-
-
-def _describe_comparison(comparison: dict[str, Any]) -> str:
-    earlier = comparison["with"]
-    if "unknown" in comparison:
-        return f" Not compared with {earlier}: {comparison['unknown'].splitlines()[0]}."
-    text = f" Against {earlier}: {comparison['verdict']}."
-    ratio, (low, high) = comparison["hypervolume_ratio"], comparison["interval"]
-    if ratio is None or low is None:
-        return text
-    upper = "any" if high is None else f"{high:.2f}"
-    return f"{text} {ratio:.2f} times its hypervolume (95 %: {low:.2f} to {upper})."

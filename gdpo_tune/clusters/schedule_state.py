@@ -2,9 +2,9 @@
 
     <storage>/.schedule/<name>/00000007.json   the state after seven changes
 
-A change writes the whole state into the file of the next number, which is created only if it does
-not exist. So every change builds on all changes before it. If two processes write at once, one
-fails, reads the newer state and decides again. The newest file counts; the last `KEPT_STATES` stay.
+There is no other state. A change writes all of it into the file of the next number, which is
+created only if it does not exist: if two processes write at once, one fails, reads the newer state
+and decides again. The newest file counts; the last `KEPT_STATES` stay.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from gdpo_tune.core.object_store import build_store_error, is_url, open_filesyst
 class ScheduleStorage:
     """Write-once files, on disk or in an object store; names are relative, with `/`.
 
-    `create` alone decides which of two processes was first. On a disk it is a hard link: it fails
-    if the name exists, and other processes see the file only once it is whole. Local disks and NFS
-    guarantee that. In an object store it is a conditional write (`If-None-Match: *` on S3), which
-    s3fs, gcsfs and adlfs support. `check` finds out whether a store ignores the condition.
+    `create` alone decides which of two processes was first. On a disk, NFS included, it is a hard
+    link, which fails if the name exists. In an object store it is a conditional write
+    (`If-None-Match: *` on S3); `check` finds out whether a store ignores the condition.
 
     Every method raises a `StoreError` if the storage cannot be used.
     """
@@ -48,7 +47,7 @@ class ScheduleStorage:
         """Create a whole file; raise a `FileExistsError` if it exists already."""
         with self._explain_errors(FileExistsError):
             if self._on_disk:
-                path = Path(self._get_path(name))
+                path = Path(self._root, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
                 try:
@@ -60,24 +59,24 @@ class ScheduleStorage:
                 finally:
                     aside.unlink(missing_ok=True)
             else:
-                self._files.pipe_file(self._get_path(name), content, mode="create")
+                self._files.pipe_file(f"{self._root}/{name}", content, mode="create")
 
     def list_names(self, directory: str) -> list[str]:
         """Return the names of the files in a directory; an empty list if it does not exist."""
         with suppress(FileNotFoundError), self._explain_errors(FileNotFoundError):
-            paths = self._files.ls(self._get_path(directory), detail=False)
+            paths = self._files.ls(f"{self._root}/{directory}", detail=False)
             return sorted(str(path).rpartition("/")[2] for path in paths)
         return []
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
         with self._explain_errors():
-            return self._files.cat_file(self._get_path(name))
+            return self._files.cat_file(f"{self._root}/{name}")
 
     def delete(self, name: str) -> None:
         """Delete a file, if it exists."""
         with suppress(FileNotFoundError), self._explain_errors(FileNotFoundError):
-            self._files.rm_file(self._get_path(name))
+            self._files.rm_file(f"{self._root}/{name}")
 
     def check(self) -> None:
         """Refuse a storage in which files cannot be created, or can be created twice."""
@@ -93,9 +92,6 @@ class ScheduleStorage:
             f"storage {self.address}: a file can be created there twice, so two processes could "
             "start the same run\n    fix: use a store with conditional writes, such as S3"
         )
-
-    def _get_path(self, name: str) -> str:
-        return f"{self._root}/{name}"
 
     @contextmanager
     def _explain_errors(self, *expected: type[OSError]) -> Generator[None]:
@@ -233,7 +229,7 @@ class ScheduleState(Record):
         return next((run for run in reversed(self.runs) if run.due == due), None)
 
     def sum_gpu_hours(self, now: datetime) -> float:
-        """Return the GPU-hours of the last 30 days, and later ones of a clock that was ahead."""
+        """Sum the GPU-hours of the last 30 days, and later ones of a clock that was ahead."""
         return sum(hours for run in self.runs for at, hours in run.spent if now - MONTH < at)
 
     def mark_handled(self, due: datetime) -> None:

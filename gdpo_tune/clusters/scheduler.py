@@ -1,9 +1,8 @@
 """Next action of a schedule, decided from its file, its state and the clock.
 
-Every fire time after the last handled one is due. Each is handled once:
-started, skipped or queued. If several are due at once, only the last one is started. Each action is
-recorded before it is done, and backends are idempotent: if the process is killed between the two,
-the next tick repeats the action under the same name.
+Every fire time after the last handled one is due. Each is handled once: started, skipped or queued.
+If several are due at once, only the last one is started. Each action is recorded before it is done,
+and backends are idempotent: after a kill between the two, the next tick repeats the action.
 
 A method that decides something changes the state and returns the event, which `_record` writes; if
 another process was first, its state is read, and everything is decided again.
@@ -40,16 +39,26 @@ from gdpo_tune.clusters.schedule_state import (
     ScheduleState,
     ScheduleStorage,
 )
-from gdpo_tune.core.errors import BackendError, BackendUnreachableError, GdpoTuneError, UsageError
+from gdpo_tune.core.errors import (
+    BackendError,
+    BackendUnreachableError,
+    ExitCode,
+    GdpoTuneError,
+    UsageError,
+)
 from gdpo_tune.core.http import post_message
 
 TICK_TOLERANCE = timedelta(minutes=10)
 """Delay allowed under `missed: skip`: `tick` may be called only every few minutes."""
 REFUSAL_BACKOFF = timedelta(minutes=10)
 """Pause before the next attempt after a refusal: a server may answer again by then."""
-REFUSED = 2
-"""Exit status of a sweep that did not start: the next attempt would be refused as well."""
-EXIT_STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
+EXIT_STATUS = {
+    "finished": ExitCode.DONE,
+    "failed": ExitCode.FAILED,
+    "skipped": ExitCode.SKIPPED,
+    "budget": ExitCode.BUDGET_SPENT,
+    "stopped": ExitCode.STOPPED,
+}
 """How a run ended, or why there is none -> exit status."""
 POLL_SECONDS = 0.5
 """Interval between polls of a job that was asked to end."""
@@ -109,7 +118,7 @@ class SweepScheduler:
     def choose_due_time(self, at: datetime | None, *, now: bool) -> datetime:
         """Return the time of the run to start: a given one, this second, or the last one due.
 
-        With the last one, a call that is repeated after its machine was lost finds the same run.
+        With the last one, a call that is repeated on another machine finds the same run.
 
         Raises:
             UsageError: the time lies in the future, or there is no schedule.
@@ -206,9 +215,8 @@ class SweepScheduler:
     def send_notices(self) -> None:
         """POST every wanted notice of the last 24 hours that was not sent yet; record the result.
 
-        Notices are sent at least once: two ticks at the same time may both send one, and a receiver
-        recognises it by its `id`. After a first failure the others wait for the next tick, so that
-        a webhook delays a tick by at most `webhook.SECONDS`.
+        Two ticks at the same time may both send one, which a receiver recognises by its `id`. After
+        a failure the others wait for the next tick, so a webhook delays a tick only once.
         """
         settings, name = self.sweep.settings.notify, self.sweep.name
         if settings is None:
@@ -251,7 +259,6 @@ class SweepScheduler:
     # which run is next
 
     def _next_event(self) -> ScheduleEvent | None:
-        """Take the next decision of the schedule; return None if nothing is due."""
         sweep, state, now = self.sweep, self.state, self.clock()
         if (state.schedule or "") != sweep.active_schedule:
             state.schedule, state.since = sweep.active_schedule, now
@@ -275,11 +282,8 @@ class SweepScheduler:
         if not due:
             return None
         *earlier, latest = due
-        grace = (
-            timedelta(seconds=policy.missed_grace)
-            if policy.missed == "run_once"
-            else TICK_TOLERANCE
-        )
+        runs_late = policy.missed == "run_once"
+        grace = timedelta(seconds=policy.missed_grace) if runs_late else TICK_TOLERANCE
         if now - latest > grace:
             late, allowed = (format_period(d.total_seconds()) for d in (now - latest, grace))
             return self._skip(due, "missed", f"{late} late, {allowed} allowed")
@@ -369,11 +373,7 @@ class SweepScheduler:
     def _skip(
         self, times: Sequence[datetime], why: str, reason: str, *, by_name: bool = False
     ) -> ScheduleEvent:
-        """Start no run for some times in order, and add a notice.
-
-        `why` is `missed`, `overlap`, `budget`, `disabled` or `stopped`, `reason` the same for a
-        person.
-        """
+        """Start no run for some times in order, and add a notice; `why` as `Notice.why`."""
         state, now, first, last = self.state, self.clock(), times[0], times[-1]
         if state.queued in times:
             state.queued = None
@@ -393,8 +393,14 @@ class SweepScheduler:
 
     def _take_next_step(self, run: ScheduledRun) -> bool:
         """Do the next thing for the active run; return whether anything changed."""
-        if event := self._stop_if_needed(run):
-            self._record(event)
+        policy, queued = self.sweep.settings.policy, self.state.queued
+        longest, reason = policy.max_runtime, ""
+        if longest and self.clock() - run.began >= timedelta(seconds=longest):
+            reason = f"max_runtime = {format_period(longest)} is over"
+        elif queued is not None and policy.overlap == "replace":
+            reason = f"{self.name_run(queued)} replaces it"
+        if reason and not run.stop_reason:
+            self._record(self._request_stop(run, reason))
             return True
         if run.job is None:
             return self._start_attempt(run)
@@ -418,17 +424,6 @@ class SweepScheduler:
         self._record(ScheduleEvent("asked", now, f"{run.name}: {status.reason or 'it runs'}."))
         return True
 
-    def _stop_if_needed(self, run: ScheduledRun) -> ScheduleEvent | None:
-        policy, queued = self.sweep.settings.policy, self.state.queued
-        longest = policy.max_runtime
-        if run.stop_reason:
-            return None
-        if longest and self.clock() - run.began >= timedelta(seconds=longest):
-            return self._request_stop(run, f"max_runtime = {format_period(longest)} is over")
-        if queued is not None and policy.overlap == "replace":
-            return self._request_stop(run, f"{self.name_run(queued)} replaces it")
-        return None
-
     def _request_stop(self, run: ScheduledRun, reason: str) -> ScheduleEvent:
         run.stop_reason, run.stop_since = reason, self.clock()
         return ScheduleEvent("stopping", run.stop_since, f"{run.name} is asked to stop: {reason}.")
@@ -443,7 +438,7 @@ class SweepScheduler:
         try:
             job = backend.submit(build_scheduled_job(self.sweep, run))
         except BackendError as error:
-            refusal = JobStatus(running=False, exit_status=REFUSED, reason=str(error))
+            refusal = JobStatus(running=False, exit_status=ExitCode.REFUSED, reason=str(error))
             self._record(self._end_attempt(run, refusal))
             return True
         event = ScheduleEvent("submitted", now, f"{run.name} runs, attempt {attempt}.")
@@ -458,19 +453,17 @@ class SweepScheduler:
         return True
 
     def _end_attempt(self, run: ScheduledRun, status: JobStatus) -> ScheduleEvent:
-        """Decide what follows the end of an attempt: the next one, or the end of the run."""
         if status.exit_status == 0:
             return self._end(run, "finished", "", 0)
         if run.stop_reason:
             return self._end(run, "stopped", run.stop_reason, status.exit_status)
         if run.attempt - run.earlier_attempts < self.sweep.settings.policy.max_attempts:
-            return self._retry(run, status.reason, refused=status.exit_status == REFUSED)
+            return self._retry(run, status.reason, refused=status.exit_status == ExitCode.REFUSED)
         return self._end(run, "failed", status.reason, status.exit_status)
 
     def _retry(
         self, run: ScheduledRun, reason: str = "", *, refused: bool = False
     ) -> ScheduleEvent:
-        """Begin the next attempt at a run; after a refusal only after a pause."""
         now = self.clock()
         run.attempt += 1
         run.state, run.job, run.stop_reason, run.stop_since = "starting", None, "", None

@@ -1,7 +1,4 @@
-"""Choice of the engine that samples completions, and what it and TRL need of a machine.
-
-This imports neither torch nor vLLM nor TRL.
-"""
+"""Choice of the engine that samples completions, and what it and TRL need of a machine."""
 
 from __future__ import annotations
 
@@ -15,10 +12,12 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gdpo_tune.core.errors import EngineError
-from gdpo_tune.core.settings import RolloutSettings
+
+if TYPE_CHECKING:
+    from gdpo_tune.core.settings import RolloutSettings
 
 Engine = Literal["lean", "transformers", "vllm"]
 """`lean` is our sampler for small Llama policies on a CPU."""
@@ -63,11 +62,7 @@ def find_vllm() -> VLLM | None:
 
 
 def check_trl_version() -> None:
-    """Refuse a TRL with other private hooks than those that the trainer overrides.
-
-    Raises:
-        EngineError: another minor version is installed, or none.
-    """
+    """Raise `EngineError` unless the TRL whose private hooks the trainer overrides is here."""
     supported = ".".join(map(str, TRL_MINOR))
     fix = f"pip install 'trl~={supported}.0'"
     try:
@@ -76,17 +71,12 @@ def check_trl_version() -> None:
         raise EngineError(f"TRL is not installed\n    fix: {fix}") from None
     if _parse_release(version)[:2] != TRL_MINOR:
         raise EngineError(
-            f"TRL {version} is installed, and the trainer was tested with {supported} alone\n"
-            f"    fix: {fix}"
+            f"TRL {version} is installed, but only {supported} is tested\n    fix: {fix}"
         )
 
 
 def check_compiler() -> None:
-    """Refuse a machine on which Triton could not compile, as every training on a GPU needs.
-
-    Raises:
-        EngineError: there is no C compiler, or it cannot compile against Python's headers.
-    """
+    """Raise `EngineError` where Triton could not compile, as every training on a GPU needs."""
     problem = find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH"))
     if problem:
         raise EngineError(
@@ -139,11 +129,7 @@ def round_up_rank(rank: int) -> int:
 
 
 def check_adapter_precision(engine: Engine, *, gpu: bool, lora_rank: int, bfloat16: bool) -> None:
-    """Refuse adapters in float32 for vLLM on a GPU, whose kernels compute them in half precision.
-
-    Raises:
-        EngineError: `engine` is vLLM, there are adapters and a GPU, and not `bfloat16`.
-    """
+    """Raise `EngineError` for adapters in float32 under vLLM, whose GPU kernels have none."""
     if engine == "vllm" and gpu and lora_rank and not bfloat16:
         raise EngineError(
             f"model.lora_rank = {lora_rank}: vLLM has no kernels for adapters in float32 on a GPU\n"
@@ -192,6 +178,5 @@ def select_engine(
 
 
 def _parse_release(version: str) -> tuple[int, ...]:
-    """Return major, minor and micro number; empty, so below all others, if it is no release."""
     match = _RELEASE.match(version)
-    return tuple(int(part or 0) for part in match.groups()) if match else ()
+    return tuple(int(part or 0) for part in match.groups()) if match else ()  # below all others

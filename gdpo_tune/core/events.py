@@ -31,7 +31,6 @@ class Incident:
     """Numbers of the trials that it concerns."""
 
     def __str__(self) -> str:
-        """Return the description with the trials, in one line."""
         if not self.trials:
             return self.description
         numbers = ", ".join(map(str, self.trials))
@@ -107,7 +106,6 @@ class RecordedRequest(Request):
     """Empty if it was refused."""
 
     def __str__(self) -> str:
-        """Return a line for a person."""
         return f"{self.text}, asked by {self.author}: {self.outcome}: {self.reason}"
 
 
@@ -223,7 +221,6 @@ class TrackingState:
     """Why no message can be delivered; empty unless `away`."""
 
     def __str__(self) -> str:
-        """Return a line for a person."""
         if self.kind == "up to date":
             return "MLflow: up to date"
         if self.kind == "catching up":

@@ -47,7 +47,7 @@ class EngineMemory:
 
     @property
     def least(self) -> int:
-        """Bytes without which no engine samples as it should."""
+        """Minimum memory for vLLM."""
         return self.weights + self.workspace + self.longest
 
 
@@ -57,21 +57,21 @@ def estimate_engine(
     hidden_size: int,
     intermediate_size: int,
     vocabulary: int,
-    cached: int,
+    kv_elements_per_token: int,
     completions: int,
     length: int,
     number_bytes: int,
 ) -> EngineMemory:
     """Compute the memory of an engine that samples so many `completions` at once.
 
-    `parameters` are those of the policy and of the slots of adapters, `cached` the numbers in the
-    cache of a token, and `length` the tokens that the cache of one completion holds.
+    `parameters` are those of the policy and of the slots of adapters; `length` is in tokens, of a
+    completion with its prompt.
     """
     activations = BATCHED_TOKENS * (4 * hidden_size + 3 * intermediate_size) * number_bytes
     return EngineMemory(
         weights=parameters * number_bytes,
         workspace=GRAPHS + activations + PROBABILITIES * vocabulary * completions,
-        longest=length * cached * number_bytes,
+        longest=length * kv_elements_per_token * number_bytes,
     )
 
 
@@ -111,10 +111,10 @@ class TrialMemory:
 
     @property
     def trained(self) -> int:
-        """Numbers that are trained."""
+        """Trainable parameters."""
         if not self.rank:
             return self.policy.parameters
-        return self.trials * self.policy.count_adapter_numbers(self.rank, self.targets)
+        return self.trials * self.policy.count_adapter_parameters(self.rank, self.targets)
 
     @property
     def weights(self) -> int:
@@ -129,7 +129,7 @@ class TrialMemory:
         return copies * TRAINED * self.trained // self.shards
 
     @property
-    def rounded(self) -> int:
+    def compute_copies(self) -> int:
         """Extra copies during a step: trained weights in bfloat16, or what FSDP2 gathers."""
         policy, number = self.policy, self.number_bytes
         if self.shards == 1:
@@ -168,7 +168,7 @@ class TrialMemory:
         return at_once * self.tokens * token
 
     @property
-    def whole(self) -> int:
+    def full_policy(self) -> int:
         """Whole policy, where Transformers samples with it or it is not trained; 0 elsewhere."""
         if self.shards == 1 or self.engine_share:
             return 0
@@ -184,26 +184,26 @@ class TrialMemory:
     @property
     def least(self) -> int:
         """Bytes without which no step can be computed, however short the completions are."""
-        return max(self.at_rest + self.gradients + self.rounded, self.whole)
+        return max(self.at_rest + self.gradients + self.compute_copies, self.full_policy)
 
     @property
     def total(self) -> int:
         """Bytes of the trainer with full-length completions."""
-        step = self.at_rest + self.gradients + self.rounded + self.head + self.activations
-        return max(step, self.whole)
+        step = self.at_rest + self.gradients + self.compute_copies + self.head + self.activations
+        return max(step, self.full_policy)
 
     @property
     def engine(self) -> EngineMemory:
         """Memory without which vLLM does not start; each worker has one for its completions."""
         policy, rank = self.policy, self.rank
         slot = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
-        adapters = policy.count_adapter_numbers(slot, self.targets) if rank else 0
+        adapters = policy.count_adapter_parameters(slot, self.targets) if rank else 0
         return estimate_engine(
             parameters=policy.parameters + self.trials * adapters,
             hidden_size=policy.hidden_size,
             intermediate_size=policy.intermediate_size,
             vocabulary=policy.vocabulary,
-            cached=policy.cached,
+            kv_elements_per_token=policy.kv_elements_per_token,
             completions=self.trials * self.completions // self.workers,
             length=self.tokens,
             number_bytes=self.number_bytes,

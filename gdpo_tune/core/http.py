@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -105,5 +104,6 @@ def bypass_proxies_on_loopback() -> None:
     # Not every client reads networks, and Debian gives 127.0.1.1 to the host's own name.
     here = "localhost,127.0.0.1,127.0.1.1,127.0.0.0/8,::1"
     present = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-    if urllib.request.getproxies_environment() and present != "*" and here not in present:
+    has_proxy = any(os.environ[name] for name in os.environ if name.lower().endswith("_proxy"))
+    if has_proxy and present != "*" and here not in present:
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{here},{present}".rstrip(",")

@@ -49,11 +49,9 @@ def join_address(address: str, *names: str) -> str:
 
 
 def find_cache_directory() -> Path:
-    """Return the directory of this machine for work on sweeps that are kept elsewhere."""
-    own = os.environ.get(CACHE)
-    if own:
-        return Path(own).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gdpo_tune"
+    """Return the directory of this machine for copies of sweeps, digests and other caches."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(os.environ.get(CACHE) or f"{base}/gdpo_tune")).absolute()
 
 
 def find_local_copy(address: str) -> Path:

@@ -35,7 +35,7 @@ class PolicyShapes:
 
     @property
     def parameters(self) -> int:
-        """Numbers of the whole policy."""
+        """Parameters of the whole policy."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
@@ -45,7 +45,7 @@ class PolicyShapes:
 
     @property
     def outer(self) -> int:
-        """Numbers outside of layers, which FSDP2 gathers together: embedding, head, last norm."""
+        """Parameters outside of layers, gathered together by FSDP2: embedding, head, last norm."""
         inside = (math.prod(shape) for name, shape in self.shapes.items() if _LAYER.search(name))
         return self.parameters - sum(inside)
 
@@ -65,22 +65,23 @@ class PolicyShapes:
         return self._get_first("gate_proj.weight")[0]
 
     @property
-    def cached(self) -> int:
+    def kv_elements_per_token(self) -> int:
         """Numbers in the cache of one token: keys and values of every layer."""
         ends = ("k_proj.weight", "v_proj.weight")
         return sum(shape[0] for name, shape in self.shapes.items() if name.endswith(ends))
 
-    def count_adapter_numbers(self, rank: int, targets: Sequence[str] = (EVERY_LINEAR,)) -> int:
-        """Return the trained numbers of LoRA: two factors for each module that has an adapter."""
-
-        def is_target(name: str) -> bool:
-            if name.endswith((_HEAD, _EMBEDDING)) or not name.endswith(".weight"):
-                return False
-            module = f".{name.removesuffix('.weight')}"
-            return EVERY_LINEAR in targets or any(module.endswith(f".{each}") for each in targets)
-
-        matrices = [shape for name, shape in self.shapes.items() if is_target(name)]
-        return sum(rank * sum(shape) for shape in matrices if len(shape) == 2)
+    def count_adapter_parameters(self, rank: int, targets: Sequence[str] = (EVERY_LINEAR,)) -> int:
+        """Return the trained parameters of LoRA: two factors for each module with an adapter."""
+        ends = tuple(f".{target}.weight" for target in targets)
+        if EVERY_LINEAR in targets:
+            ends = (".weight",)
+        return sum(
+            rank * sum(shape)
+            for name, shape in self.shapes.items()
+            if len(shape) == 2
+            and f".{name}".endswith(ends)
+            and not name.endswith((_HEAD, _EMBEDDING))
+        )
 
     def _get_first(self, end: str) -> tuple[int, ...]:
         found = (shape for name, shape in self.shapes.items() if name.endswith(end))
@@ -88,12 +89,12 @@ class PolicyShapes:
 
 
 def find_known_size(name: str) -> PolicyShapes | None:
-    """Return the size of a policy on the Hub that recipes or docs here name; None of another."""
+    """Return the shapes of a policy on the Hub that recipes or docs here name; None of another."""
     match = re.fullmatch(r"Qwen/Qwen2\.5-(?:Coder-|Math-)?([\d.]+B)(?:-Instruct)?", name)
     shape = _QWEN_2_5.get(match[1]) if match else None
     if re.fullmatch(r"Qwen/Qwen3-0\.6B(?:-Base)?", name):
         shape = _QWEN_3_SMALLEST
-    return PolicyShapes(_list_qwen_shapes(shape)) if shape else None
+    return PolicyShapes(shape.list_shapes()) if shape else None
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,35 @@ class _QwenShape:
     """Numbers of `config.json` from which the shapes of every tensor follow."""
 
     layers: int
-    width: int
-    inner: int
+    hidden: int
+    intermediate: int
     queries: int
     keys: int
     vocabulary: int = 151_936
     is_tied: bool = True
     """True if the head is the embedding."""
     normed_head: int = 0
-    """Width of a head whose queries and keys are normed, and have no bias; 0 for the opposite."""
+    """Size of a head whose queries and keys are normed, and have no bias; 0 for the opposite."""
+
+    def list_shapes(self) -> dict[str, tuple[int, ...]]:
+        hidden, ends = self.hidden, (self.vocabulary, self.hidden)
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": ends}
+        for layer in range(self.layers):
+            attention, inner = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+            for part, rows in (("q", self.queries), ("k", self.keys), ("v", self.keys)):
+                shapes[f"{attention}.{part}_proj.weight"] = (rows, hidden)
+                if not self.normed_head:
+                    shapes[f"{attention}.{part}_proj.bias"] = (rows,)
+                elif part != "v":
+                    shapes[f"{attention}.{part}_norm.weight"] = (self.normed_head,)
+            shapes[f"{attention}.o_proj.weight"] = (hidden, self.queries)
+            for part in ("gate", "up"):
+                shapes[f"{inner}.{part}_proj.weight"] = (self.intermediate, hidden)
+            shapes[f"{inner}.down_proj.weight"] = (hidden, self.intermediate)
+            for part in ("input", "post_attention"):
+                shapes[f"model.layers.{layer}.{part}_layernorm.weight"] = (hidden,)
+        shapes["model.norm.weight"] = (hidden,)
+        return shapes if self.is_tied else shapes | {"lm_head.weight": ends}
 
 
 _QWEN_2_5 = {
@@ -132,24 +153,3 @@ KNOWN_POLICIES = (
     "Qwen/Qwen3-0.6B-Base",
 )
 """Policies on the Hub whose size is known, and others of their family."""
-
-
-def _list_qwen_shapes(shape: _QwenShape) -> dict[str, tuple[int, ...]]:
-    width, queries, keys = shape.width, shape.queries, shape.keys
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, width)}
-    for layer in range(shape.layers):
-        attention, inner = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
-        for part, rows in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"{attention}.{part}_proj.weight"] = (rows, width)
-            if not shape.normed_head:
-                shapes[f"{attention}.{part}_proj.bias"] = (rows,)
-            elif part != "v":
-                shapes[f"{attention}.{part}_norm.weight"] = (shape.normed_head,)
-        shapes[f"{attention}.o_proj.weight"] = (width, queries)
-        for part in ("gate", "up"):
-            shapes[f"{inner}.{part}_proj.weight"] = (shape.inner, width)
-        shapes[f"{inner}.down_proj.weight"] = (width, shape.inner)
-        for part in ("input", "post_attention"):
-            shapes[f"model.layers.{layer}.{part}_layernorm.weight"] = (width,)
-    shapes["model.norm.weight"] = (width,)
-    return shapes if shape.is_tied else shapes | {"lm_head.weight": (shape.vocabulary, width)}

@@ -95,7 +95,6 @@ class TrialConfig:
         return self
 
     def __str__(self) -> str:
-        """Return a short name: Ray makes a label of it."""
         return self.directory.name
 
     def get_params_at(self, step: int) -> dict[str, ParamValue]:

@@ -114,7 +114,6 @@ def _print_prose(out: Console, text: str, style: str) -> None:
 
 
 def _print_labelled(out: Console, sweep: Sweep) -> None:
-    """Print what the members that have a label consist of, or their parameters."""
     rows: list[tuple[str, str]] = []
     front = sweep.front
     for member in sorted(front.members, key=lambda member: member is not front.knee):
@@ -132,7 +131,6 @@ def _print_labelled(out: Console, sweep: Sweep) -> None:
 
 
 def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) -> None:
-    """Print the value closest to each constraint, if no trained trial satisfies them all."""
     trained = [r for r in records if r.state == "complete" and r.role != "untrained"]
     if not trained or any(record.feasible is not False for record in trained):
         return

@@ -129,7 +129,6 @@ def print_merge(request: MergeRequest, progress: MergeProgress, directory: Path)
 def _print_values(
     request: MergeRequest, step: MergeStep, rows: Mapping[str, Mapping[str, Estimate]]
 ) -> None:
-    """Print the rows of a merge, and those of its parents."""
     metrics = [metric.name for metric in request.chooser.aim.metrics]
     table = make_table("")
     for name in metrics:

@@ -1,7 +1,4 @@
-"""Spending of a sweep against its budget, and the clock that counts its hours.
-
-A running trial counts with its cost at its last measurement.
-"""
+"""What a sweep has started and spent, and the clock that counts its hours."""
 
 from __future__ import annotations
 
@@ -16,10 +13,18 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.spec import SweepSpec
 
 
+def count_started(records: Sequence[TrialRecord]) -> int:
+    """Count the configurations that were started, without baselines, replicates and added ones."""
+    return sum(record.role in ("search", "member") and not record.request for record in records)
+
+
 def compute_spending(
     spec: SweepSpec, records: Sequence[TrialRecord], hours: float
 ) -> dict[str, float]:
-    """Sum the costs of trials, by the names and in the units of `search.budget`."""
+    """Sum the costs of trials, a running one's at its last measurement.
+
+    Names and units are those of `search.budget`.
+    """
     return {
         "trials": sum(not record.parts for record in records),
         "completions": sum(record.cost.completions for record in records),
@@ -48,12 +53,10 @@ def compute_hours(
     now: float | None = None,
     pauses: Sequence[tuple[float, float]] = (),
 ) -> float:
-    """Sum the hours of a sweep's sessions, which are in order, without its pauses.
+    """Sum the hours of a sweep's sessions, as `Ledger.get_sessions`, without gaps and pauses.
 
-    Each has `started` and, unless it was killed or runs, `finished`, in Unix seconds. A killed one
-    counts until its last recorded start, rung or end of a trial, a running one until `now`. Its
-    `gaps` are those of `WorkClock`. `pauses` are the start and end of each pause, in Unix seconds;
-    the end may be infinite.
+    A killed session counts until its last recorded start, rung or end of a trial, a running one
+    until `now`. `pauses`: start and end in Unix seconds; the end may be infinite.
     """
     total = 0.0
     for index, session in enumerate(sessions):

@@ -1,9 +1,7 @@
 """The ledger's file: one record a line, appended by one process at a time.
 
-Optuna's own file backend lacks two things. Opening the file cuts off a write that a crash has torn;
-otherwise the next record would follow the torn one, and the journal would never open again. And
-the right to write ends with its process: Optuna's lock file survives `kill -9` and then blocks for
-30 seconds.
+Optuna's own file backend never opens again after a crash has torn a write, because the next record
+follows the torn one. And its lock file survives `kill -9`, and then blocks for 30 seconds.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ DAMAGED = "damaged; restore it from a copy, or move the sweep aside and begin ag
 
 
 def archive_directory(lease: Lease) -> tuple[Lease, Path]:
-    """Rename the directory of a lease, which deletes nothing, and create an empty one.
-
-    Returns:
-        The lease on the new directory, and the path of the old one.
-    """
+    """Rename the directory of a lease; return the lease on a new one, and the path of the old."""
     directory = lease.path.parent
     first = directory.with_name(f"{directory.name}.{time.strftime('%Y%m%d-%H%M%S')}")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(1))
@@ -52,10 +46,9 @@ def archive_directory(lease: Lease) -> tuple[Lease, Path]:
 
 
 def truncate_torn_write(path: Path) -> int:
-    """Cut a torn write off the end of a journal; return the number of bytes dropped.
+    """Cut a torn write off the end of a journal, under its lease; return the bytes dropped.
 
-    Every record up to the last complete one stays. Call it under the lease only. It checks the end
-    alone: `JournalFile.read_logs` finds damage before that, which no torn write explains.
+    `JournalFile.read_logs` finds damage before the end, which no torn write explains.
     """
     content = path.read_bytes()
     keep = content.rfind(b"\n") + 1
@@ -67,8 +60,7 @@ def truncate_torn_write(path: Path) -> int:
 
 
 def _intern_strings(mapping: dict[str, Any]) -> dict[str, Any]:
-    """Return a mapping with interned strings, because a journal repeats a few of them."""
-    intern = sys.intern
+    intern = sys.intern  # a journal repeats a few strings
     return {
         intern(key): intern(value) if isinstance(value, str) else value
         for key, value in mapping.items()
@@ -87,7 +79,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 
 class Journal(BaseJournalBackend):
-    """Records in their order, for Optuna's `JournalStorage`."""
+    """Records in their order, for Optuna's `JournalStorage`; reading refuses a damaged one."""
 
     path: Path | str
     """Name of the journal in messages."""
@@ -114,11 +106,7 @@ class Journal(BaseJournalBackend):
 
 
 class JournalFile(Journal):
-    """Journal in one local file, for one writer and any number of readers.
-
-    A reader ignores a record whose end is not written yet. The lease, not this class, prevents a
-    second writer.
-    """
+    """Journal in one local file; a reader ignores a record whose end is not written yet."""
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -128,11 +116,7 @@ class JournalFile(Journal):
         """Position in the file of each record, and of the next one, in bytes."""
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `log_number_from` on.
-
-        Raises:
-            UsageError: a line is no record.
-        """
+        """Yield the records from number `log_number_from` on."""
         offset = self._offsets[log_number_from]
         unread = os.fstat(self._file).st_size - offset
         if unread <= 0:
@@ -154,8 +138,7 @@ class JournalFile(Journal):
         """Append records; unless a batch is open, wait until the disk has them.
 
         Raises:
-            OSError: the disk is full or broken. The file is as it was before, so that a later
-                record does not follow half of this one.
+            OSError: the disk is full or broken; the file is as it was before.
         """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         before = os.fstat(self._file).st_size

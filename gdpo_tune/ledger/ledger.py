@@ -74,9 +74,8 @@ CONTENT = "content:"
 class Ledger(CloseableResource):
     """Trials of a sweep, and its history. Create it with `open`; use it as a context manager.
 
-    The history has sessions, incidents, requests, generations and content, each entry in its own
-    attribute of the study.
-    The writer keeps all records in memory, so reading them costs no disk access.
+    Each session, incident, request, generation and content has an attribute of the study. The
+    writer keeps all records in memory, so reading them costs no disk access.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class Ledger(CloseableResource):
         lease: Lease | None = None,
         moved_aside: Path | None = None,
     ) -> None:
-        """Read a journal; callers use `open`, which finds it."""
         self.spec = spec
         """With the settings that requests have changed, and with constraints that have the values
         of the baselines that were measured."""
@@ -98,10 +96,8 @@ class Ledger(CloseableResource):
         """Directory of an earlier sweep of this name, if `open` moved it."""
         self._clock = WorkClock()
         """Runs in a session, which is the time in which one process ran trials."""
-        self._generations: list[Generation] = []
-        """Generations decoded so far."""
+        self._generations: list[Generation] = []  # decoded so far
         self._requests: list[RecordedRequest] = []
-        """Requests decoded so far."""
         self._journal = journal
         self._lease = lease
         self._stale: set[int] = set()
@@ -173,9 +169,9 @@ class Ledger(CloseableResource):
     ) -> None:
         """Refuse content that differs from that of earlier trials; record it where it is new.
 
-        With `accept` a change is recorded, and trials that have not ended are stopped: a training
-        has one reward from its first step to its last. Trials before the change stay in the ledger,
-        but on no front with later ones. With `one_front` nothing is stopped, and all share a front.
+        With `accept` a change is recorded, and open trials are stopped, because a training has one
+        reward. Trials before and after it share no front. With `one_front` nothing is stopped, and
+        all share a front.
 
         Raises:
             IdentityError: something differs, and `accept` is false.
@@ -224,10 +220,6 @@ class Ledger(CloseableResource):
             self._records[number] = self._read(self._get_trial(number))
             self._stale.discard(number)
         return self._records[number]
-
-    def list_unfinished(self) -> list[TrialRecord]:
-        """Return the trials that neither ended nor wait for a promotion."""
-        return [record for record in self.get_records() if record.state == "running"]
 
     def start(
         self,
@@ -287,7 +279,9 @@ class Ledger(CloseableResource):
         """Return every rung of comparable trials with its trial's number, in order of recording."""
         comparable = {r.number for r in self.get_records() if r.is_comparable}
         trials = (trial for trial in self._get_trials() if trial.number in comparable)
-        return encoding.decode_rungs_in_order(trials, self.spec)
+        stored = [(t.number, rung) for t in trials for rung in encoding.list_stored_rungs(t)]
+        stored.sort(key=lambda entry: entry[1]["order"])
+        return [(number, encoding.decode_rung(rung, self.spec)) for number, rung in stored]
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""
@@ -347,9 +341,8 @@ class Ledger(CloseableResource):
     ) -> int:
         """Record that a process works on this sweep; return the session's number.
 
-        `started` is Unix time in seconds, `slots` the number of trials that run side by side.
-        `provenance` holds revision, versions and hardware as JSON. `sampler` is the name of the
-        sampler, and why it was chosen.
+        `started` is in Unix seconds, `slots` the number of trials that run side by side.
+        `provenance` holds revision, versions and hardware as JSON, `sampler` a name and a reason.
         """
         self._clock.ended.set()  # of a session that was not ended
         self._clock = WorkClock()
@@ -392,9 +385,8 @@ class Ledger(CloseableResource):
     def get_sessions(self) -> list[dict[str, Any]]:
         """Return the sessions in order, as `begin_session` and `end_session` wrote them.
 
-        `finished` (Unix seconds) is missing in a session that runs or was killed, and so is
-        `ending` until such a sweep is found finished.
-        `incidents` holds the session's `Incident`s, `gaps` what `WorkClock` found, if anything.
+        One that runs or was killed has no `finished` (Unix seconds), and no `ending` until the
+        sweep is found finished. `incidents` has `Incident`s, `gaps` what `WorkClock` found.
         """
         incidents = defaultdict[int, list[Incident]](list)
         for stored in self._list(INCIDENT):
@@ -408,9 +400,8 @@ class Ledger(CloseableResource):
     def get_contents(self) -> list[dict[str, Any]]:
         """Return the content that decided the results, by time; see `Ledger.compare_content`.
 
-        `digests` are those of `core.content`, `time` is Unix time in seconds. `first` is the number
-        of the first trial with that content. After an accepted change, `changes` are its names, and
-        `one_front` is true if trials before and after it share a front.
+        `time` is in Unix seconds, `first` the number of the first trial with these `digests`. An
+        accepted change has `changes`, names of facts, and `one_front`.
         """
         return self._list(CONTENT)
 
@@ -430,12 +421,7 @@ class Ledger(CloseableResource):
             self._requests.append(decode_recorded(stored))
         return self._requests
 
-    def find_lineage(self, number: int) -> tuple[Exploit, ...]:
-        """Return the checkpoints that a trial took over from others, by step."""
-        exploits = (exploit for past in self.get_generations() for exploit in past.exploits)
-        return tuple(exploit for exploit in exploits if exploit.member == number)
-
-    def find_last_meeting(self, number: int) -> int:
+    def find_last_sync_step(self, number: int) -> int:
         """Return the step at which a member last met others; 0 if it never did."""
         generations = reversed(self.get_generations())
         return next((past.step for past in generations if number in past.members), 0)
@@ -517,7 +503,8 @@ class Ledger(CloseableResource):
         return [self._read(trial) for trial in self._get_trials()]
 
     def _read(self, trial: FrozenTrial) -> TrialRecord:
-        lineage = self.find_lineage(trial.number)
+        exploits = (exploit for past in self.get_generations() for exploit in past.exploits)
+        lineage = tuple(exploit for exploit in exploits if exploit.member == trial.number)
         contents = self.get_contents()
         return encoding.decode_trial(trial, self.spec, self.directory, lineage, contents)
 

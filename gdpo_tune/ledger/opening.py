@@ -83,18 +83,14 @@ def open_for_reading(spec: SweepSpec) -> Journal:
 def open_for_writing(
     spec: SweepSpec, *, fresh: bool, continue_from: str = ""
 ) -> tuple[Journal, Lease, Path | None]:
-    """Open or create the journal of a sweep, for this process alone.
-
-    `fresh` moves an earlier sweep of this name aside. `continue_from` is the directory or address
-    of a sweep in a database that goes on in the directory or at the address of `spec`.
+    """Open or create the journal of a sweep, for this process alone; arguments as `Ledger.open`.
 
     Returns:
         The journal, the lease on the sweep's directory, and the new path of the directory of an
         earlier sweep; None if none was moved.
 
     Raises:
-        LedgerHeldError: another process writes it.
-        IdentityError: the database holds the sweep of another directory or address.
+        LedgerHeldError, IdentityError: as `Ledger.open`.
         UsageError: an earlier sweep in the directory has its ledger elsewhere.
         OSError: the directory or the file cannot be created.
     """
@@ -251,11 +247,7 @@ def _open_database(spec: SweepSpec, *, read_only: bool) -> PostgresJournal:
 
 
 def _refuse_moved_ledger(spec: SweepSpec, directory: Path) -> None:
-    """Refuse another ledger than that of the sweep: an empty ledger would delete its trials.
-
-    Raises:
-        UsageError: this sweep has its ledger elsewhere.
-    """
+    """Refuse another ledger than that of the sweep: an empty ledger would delete its trials."""
     ledger, fix = spec.ledger and str(directory / JOURNAL), "leave ledger: out"
     if not (directory / JOURNAL).exists():
         ledger, fix = "", "write that as ledger:"

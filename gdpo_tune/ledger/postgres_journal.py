@@ -56,12 +56,16 @@ RETRY_SECONDS = 2.0
 
 
 class PostgresJournal(Journal):
-    """Journal in one table of a database, for one writer and any number of readers."""
+    """Journal in one table of a database, for one writer and any number of readers.
+
+    A record that another process has appended is a `LedgerHeldError`, a database that has not
+    answered for `PATIENCE` a `LedgerUnreachableError`.
+    """
 
     def __init__(self, url: str, sweep: str, *, read_only: bool) -> None:
-        """Connect; as a writer, create the table if it is missing and take the lock.
+        """Connect; unless `read_only`, create the table if it is missing and take the lock.
 
-        `sweep` is unique in the database. With `read_only` no lock is taken and nothing is changed.
+        `sweep` is unique in the database.
 
         Raises:
             LedgerHeldError: another process writes this ledger; the message names it.
@@ -78,7 +82,6 @@ class PostgresJournal(Journal):
         self._unread: list[str] = []
         """Records that this writer appended and did not read back: no other process appends."""
         self._failure: Exception | None = None
-        """Reason why nothing more is written."""
         client = f"gdpo_tune {os.getpid()} on {socket.gethostname()}"[:63]
         options = {**TIMEOUTS, "connect_timeout": 10, "application_name": client}
         try:
@@ -122,11 +125,7 @@ class PostgresJournal(Journal):
         self._next = 0
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `log_number_from` on.
-
-        Raises:
-            UsageError: one of them is missing.
-        """
+        """Yield the records from number `log_number_from` on."""
         if self._writes and log_number_from == self._next - len(self._unread):
             records, self._unread = self._unread, []
         else:
@@ -143,12 +142,7 @@ class PostgresJournal(Journal):
             yield DECODER.decode(record)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records; unless a batch is open, they are committed when this returns.
-
-        Raises:
-            LedgerHeldError: another process has appended records.
-            LedgerUnreachableError: the database has not answered for `PATIENCE`.
-        """
+        """Append records; unless a batch is open, they are committed when this returns."""
         records = [json.dumps(log, separators=(",", ":")) for log in logs]
         self._unread += records
         self._uncommitted += records
@@ -179,7 +173,6 @@ class PostgresJournal(Journal):
             raise
 
     def _insert_patiently(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert rows; wait for a database that does not answer, and take the lock again."""
         from tenacity import RetryError, TryAgain, retry_if_exception
 
         def announce(state: Any) -> None:
@@ -194,11 +187,14 @@ class PostgresJournal(Journal):
                 PATIENCE, first=RETRY_SECONDS, retry=retry, before_sleep=announce
             ):
                 with attempt:
-                    if attempt.retry_state.attempt_number > 1 and not self._reconnect_and_lock():
-                        notice_by = min(notice_by, time.monotonic() + NOTICE_SECONDS)
-                        if time.monotonic() > notice_by:
-                            raise self._build_held_error()
-                        raise TryAgain("our old connection still holds the lock")
+                    if attempt.retry_state.attempt_number > 1:
+                        self._connection.close()
+                        self._connection = self._connect()
+                        if not self._try_lock():
+                            notice_by = min(notice_by, time.monotonic() + NOTICE_SECONDS)
+                            if time.monotonic() > notice_by:
+                                raise self._build_held_error()
+                            raise TryAgain("our old connection still holds the lock")
                     self._insert(rows)
         except RetryError as error:
             last = error.last_attempt.exception()
@@ -207,11 +203,6 @@ class PostgresJournal(Journal):
                 f"({_get_database_message(last)}); the records of trials are kept: run the same "
                 "command to resume"
             ) from last
-
-    def _reconnect_and_lock(self) -> bool:
-        self._connection.close()
-        self._connection = self._connect()
-        return self._try_lock()
 
     def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
         statement = f"INSERT INTO {TABLE} (sweep, number, record) VALUES (:sweep, :number, :record)"

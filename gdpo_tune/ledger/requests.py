@@ -1,14 +1,13 @@
 """Requests of people to a sweep that runs: rules, the state that they lead to, and their files.
 
-A person's command checks a request with the rules before it leaves it, and the driver checks it
-again before it applies it, because the sweep went on meanwhile. Recorded requests fold into the
-state of the sweep. On its way to the driver each request is one file in the sweep's directory:
+The rules are checked before a request is left, and again by the driver before it is applied,
+because the sweep went on meanwhile. On its way to the driver each request is one file:
 
     <storage>/<name>/requests/<asked, in nanoseconds>-<id>.json
                      requests/damaged/     files that are no requests, set aside
 
-A file is whole or absent, and durable before the person is told. The driver records the request in
-the ledger before it removes the file. A file whose request is recorded already is only removed.
+A file is whole or absent, and durable before the person is told. The driver removes it once the
+ledger has the request.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setti
 from gdpo_tune.core.files import is_directory, write_atomically
 from gdpo_tune.core.text import format_count, join_names, suggest
 from gdpo_tune.core.trials import Params, TrialRecord
-from gdpo_tune.ledger.budget import compute_spending, describe_spent_budget
+from gdpo_tune.ledger.budget import compute_spending, count_started, describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.load import read_point
 from gdpo_tune.spec.model import Budget, Search
@@ -70,11 +70,6 @@ class SweepSnapshot:
             last = f"the last one is {len(self.records) - 1}" if self.records else "there is none"
             raise UsageError(f"there is no trial {number}: {last}")
         return self.records[number]
-
-    def find_author(self, effect: RequestEffect) -> str:
-        """Return who has asked for an equal effect before; empty if nobody has."""
-        equal = (request.author for request in self.requests if request.effect == effect)
-        return next(equal, "")
 
 
 @dataclass(frozen=True)
@@ -128,8 +123,7 @@ def decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     """Change the number of configurations that the search tries."""
     _check_names(arguments, "number")
     _refuse_population(sweep.spec, "the number of its members is fixed")
-    number = arguments["number"]
-    started = sum(r.role in ("search", "member") and not r.request for r in sweep.records)
+    number, started = arguments["number"], count_started(sweep.records)
     if isinstance(number, int) and number < started:
         raise UsageError(f"trials = {number}: {started} have started already; write at least that")
     _check_section(Search, "trials", number)
@@ -144,9 +138,7 @@ def decide_budget(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
         raise UsageError(f"name a limit: {join_names(Budget.model_fields)}")
     spent = compute_spending(sweep.spec, sweep.records, sweep.hours)
     for name, value in arguments.items():
-        if name not in Budget.model_fields:
-            guess = suggest(name, Budget.model_fields)
-            raise UsageError(f"{name}: unknown limit; {guess}use {join_names(Budget.model_fields)}")
+        _refuse_unknown("limit", name, Budget.model_fields)
         _check_section(Budget, name, value)
         if name == "gpu_hours" and value and not sweep.spec.resources.gpus:
             raise UsageError("gpu_hours: no trial has a GPU, so it would never be spent")
@@ -193,25 +185,18 @@ def check_request(sweep: SweepSnapshot, request: Request) -> Decision:
     Raises:
         UsageError: it cannot be carried out; the message is one line.
     """
-    if request.action not in ACTIONS:
-        guess = suggest(request.action, ACTIONS)
-        raise UsageError(f"{request.action}: unknown action; {guess}use {join_names(ACTIONS)}")
+    _refuse_unknown("action", request.action, ACTIONS)
     return ACTIONS[request.action](sweep, request.arguments)
 
 
 def settle_request(sweep: SweepSnapshot, request: Request, now: float) -> RecordedRequest:
     """Return what the driver records about a request: that it is applied, or why not."""
+    recorded = partial(RecordedRequest, **vars(request), applied=now)
     try:
         decision = check_request(sweep, request)
     except UsageError as error:
-        return RecordedRequest(**vars(request), applied=now, outcome="refused", reason=str(error))
-    return RecordedRequest(
-        **vars(request),
-        applied=now,
-        outcome="applied",
-        reason=decision.text,
-        effect=decision.effect,
-    )
+        return recorded(outcome="refused", reason=str(error))
+    return recorded(outcome="applied", reason=decision.text, effect=decision.effect)
 
 
 def with_request(sweep: SweepSnapshot, request: Request, now: float) -> SweepSnapshot:
@@ -222,8 +207,9 @@ def with_request(sweep: SweepSnapshot, request: Request, now: float) -> SweepSna
 def _add(sweep: SweepSnapshot, effect: RequestEffect) -> Decision:
     _refuse_population(sweep.spec, "its members meet one another from the start")
     point = effect.point or {}
-    if author := sweep.find_author(effect):
-        raise UsageError(f"{author} has added this configuration already")
+    for request in sweep.requests:
+        if request.effect == effect:
+            raise UsageError(f"{request.author} has added this configuration already")
     _refuse_spent_budget(sweep)
     names = sweep.spec.space.select_active(point)
     if point.keys() >= {name for name in names if name in sweep.spec.space.dimensions}:
@@ -266,12 +252,16 @@ def _check_section(section: type[Budget] | type[Search], name: str, value: Any) 
 
 def _check_names(arguments: Arguments, *names: str) -> None:
     for name in arguments:
-        if name not in names:
-            takes = f"use {join_names(names)}" if names else "it takes none"
-            raise UsageError(f"{name}: unknown argument; {suggest(name, names)}{takes}")
+        _refuse_unknown("argument", name, names)
     for name in names:
         if name not in arguments and name != "force":
             raise UsageError(f"the argument {name} is missing")
+
+
+def _refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        fix = f"use {join_names(known)}" if known else "it takes none"
+        raise UsageError(f"{name}: unknown {kind}; {suggest(name, known)}{fix}")
 
 
 def _read_mapping(arguments: Arguments, name: str, example: str) -> Arguments:
@@ -338,11 +328,8 @@ def apply_settings(spec: SweepSpec, requests: Iterable[RecordedRequest]) -> Swee
         for name, setting in request.effect.settings.items():
             if read_setting(spec, name) == setting.file:
                 changes[name] = setting.value
-    return change_settings(spec, changes) if changes else spec
-
-
-def change_settings(spec: SweepSpec, changes: Mapping[str, float]) -> SweepSpec:
-    """Return a spec with other settings of `search`."""
+    if not changes:
+        return spec
     own = {name: value for name, value in changes.items() if not name.startswith(BUDGET)}
     limits = {n.removeprefix(BUDGET): v for n, v in changes.items() if n.startswith(BUDGET)}
     budget = spec.search.budget.model_copy(update=limits)
@@ -433,19 +420,18 @@ def leave_request(directory: Path, request: Request) -> Path:
 
 
 def check_requests_writable(directory: Path) -> None:
-    """Refuse to leave requests in the sweep of another user, or where no directory can be.
-
-    Raises:
-        UsageError: this user may not write there, or something else has the directory's name.
-    """
+    """Refuse, with a UsageError, to leave requests where this user or no directory can be."""
     requests = directory / REQUESTS
     if os.path.lexists(requests) and not is_directory(requests):
         raise UsageError(
             f"{requests} is no directory, so no request can be left there\n    fix: move it away"
         )
     if not os.access(requests if requests.exists() else directory, os.W_OK | os.X_OK):
+        owner = "another user"
+        with suppress(OSError, KeyError):
+            owner = directory.owner()
         raise UsageError(
-            f"{directory} belongs to {_find_owner(directory)}, and you may not write there\n"
+            f"{directory} belongs to {owner}, and you may not write there\n"
             "    fix: ask them, or ask for permission to write to the sweep's directory"
         )
 
@@ -453,35 +439,26 @@ def check_requests_writable(directory: Path) -> None:
 def list_pending(directory: Path) -> list[RequestFile]:
     """Return the files that wait in a sweep's directory, in the order of their names."""
     with suppress(OSError):  # absent, no directory, or for now out of reach
-        names = sorted(n for n in os.listdir(directory / REQUESTS) if is_request_name(n))
-        files = [read_request_file(directory / REQUESTS / name) for name in names]
+        names = sorted(os.listdir(directory / REQUESTS))
+        kept = (name for name in names if name != DAMAGED and not name.startswith("."))  # a draft
+        files = [_read_request_file(directory / REQUESTS / name) for name in kept]
         return [file for file in files if file is not None]
     return []
 
 
-def is_request_name(name: str) -> bool:
-    """Return whether a file of this name counts; drafts begin with a dot."""
-    return name != DAMAGED and not name.startswith(".")
-
-
-def read_request_file(path: Path) -> RequestFile | None:
+def _read_request_file(path: Path) -> RequestFile | None:
     """Read a file; None if it is gone by now."""
     try:
         if path.stat().st_size > MAX_BYTES:
             return RequestFile(path, None, f"it has more than {MAX_BYTES:,} bytes")
-        return RequestFile(path, decode_request(json.loads(path.read_bytes())))
+        return RequestFile(path, _decode_request(json.loads(path.read_bytes())))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         return RequestFile(path, None, f"{type(error).__name__}: {error}")
 
 
-def decode_request(stored: Any) -> Request:
-    """Return a request from JSON.
-
-    Raises:
-        ValueError, TypeError, KeyError: it is none.
-    """
+def _decode_request(stored: Any) -> Request:
     kinds = {"id": str, "action": str, "arguments": dict, "author": str, "asked": int | float}
     values = {name: stored[name] for name in kinds}
     for name, kind in kinds.items():
@@ -498,9 +475,3 @@ def set_aside(path: Path) -> None:
     aside = path.parent / DAMAGED
     aside.mkdir(exist_ok=True)
     path.rename(aside / path.name)
-
-
-def _find_owner(directory: Path) -> str:
-    with suppress(OSError, KeyError):
-        return directory.owner()
-    return "another user"

@@ -4,9 +4,7 @@
                      trials/<number>/  a trial's directory, written by `tuning.ray.attempt`
                      stop              the trials that have to stop
 
-Everything that must survive the loss of the driver's machine is here or in the ledger. `fetch`
-copies small files to the sweep's directory on this machine. From a checkpoint it copies the marker
-only, so the copy shows which checkpoints exist.
+Everything that must survive the loss of the driver's machine is here or in the ledger.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ class SweepStore:
     def fetch(self) -> None:
         """Copy new small files to this machine; delete copies of checkpoints that are gone.
 
-        Files of equal size count as equal, because files that change only grow.
+        Of a checkpoint only the marker is copied, which shows that it exists.
         """
         sizes = self._files.list_sizes(TRIALS)
         for path in self._copy.glob(f"{TRIALS}/*/*"):
@@ -77,20 +75,21 @@ class SweepStore:
             if parse_step(path.name) is not None and marker not in sizes:
                 shutil.rmtree(path)
         small = [name for name in sizes if is_marker(name) or not find_checkpoint_name(name)]
-        paths = {name: self._copy / name for name in small}
-        self._files.download(
-            {n: p for n, p in paths.items() if not p.is_file() or p.stat().st_size != sizes[n]}
-        )
+        self._download_missing({name: self._copy / name for name in small}, sizes)
 
     def fetch_checkpoint(self, number: int, name: str, directory: Path) -> Path:
         """Copy a trial's checkpoint to `directory / name`, without what is there already."""
         prefix = f"{TRIALS}/{number}/{name}/"
         sizes = self._files.list_sizes(prefix.rstrip("/"))
         paths = {file: directory / name / file.removeprefix(prefix) for file in sizes}
-        self._files.download(
-            {f: p for f, p in paths.items() if not p.is_file() or p.stat().st_size != sizes[f]}
-        )
+        self._download_missing(paths, sizes)
         return directory / name
+
+    def _download_missing(self, paths: Mapping[str, Path], sizes: Mapping[str, int]) -> None:
+        # Files of equal size are equal: those that change only grow.
+        self._files.download(
+            {n: p for n, p in paths.items() if not p.is_file() or p.stat().st_size != sizes[n]}
+        )
 
     def prune_checkpoints(self, checkpoints: Mapping[int, Collection[str]]) -> None:
         """Delete the checkpoints of trials, except some: number -> their names."""

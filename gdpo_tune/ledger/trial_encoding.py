@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,7 @@ TRIALS = "trials"
 RUNG = "rung:"
 """Prefix of a rung's attribute, before its number of completions."""
 TEST = "test/"
-"""Prefix of an attribute with a mean on test prompts, before the name of an objective. It repeats a
-number of the outcome for people: nothing reads it here, and older ledgers lack it."""
+"""Prefix of an attribute that repeats a mean on test prompts for people; older ledgers lack it."""
 
 
 def decode_trial(
@@ -73,14 +72,12 @@ def decode_trial(
         KeyError, TypeError: another version wrote the trial.
     """
     stored = trial.user_attrs["trial"]
-    has_policies = spec.address and not is_hub_address(spec.address)
-    later = [change for change in contents[1:] if trial.number < change["first"]]
     outcome = trial.user_attrs.get("outcome", {})
     end = trial.user_attrs.get("end", {})
-    decoded = (_decode_rung(rung, spec) for rung in list_stored_rungs(trial))
-    rungs = tuple(sorted(decoded, key=lambda rung: rung.step))
     pause: Mapping[str, Any] = trial.user_attrs.get("pause", {"at": 0, "waits": False})
-    is_paused = trial.state == TrialState.RUNNING and pause["waits"]
+    state = STATES[trial.state]
+    decoded = (decode_rung(rung, spec) for rung in list_stored_rungs(trial))
+    rungs = tuple(sorted(decoded, key=lambda rung: rung.step))
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
     cost = Cost(**(outcome or end or measured).get("cost", {}))
     prompts = (spec.training.validation_prompts, spec.training.test_prompts)
@@ -91,11 +88,16 @@ def decode_trial(
     # A merge that was stopped has been judged by its rung.
     judged = splits["validation"] or (rungs[-1].validation if rungs and "parts" in stored else {})
     means = {name: estimate.mean for name, estimate in judged.items()}
+    names = TRIALS, str(trial.number)
+    directory = sweep.joinpath(*names)
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
+    has_policies = spec.address and not is_hub_address(spec.address)
+    earlier = rungs[:-1] if outcome and stored["role"] != "member" else ()
+    steps = (rung.step for rung in earlier)
     return TrialRecord(
         number=trial.number,
         role=stored["role"],
-        state="paused" if is_paused else STATES[trial.state],
+        state="paused" if state == "running" and pause["waits"] else state,
         params=spec.space.align(stored["params"]),
         seed=stored["seed"],
         proposer=stored["proposer"],
@@ -107,21 +109,17 @@ def decode_trial(
         cost=cost,
         reason=end.get("reason", ""),
         lineage=lineage,
-        directory=sweep / TRIALS / str(trial.number),
-        checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
-        address=join_address(spec.address, TRIALS, str(trial.number)) if has_policies else "",
+        directory=directory,
+        checkpoint=checkpoint if checkpoint and checkpoint.is_dir() else None,
+        address=join_address(spec.address, *names) if has_policies else "",
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),
         parts=tuple(Part(*part) for part in stored.get("parts", ())),
         request=stored.get("request", ""),
         content=_describe_content(trial.number, contents[1:]),
-        is_comparable=all(change["one_front"] for change in later),
-        kept_steps=tuple(
-            rung.step
-            for rung in (rungs[:-1] if outcome and stored["role"] != "member" else ())
-            if (sweep / TRIALS / str(trial.number) / f"{CHECKPOINT_PREFIX}{rung.step}").is_dir()
-        ),
+        is_comparable=all(c["one_front"] for c in contents[1:] if trial.number < c["first"]),
+        kept_steps=tuple(n for n in steps if (directory / f"{CHECKPOINT_PREFIX}{n}").is_dir()),
     )
 
 
@@ -204,19 +202,13 @@ def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[s
     }
 
 
-def decode_rungs_in_order(trials: Iterable[FrozenTrial], spec: SweepSpec) -> list[tuple[int, Rung]]:
-    """Return every rung with its trial's number, in the order in which they were recorded."""
-    stored = [(trial.number, rung) for trial in trials for rung in list_stored_rungs(trial)]
-    stored.sort(key=lambda entry: entry[1]["order"])
-    return [(number, _decode_rung(rung, spec)) for number, rung in stored]
-
-
 def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
     """Return the rungs of a trial as JSON."""
     return [value for key, value in trial.user_attrs.items() if key.startswith(RUNG)]
 
 
-def _decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
+def decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
+    """Return a rung from JSON."""
     cost = Cost(**stored["cost"])
     estimates = decode_estimates(stored["validation"], spec.training.validation_prompts)
     validation = add_judged_costs(estimates, cost, spec)
@@ -231,8 +223,7 @@ def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]
 def decode_estimates(stored: Mapping[str, Any], prompts: int = 0) -> dict[str, Estimate]:
     """Return estimates from JSON.
 
-    Older versions recorded `[mean, standard error]`. An error of 0, of equal completions, is
-    replaced by that of so many prompts.
+    Older versions recorded `[mean, standard error]`; an error of 0 becomes that of so many prompts.
     """
     estimates = {name: Estimate(*values) for name, values in stored.items()}
     for name in estimates.keys() - COST_METRICS if prompts else ():

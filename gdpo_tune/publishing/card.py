@@ -11,13 +11,11 @@ from typing import Any
 import jinja2
 
 from gdpo_tune import __version__
-from gdpo_tune.analysis.front import Front, trace_training
+from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core import task_files
 from gdpo_tune.core.addresses import REPOSITORY_ID
-from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import (
     NO_VALUE,
     format_hypervolume,
@@ -47,13 +45,14 @@ def build_model_card(
     config = policy.directory / ADAPTER_CONFIG
     own = json.loads(config.read_bytes()) if policy.is_adapter else {}
     member = candidate.configuration
+    baselines = [column for column in publication.front.baselines if column is not member]
     row = build_front_row(publication.front, member)
     own_warnings = [f"This policy is {text}." for text in row.shortfalls]
     if not member.is_on_front:
         own_warnings.append("This policy is not on the front of its sweep.")
     if member.is_provisional and member.role != "untrained":
         own_warnings.append("This policy has one seed, so part of its lead may be luck.")
-    if not publication.has_ended:
+    if not publication.sweep.ending:
         own_warnings.append("The sweep had not finished, so its front may change.")
     return _render(
         "model_card.md.jinja",
@@ -61,12 +60,9 @@ def build_model_card(
         candidate=candidate,
         repository=repository,
         metadata=_build_metadata(publication, candidate, policy),
-        warnings=[*own_warnings, *list_findings(publication)],
-        columns=[
-            "this policy",
-            *(BASELINES[b.role] for b in _list_baselines(publication.front, member)),
-        ],
-        metrics=build_metric_rows(publication, member),
+        own_warnings=own_warnings,
+        columns=["this policy", *(BASELINES[column.role] for column in baselines)],
+        metrics=build_metric_rows(publication, [member, *baselines]),
         training=describe_training(publication, candidate),
         policy=policy,
         revision=own.get("revision") or spec.model.revision,
@@ -93,24 +89,20 @@ def build_record_card(
         publication,
         metadata=metadata.to_yaml(),
         repository=publication.record,
-        warnings=list_findings(publication),
         members=build_member_rows(publication, [member.name for member in members]),
         missing=len(missing),
     )
 
 
-def list_findings(publication: Publication) -> list[str]:
-    """Return the warnings about a front for readers, who cannot change the sweep."""
-    warnings = list_result_warnings(publication.sweep.spec, publication.front)
-    return [capitalize_warning(warning.finding) for warning in warnings]
-
-
-def _render(template: str, publication: Publication, **values: Any) -> str:
+def _render(
+    template: str, publication: Publication, own_warnings: Sequence[str] = (), **values: Any
+) -> str:
     spec, front = publication.spec, publication.front
+    findings = list_result_warnings(publication.sweep.spec, front)
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
     packages = {"gdpo-tune": __version__}
-    if publication.sessions:
-        provenance = publication.sessions[-1].get("provenance", {})
+    if sessions := publication.sweep.sessions:
+        provenance = sessions[-1].get("provenance", {})
         python = provenance.get("python", "unknown")
         packages = {**provenance.get("packages", {}), "Python": python}
     environment = jinja2.Environment(
@@ -129,13 +121,14 @@ def _render(template: str, publication: Publication, **values: Any) -> str:
         is_embedded=spec.policy in POLICIES,
         data=describe_prompts(spec),
         objectives=[
-            f"`{name}` ({goal.direction}d): {get_metric(publication, name).doc}"
+            f"`{name}` ({goal.direction}d): {publication.metrics[name].doc}"
             for name, goal in spec.objectives.items()
         ],
         hypervolume=format_hypervolume(front.hypervolume, front.hypervolume_interval, points),
         versions=", ".join(f"{name} {version}" for name, version in packages.items()),
         version=__version__,
         trials=len(front.records),
+        warnings=[*own_warnings, *(capitalize_warning(warning.finding) for warning in findings)],
         **values,
     )
 
@@ -160,7 +153,7 @@ def _build_metadata(
             dataset_type=source if source and not spec.data.is_local else spec.task,
             dataset_name=f"{spec.task}: test prompts",
             metric_type=name,
-            metric_name=f"{name} ({get_metric(publication, name).doc})",
+            metric_name=f"{name} ({publication.metrics[name].doc})",
             metric_value=candidate.configuration.mean[name].mean,
             metric_args={"standard_error": candidate.configuration.mean[name].se},
         )
@@ -196,15 +189,12 @@ def describe_prompts(spec: SweepSpec) -> str:
 
 
 def build_metric_rows(
-    publication: Publication, configuration: Configuration
+    publication: Publication, columns: Sequence[Configuration]
 ) -> list[tuple[str, list[str]]]:
-    """Return each metric with its values of a policy and the baselines, objectives first."""
-    objectives = list(publication.spec.objectives)
-    names = [*objectives, *(name for name in configuration.mean if name not in objectives)]
-    columns = [configuration, *_list_baselines(publication.front, configuration)]
-    rows = [(name, list[str]()) for name in names]
+    """Return each metric of the first column with its value of every column, objectives first."""
+    rows = [(name, list[str]()) for name in {**publication.spec.objectives, **columns[0].mean}]
     for name, cells in rows:
-        metric = get_metric(publication, name)
+        metric = publication.metrics[name]
         for value in (column.mean.get(name) for column in columns):
             if value is None:
                 cells.append(NO_VALUE)
@@ -242,7 +232,6 @@ def build_member_rows(
 def describe_training(publication: Publication, candidate: PublishedPolicy) -> dict[str, Any]:
     """Return how a policy was made: parameters and schedule, or the parts of a merge."""
     records, record = publication.sweep.records, candidate.record
-    steps = publication.spec.training.steps
     if len(record.parts) > 1:
         parts = [
             {
@@ -253,30 +242,20 @@ def describe_training(publication: Publication, candidate: PublishedPolicy) -> d
             for part in record.parts
         ]
         return {"parts": parts, "names": list(parts[0]["params"])}
-    number, step = record.number, steps
+    number, until = record.number, float("inf")
     if record.parts:
-        number, step = record.parts[0].trial, record.parts[0].step
-    training = trace_training(records, number, step if record.parts else float("inf"))
+        number, until = record.parts[0].trial, record.parts[0].step
+    training = trace_training(records, number, until)
     return {
         "parts": [],
         "params": _format_params(publication, training.params),
         "seed": training.seed,
-        "steps": step,
+        "steps": min(until, publication.spec.training.steps),
         "schedule": [
             (segment.step, _format_params(publication, {**training.params, **segment.params}))
             for segment in training.schedule
         ],
     }
-
-
-def get_metric(publication: Publication, name: str) -> MetricInfo:
-    """Return the description of a metric of the sweep's task."""
-    spec = publication.sweep.spec  # a task in a file is there under its whole path alone
-    return {**COST_METRICS, **load_task_info(spec.task, spec.space.domains).metrics}[name]
-
-
-def _list_baselines(front: Front, configuration: Configuration) -> list[Configuration]:
-    return [baseline for baseline in front.baselines if baseline is not configuration]
 
 
 def _format_params(publication: Publication, params: Mapping[str, Any]) -> dict[str, str]:

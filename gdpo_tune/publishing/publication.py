@@ -1,9 +1,11 @@
-"""A sweep as one call of `publish` puts it on the Hub: its policies, and their licence."""
+"""A sweep as one call of `publish` puts it on the Hub: its policies, and their licence.
+
+What cannot be published is a `UsageError` that says how to go on.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +17,11 @@ from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.addresses import Repository, find_id_problem
 from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import is_directory
+from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.figures.front_png import write_front_png
-from gdpo_tune.ledger import Ledger
 from gdpo_tune.policies.load_policy import ANSWER_SECONDS, find_local_directory, resolve_policy
 from gdpo_tune.publishing.record import build_record, explain_missing_policy, find_kept_policy
 from gdpo_tune.results.open_sweep import Sweep
@@ -33,7 +36,7 @@ LONGEST_TITLE = 59
 
 @dataclass(frozen=True)
 class PublishedPolicy:
-    """A policy that is published."""
+    """A candidate whose policy is published."""
 
     record: TrialRecord
     configuration: Configuration
@@ -42,12 +45,12 @@ class PublishedPolicy:
 
     @property
     def name(self) -> str:
-        """Name of the candidate."""
+        """Its name, such as `7` or `merge-9`."""
         return self.record.name
 
     @property
     def title(self) -> str:
-        """Name of the candidate in a sentence."""
+        """Its name in a sentence."""
         return title_candidate(self.name)
 
 
@@ -62,7 +65,6 @@ class Publication:
     """`USER/NAME`."""
     licence: Licence
     front: Front
-    sessions: Sequence[Mapping[str, Any]]
     is_front: bool
     """True if each member of the front gets a repository."""
 
@@ -88,14 +90,15 @@ class Publication:
         return f"{self.target.partition('/')[2]}: Pareto front"[:LONGEST_TITLE]
 
     @cached_property
+    def metrics(self) -> dict[str, MetricInfo]:
+        """Metrics of the sweep's task, and costs."""
+        spec = self.sweep.spec  # a task in a file is there under its whole path alone
+        return {**COST_METRICS, **load_task_info(spec.task, spec.space.domains).metrics}
+
+    @cached_property
     def record_files(self) -> dict[str, bytes]:
         """Files of the sweep's record."""
         return build_record(self.sweep)
-
-    @property
-    def has_ended(self) -> bool:
-        """True if nothing was left to run when the last session ended."""
-        return bool(self.sessions and self.sessions[-1].get("ending"))
 
     def name_repository(self, candidate: str) -> Repository:
         """Return the repository of a candidate."""
@@ -117,11 +120,7 @@ class Publication:
 def open_publication(
     sweep: Sweep, source: str, target: str, licence: str | None, *, is_front: bool
 ) -> Publication:
-    """Check what is published, and read what its cards need.
-
-    Raises:
-        UsageError: the name has a wrong form, the front is empty, or the licence is unknown.
-    """
+    """Check what is published, and read what its cards need."""
     names = [f"{target}-merge-{len(sweep.records)}" if is_front else target]
     for name in names:
         if problem := find_id_problem(name):
@@ -134,20 +133,18 @@ def open_publication(
     policy, revision = sweep.spec.policy, sweep.spec.model.revision
     found = find_licence(policy, revision, licence)
     public = PublicFilter(sweep.spec)
-    sweep = replace(sweep, records=[public.select_trial(record) for record in sweep.records])
-    with Ledger.open(sweep.spec, read_only=True) as ledger:
-        sessions = [public.select(session) for session in ledger.get_sessions()]
-    return Publication(sweep, source, target, found, sweep.front, sessions, is_front)
+    sweep = replace(
+        sweep,
+        records=[public.select_trial(record) for record in sweep.records],
+        sessions=[public.select(session) for session in sweep.sessions],
+    )
+    return Publication(sweep, source, target, found, sweep.front, is_front)
 
 
 def choose_published_policy(
     publication: Publication, chosen: PickedCandidate, pick: str
 ) -> PublishedPolicy:
-    """Return the candidate that a person picked.
-
-    Raises:
-        UsageError: it was not evaluated on test prompts, or its policy was not kept.
-    """
+    """Return the candidate that a person picked, if it was evaluated and its policy kept."""
     record, sweep = chosen.record, publication.sweep
     configuration = find_configuration(publication.front.configurations, chosen.name)
     if configuration is None:
@@ -161,11 +158,7 @@ def choose_published_policy(
 
 
 def list_members(publication: Publication) -> tuple[list[PublishedPolicy], list[str]]:
-    """Return the members of the front whose policies were kept, and why the others are missing.
-
-    Raises:
-        UsageError: no policy was kept.
-    """
+    """Return the members of the front whose policies were kept, and why the others are missing."""
     kept: list[PublishedPolicy] = []
     missing: list[str] = []
     for member in publication.front.members:
@@ -203,9 +196,6 @@ def find_licence(policy: str, revision: str, given: str | None) -> Licence:
     """Return the licence that a person gives, or that of the base.
 
     The base's is read in its card: on the Hub, or beside its weights.
-
-    Raises:
-        UsageError: neither is known, or the given one has a wrong form.
     """
     if given is not None:
         if not IDENTIFIER.fullmatch(given):
@@ -234,26 +224,23 @@ def find_licence(policy: str, revision: str, given: str | None) -> Licence:
 def _read_card(policy: str, revision: str) -> tuple[dict[str, Any], str]:
     """Return the metadata of a policy's card, and why there is none; may be empty."""
     from httpx import HTTPError
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, RepoCard
 
-    if is_directory(Path(resolve_policy(policy))):
-        return _read_card_file(Path(resolve_policy(policy)) / CARD)
+    directory, reason = Path(resolve_policy(policy)), ""
+    if not is_directory(directory):
+        try:
+            info = HfApi().model_info(policy, revision=revision or None, timeout=ANSWER_SECONDS)
+            return info.card_data.to_dict() if info.card_data else {}, ""
+        except (OSError, HTTPError, ValueError) as error:
+            reason = f"its card cannot be read ({get_first_line(error)})"
+        directory = find_local_directory(policy, revision)
+        if directory is None:
+            return {}, reason
     try:
-        info = HfApi().model_info(policy, revision=revision or None, timeout=ANSWER_SECONDS)
-    except (OSError, HTTPError, ValueError) as error:
-        local = find_local_directory(policy, revision)
-        data, _ = _read_card_file(local / CARD) if local else ({}, "")
-        return data, "" if data else f"its card cannot be read ({get_first_line(error)})"
-    return info.card_data.to_dict() if info.card_data else {}, ""
-
-
-def _read_card_file(file: Path) -> tuple[dict[str, Any], str]:
-    from huggingface_hub import RepoCard
-
-    try:
-        card = RepoCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+        text = (directory / CARD).read_text(encoding="utf-8")
+        data = RepoCard(text, ignore_metadata_errors=True).data.to_dict()
     except FileNotFoundError:
-        return {}, f"it has no {CARD}"
+        return {}, reason or f"it has no {CARD}"
     except (OSError, ValueError) as error:
-        return {}, f"its card cannot be read ({get_first_line(error)})"
-    return card.data.to_dict(), ""
+        return {}, reason or f"its card cannot be read ({get_first_line(error)})"
+    return data, "" if data else reason

@@ -49,18 +49,36 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
         UsageError: tasks or objectives differ, so their values have different meanings; or both are
             the same sweep; or one has no configuration yet.
     """
-    _refuse_unless_comparable(left.spec, right.spec)
-    goals = left.spec.list_objectives()
-    same_name = left.spec.name == right.spec.name
-    names = [s.spec.location if same_name else s.spec.name for s in (left, right)]
+    one, other = left.spec, right.spec
+    if one.directory.absolute() == other.directory.absolute():
+        raise UsageError(f"{one.name} and {other.name} are the same sweep: name two")
+    problems = [
+        f"{key} = {getattr(one, key)}, not {getattr(other, key)}"
+        for key in ("task", "scoring")
+        if getattr(one, key) != getattr(other, key)
+    ]
+    goals = one.list_objectives()
+    if goals != other.list_objectives():
+        listed = [
+            {f"objectives.{name}": goal.model_dump() for name, goal in spec.objectives.items()}
+            for spec in (one, other)
+        ]
+        problems += list_differences(*listed) or ["objectives in another order"]
+    if problems:
+        raise UsageError(
+            f"{one.name} cannot be compared with {other.name}: {'; '.join(problems)}. A "
+            "comparison needs one task and scoring, and objectives with equal directions and "
+            "references"
+        )
+    names = [spec.location if one.name == other.name else spec.name for spec in (one, other)]
     sides = [build_arm(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
-    other = list_differences(_list_settings(left.spec), _list_settings(right.spec))
-    notes = [f"{names[0]} has {line} as {names[1]}" for line in other]
+    settings = list_differences(_list_settings(one), _list_settings(other))
+    notes = [f"{names[0]} has {line} as {names[1]}" for line in settings]
     if notes:
         notes.insert(0, "The result is the effect of all these differences together:")
-    if left.spec.constraints != right.spec.constraints:
+    if one.constraints != other.constraints:
         notes.append("Their constraints differ, so different trials count for their fronts.")
-    file = left.spec.directory / f"comparison_{right.spec.name}.html"
+    file = one.directory / f"comparison_{other.name}.html"
     return _compare_sides(sides[0], sides[1], notes, file)
 
 
@@ -113,28 +131,6 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
         *("python -m gdpo_tune." + shlex.join(words) for words in commands),
     )
     return replace(found, notes=(*found.notes, *advice))
-
-
-def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
-    if left.directory.absolute() == right.directory.absolute():
-        raise UsageError(f"{left.name} and {right.name} are the same sweep: name two")
-    problems = [
-        f"{key} = {getattr(left, key)}, not {getattr(right, key)}"
-        for key in ("task", "scoring")
-        if getattr(left, key) != getattr(right, key)
-    ]
-    if left.list_objectives() != right.list_objectives():
-        goals = [
-            {f"objectives.{name}": goal.model_dump() for name, goal in spec.objectives.items()}
-            for spec in (left, right)
-        ]
-        problems += list_differences(*goals) or ["objectives in another order"]
-    if problems:
-        raise UsageError(
-            f"{left.name} cannot be compared with {right.name}: {'; '.join(problems)}. A "
-            "comparison needs one task and scoring, and objectives with equal directions and "
-            "references"
-        )
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import pandas as pd
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.text import abbreviate_parameter, format_count, join_names, suggest
-from gdpo_tune.core.trials import TrialRecord, format_parts
+from gdpo_tune.core.trials import format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.front_table import (
     describe_front,
@@ -40,7 +40,6 @@ from gdpo_tune.results.wording import (
     describe_last_session,
     describe_states,
 )
-from gdpo_tune.spec import SweepSpec
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -71,8 +70,41 @@ class LoadedSweep:
         )
 
     def _repr_html_(self) -> str:
+        spec, front = self.spec, self.analysis
         state = describe_last_session(self._sweep.sessions)
-        return render_sweep(self.spec, self.analysis, state)
+        complete, others = describe_states(front.records)
+        counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
+        rows = list_rows(front, MAX_ROWS)
+        names = [abbreviate_parameter(goal.name) for goal in front.objectives]
+        cells: list[dict[str, str]] = []
+        for row in rows:
+            values = (text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells)
+            published = [row.baseline] if row.policy.role == "published" else []
+            cells.append(
+                {
+                    "configuration": row.title,
+                    **dict(zip(names, values, strict=True)),
+                    "seeds": str(row.policy.seeds),
+                    "on the front": "yes" if row.policy.is_on_front else "no",
+                    "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
+                }
+            )
+        table = pd.DataFrame(cells)
+        hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
+        more = f"<p>{format_count(hidden, 'more configuration')} on the front: see "
+        report = spec.directory / REPORT_FILE
+        link = f"No report yet: <code>python -m gdpo_tune.report {escape(spec.location)}</code>"
+        if report.exists():
+            address = quote(os.path.relpath(report))
+            link = f'<a href="{address}" target="_blank">{REPORT_FILE}</a>'
+        parts = [
+            f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
+            f"{escape(counts)}<br>{escape(describe_front(summarize_front(front)))}</p>",
+            table.to_html(index=False, border=0) if len(table) else "",
+            f"{more}<code>.front</code></p>" if hidden else "",
+            f"<p>{link}</p>",
+        ]
+        return "".join(parts)
 
     @cached_property
     def analysis(self) -> Front:
@@ -90,7 +122,31 @@ class LoadedSweep:
         trained nothing: the untrained policy, checkpoints and merges.
         """
         members = {number for member in self.analysis.members for number in member.numbers}
-        rows = [_make_row(record, record.number in members) for record in self.records]
+        rows: list[dict[str, Any]] = []
+        for record in self.records:
+            row: dict[str, Any] = {
+                "number": record.number,
+                "name": record.name,
+                "role": record.role,
+                "state": record.state,
+                "seed": record.seed,
+                "replicate_of": record.replicate_of,
+                "parts": format_parts(record.parts) if record.parts else None,
+                "feasible": record.feasible,
+                "on_front": record.number in members,
+                "reason": record.reason,
+                "seconds": record.cost.seconds,
+                "cpu_seconds": record.cost.cpu_seconds,
+                "completions": record.cost.completions,
+                "evaluation_completions": record.cost.evaluation_completions,
+                "started": record.started,
+                "finished": record.finished,
+                **{f"param/{name}": value for name, value in record.trained_params.items()},
+            }
+            for split, found in (("test", record.test), ("validation", record.validation)):
+                row |= {f"{split}/{name}": estimate.mean for name, estimate in found.items()}
+                row |= {f"{split}/{name}_se": estimate.se for name, estimate in found.items()}
+            rows.append(row)
         if not rows:
             return pd.DataFrame()
         table = pd.DataFrame(rows).set_index("number")
@@ -160,66 +216,3 @@ class LoadedSweep:
     @cached_property
     def _gallery(self) -> Gallery:
         return self._draw(self._sweep)
-
-
-def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "number": record.number,
-        "name": record.name,
-        "role": record.role,
-        "state": record.state,
-        "seed": record.seed,
-        "replicate_of": record.replicate_of,
-        "parts": format_parts(record.parts) if record.parts else None,
-        "feasible": record.feasible,
-        "on_front": on_front,
-        "reason": record.reason,
-        "seconds": record.cost.seconds,
-        "cpu_seconds": record.cost.cpu_seconds,
-        "completions": record.cost.completions,
-        "evaluation_completions": record.cost.evaluation_completions,
-        "started": record.started,
-        "finished": record.finished,
-        **{f"param/{name}": value for name, value in record.trained_params.items()},
-    }
-    for split, found in (("test", record.test), ("validation", record.validation)):
-        row |= {f"{split}/{name}": estimate.mean for name, estimate in found.items()}
-        row |= {f"{split}/{name}_se": estimate.se for name, estimate in found.items()}
-    return row
-
-
-def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
-    """Return name, state, counts, front with baselines, and a link to the report."""
-    complete, others = describe_states(front.records)
-    counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
-    rows = list_rows(front, MAX_ROWS)
-    names = [abbreviate_parameter(goal.name) for goal in front.objectives]
-    cells: list[dict[str, str]] = []
-    for row in rows:
-        values = (text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells)
-        published = [row.baseline] if row.policy.role == "published" else []
-        cells.append(
-            {
-                "configuration": row.title,
-                **dict(zip(names, values, strict=True)),
-                "seeds": str(row.policy.seeds),
-                "on the front": "yes" if row.policy.is_on_front else "no",
-                "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
-            }
-        )
-    table = pd.DataFrame(cells)
-    hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
-    more = f"<p>{format_count(hidden, 'more configuration')} on the front: see "
-    report = spec.directory / REPORT_FILE
-    link = f"No report yet: <code>python -m gdpo_tune.report {escape(spec.location)}</code>"
-    if report.exists():
-        address = quote(os.path.relpath(report))
-        link = f'<a href="{address}" target="_blank">{REPORT_FILE}</a>'
-    parts = [
-        f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
-        f"{escape(counts)}<br>{escape(describe_front(summarize_front(front)))}</p>",
-        table.to_html(index=False, border=0) if len(table) else "",
-        f"{more}<code>.front</code></p>" if hidden else "",
-        f"<p>{link}</p>",
-    ]
-    return "".join(parts)

@@ -47,12 +47,15 @@ class Sweep:
     """What decided its results, as `Ledger.get_contents`."""
     chosen: PickedCandidate | None = None
     """Candidate that a person picked."""
-    ending: str = ""
-    """Why nothing was left to run; empty if something was."""
     file: Path | None = None
     """Its resolved YAML, if it was read."""
     storage_override: str = ""
     """Override, such as `storage="runs"`, that states where the sweep is now."""
+
+    @property
+    def ending(self) -> str:
+        """Why nothing was left to run; empty if something was."""
+        return self.sessions[-1].get("ending", "") if self.sessions else ""
 
     @cached_property
     def front(self) -> Front:
@@ -148,13 +151,11 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
     if with_files:
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
     with explain_foreign_ledger(location), Ledger.open(spec, read_only=True) as ledger:
-        sessions = ledger.get_sessions()
         return Sweep(
             ledger.spec,
             ledger.get_records(),
-            sessions,
+            ledger.get_sessions(),
             ledger.get_contents(),
-            ending=sessions[-1].get("ending", "") if sessions else "",
             file=file,
             storage_override=storage_override,
         )

@@ -250,12 +250,7 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandid
             configuration = _find_member(replace(front, members=tuple(trained)), pick)
         record = records[configuration.first]
     else:
-        if isinstance(rule, MergeName):
-            record = _find_merge(records, pick, rule.number)
-        elif isinstance(rule, CheckpointName):
-            record = _find_checkpoint(records, pick, *rule)
-        else:
-            record = _find_trial(records, pick, rule)
+        record = _find_record(records, pick, rule)
         # None for a trial that was not measured to its end
         configuration = find_configuration(front.configurations, record.name)
     if isinstance(rule, Extreme | str) and not pick.conditions:
@@ -291,13 +286,19 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandid
     return PickedCandidate(record, label, tuple(lines), mean)
 
 
-def _find_merge(records: Sequence[TrialRecord], pick: Pick, number: int) -> TrialRecord:
-    if number < len(records) and records[number].role == "merge":
-        return records[number]
+def _find_record(
+    records: Sequence[TrialRecord], pick: Pick, rule: int | CheckpointName | MergeName
+) -> TrialRecord:
+    if isinstance(rule, int):
+        return _find_trial(records, pick, rule)
+    if isinstance(rule, CheckpointName):
+        return _find_checkpoint(records, pick, *rule)
+    if rule.number < len(records) and records[rule.number].role == "merge":
+        return records[rule.number]
     names = [record.name for record in records if record.role == "merge"]
     if not names:
         raise pick.error(1, "it has no merges", "write knee, or a trial's number")
-    reason = f"that sweep has no {MERGE_PREFIX}{number}"
+    reason = f"that sweep has no {MERGE_PREFIX}{rule.number}"
     raise pick.error(1, reason, f"write {join_names(names)}")
 
 

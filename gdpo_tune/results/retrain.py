@@ -182,10 +182,8 @@ def build_request_from_sweep(
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
-    if plan is not None and plan.missing:
-        raise _build_missing_error(sweep, plan)
-    changes = list(overrides) if plan is None else plan.overrides
     has_other_steps = plan is not None and plan.has(STEPS)
+    changes = list(overrides) if plan is None else _list_changes(sweep, plan)
     if not has_other_steps and step != whole.steps:
         share = min(whole.warmup_steps / step, 0.99)
         changes = [f"training.steps={step}", f"training.warmup_share={share}", *changes]
@@ -222,13 +220,16 @@ def _stretch_schedule(
     return tuple(stretched)
 
 
-def _build_missing_error(sweep: Sweep, plan: TransferPlan) -> UsageError:
+def _list_changes(sweep: Sweep, plan: TransferPlan) -> list[str]:
+    if not plan.missing:
+        return plan.overrides
+    missing = UsageError(plan.missing)
     try:
         sweep.reload(plan.overrides, to_run=False)
     except SpecError as error:  # other problems of the overrides come first
         problems = tuple(each for each in error.problems if each.key not in plan.examples)
-        return SpecError(problems) if problems else UsageError(plan.missing)
-    return UsageError(plan.missing)
+        raise (SpecError(problems) if problems else missing) from None
+    raise missing
 
 
 def _list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[str]:

@@ -23,7 +23,7 @@ from gdpo_tune.results.public_record import name_source
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import (
     ABSENT,
-    Mark,
+    Place,
     Problems,
     YamlMap,
     dump_flow,
@@ -163,7 +163,7 @@ class TransferPlan:
 
     def is_set(self, key: str) -> bool:
         """Return whether `--set` gives a dotted key a value."""
-        return locate(self.own, Mark(""), (key,))[1] is not ABSENT
+        return locate(self.own, Place(""), (key,))[1] is not ABSENT
 
     def has(self, key: str) -> bool:
         """Return whether `--set` or the recipe gives a key a value."""
@@ -172,7 +172,7 @@ class TransferPlan:
     def get(self, key: str) -> Any:
         """Return the value that the training will have; that of `--set` is not checked yet."""
         if self.is_set(key):
-            return locate(self.own, Mark(""), (key,))[1]
+            return locate(self.own, Place(""), (key,))[1]
         # What a reward means is what its weight was found for.
         source = self.recipe.spec if self.recipe and key != SCORING else self.searched
         return attrgetter(key)(source)
@@ -372,7 +372,7 @@ def list_fitting_spaces(task: str, policy: str) -> list[str]:
     """Return the shipped spaces of a task with a policy from the Hub, those with `policy` first."""
     fitting: dict[str, bool] = {}
     for name, file in list_spaces().items():
-        entries = read_document(file, (), None, Problems(Mark(str(file))))
+        entries = read_document(file, (), None, Problems(Place(str(file))))
         if entries.get("task") == task and entries.get("policy") not in POLICIES:
             fitting[name] = entries.get("policy") == policy
     return sorted(fitting, key=lambda name: (not fitting[name], len(name)))

@@ -1,6 +1,6 @@
 """Rules between the keys of a sweep file, section by section.
 
-A rule yields a `Finding` for each key that does not fit. `list_findings` looks at the file alone;
+A rule yields a `Finding` for each key that does not fit. `check_spec` looks at the file alone;
 with `to_run` also at paths and earlier sweeps. `list_needs` looks for the data and packages of the
 machine that trains.
 """
@@ -13,9 +13,10 @@ import keyword
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.addresses import is_hub_address, split_service_url
@@ -49,7 +50,7 @@ from gdpo_tune.core.text import (
     suggest,
 )
 from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
-from gdpo_tune.spec.document import KeyPath, Mark, Problems, get_map, read_document
+from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
 from gdpo_tune.spec.model import (
     LEAST_RESOURCE,
     AshaSettings,
@@ -96,16 +97,15 @@ class Finding(NamedTuple):
 Findings = Iterator[Finding]
 
 
-def list_findings(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Findings:
+def check_spec(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Findings:
     """Yield what does not fit; a key with a problem of its own has its default in `spec`."""
     if task is not None:
         yield from _check_task_defaults(spec, task)
         yield from _check_metrics(spec, task)
     yield from check_weights(spec)
-    yield from _check_length_limit(spec)
     yield from check_group_sizes(spec)
-    yield from check_resources(spec)
-    yield from check_batches(spec)
+    yield from check_resource_settings(spec)
+    yield from check_lengths_and_batches(spec)
     yield from _check_pack(spec)
     yield from _check_search(spec)
     yield from _check_storage(spec)
@@ -120,8 +120,12 @@ def list_findings(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Fi
 def list_needs(spec: SweepSpec) -> Findings:
     """Yield the data and packages that training needs and this machine lacks."""
     for index, module in enumerate(spec.sandbox.modules):
-        top = module.partition(".")[0]
-        if _is_module_name(module) and not _is_installed(top):
+        top, found = module.partition(".")[0], None
+        if not _is_module_name(module):
+            continue
+        with suppress(ValueError):  # it is loaded already, and has no file
+            found = importlib.util.find_spec(top)  # without importing it
+        if found is None:
             fix = "install the package that has it, or remove the name"
             path = ("sandbox", "modules", index)
             yield Finding(path, f"no module {top} is installed", fix, ("sandbox.type",))
@@ -181,7 +185,6 @@ def check_task(name: object, weighted: Iterable[str], problems: Problems) -> Tas
 
 
 def _check_task_defaults(spec: SweepSpec, task: TaskInfo) -> Findings:
-    """Check policy, scoring, prompts and lengths against the task and the policy's files."""
     name, policy, training = spec.task, spec.policy, spec.training
     if unusable := find_path_problem(policy):
         fix = f"write {task.embedded}, a directory, or a Hub id such as org/name"
@@ -201,7 +204,11 @@ def _check_task_defaults(spec: SweepSpec, task: TaskInfo) -> Findings:
             reason = f"the {name} task can write {most} distinct {split} prompts"
             fix = f"write at most {most}, or give a data set as data.source"
             yield Finding(f"training.{split}_prompts", reason, fix, value=count)
-    limit, longest = _read_positions(policy), training.max_completion_length
+    longest, config = training.max_completion_length, None
+    directory = registry.POLICIES.get(policy) or expand_path(policy)
+    with suppress(OSError, ValueError):  # whether there is such a policy is checked elsewhere
+        config = json.loads((directory / "config.json").read_bytes())
+    limit = find_position_limit(config) if isinstance(config, dict) else None
     if limit is not None and longest >= limit:
         reason = f"{policy} has {limit} positions, for a prompt and its completion together"
         fix = f"write a number well below {limit}, or give another policy"
@@ -220,18 +227,7 @@ def _check_task_defaults(spec: SweepSpec, task: TaskInfo) -> Findings:
             yield Finding(("space", parameter), reason, fix)
 
 
-def _read_positions(policy: str) -> int | None:
-    """Return how many tokens a policy reads and writes, if its files are here and show that."""
-    directory = registry.POLICIES.get(policy) or expand_path(policy)
-    try:
-        config: Any = json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None  # whether there is such a policy is checked elsewhere
-    return find_position_limit(config) if isinstance(config, dict) else None
-
-
 def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
-    """Refuse metrics that the task does not measure, and bounds without effect."""
     if not spec.objectives:
         fix = "write correctness: {direction: maximize, reference: 0} below it"
         yield Finding("objectives", "names no metric to optimise", fix)
@@ -290,20 +286,19 @@ def check_weights(spec: SweepSpec) -> Findings:
         yield Finding("space.reward_weights", f"{what}, so nothing would be learnt", fix)
 
 
-def _check_length_limit(spec: SweepSpec) -> Findings:
-    """Refuse a length limit without effect."""
-    limit, longest = spec.training.length_limit, spec.training.max_completion_length
+def check_lengths_and_batches(spec: SweepSpec) -> Findings:
+    """Refuse a length limit without effect, and batches that do not divide their wholes."""
+    training, workers = spec.training, spec.resources.workers
+    limit, longest = training.length_limit, training.max_completion_length
     if limit >= longest:
         reason = f"not below max_completion_length = {longest}: every completion is within it"
         fix = f"write a limit below {longest}, or raise {LONGEST}"
         yield Finding("training.length_limit", reason, fix, (LONGEST,), limit)
-
-
-def check_batches(spec: SweepSpec) -> Findings:
-    """Refuse mini-batches and micro-batches that do not divide what they are parts of."""
-    training, workers = spec.training, spec.resources.workers
-    total, mini = training.completions_per_step, training.mini_batch_size
-    micro = training.micro_batch_size
+    total, mini, micro = (
+        training.completions_per_step,
+        training.mini_batch_size,
+        training.micro_batch_size,
+    )
     if mini and (total % mini or mini % workers):
         reason = f"{workers} workers cannot compute equal parts of it"
         if total % mini:
@@ -344,10 +339,28 @@ def check_group_sizes(spec: SweepSpec) -> Findings:
         yield Finding("space.group_size", reason, fix, (TOTAL,), instead=TOTAL)
 
 
-def check_resources(spec: SweepSpec) -> Findings:
-    """Refuse shares that no machine grants, and workers that cannot compute equal parts."""
+def check_resource_settings(spec: SweepSpec) -> Findings:
+    """Refuse variables that no trial can get, shares that no machine grants, and uneven workers."""
     own, workers, gpus = spec.resources, spec.resources.workers, spec.resources.gpus
-    yield from _check_variables(own.env)
+    seen: set[str] = set()
+    for index, entry in enumerate(own.env):
+        name, sign, value = entry.partition("=")
+        shown, reason, fix = name, "", ""
+        if not VARIABLE.fullmatch(name):
+            reason, fix = "not the name of an environment variable", "write a name such as HF_HOME"
+        elif name in SET_BY_RAY or name.startswith("RAY_"):
+            reason = "every process gets its own value of this variable"
+            fix = "remove it; see resources.gpus and .workers"
+        elif name in seen:
+            reason, fix = "named twice", "remove one of them"
+        elif sign and is_secret(name, value):
+            reason = "a secret in a file, from which it would reach the ledger, MLflow and the logs"
+            fix = f"write the name alone, env: [{name}], and export {name} before the command"
+            shown = f"{name}=***"
+        if reason:
+            path = ("resources", "env")
+            yield Finding((*path, name), reason, fix, (), shown, instead=(*path, index))
+        seen.add(name)
     if workers > 1 and gpus not in (0.0, 1.0):
         reason = f"each of the {workers} workers of a trial trains on one GPU of its own"
         yield Finding("resources.gpus", reason, "write gpus: 1, which is for each of them, or 0")
@@ -379,31 +392,7 @@ def check_resources(spec: SweepSpec) -> Findings:
         yield Finding("resources.workers", reason, fix, ("space.group_size", TOTAL))
 
 
-def _check_variables(entries: Iterable[str]) -> Findings:
-    """Refuse names that cannot be variables of a trial, and values that are secrets."""
-    seen: set[str] = set()
-    for index, entry in enumerate(entries):
-        name, sign, value = entry.partition("=")
-        shown, reason, fix = name, "", ""
-        if not VARIABLE.fullmatch(name):
-            reason, fix = "not the name of an environment variable", "write a name such as HF_HOME"
-        elif name in SET_BY_RAY or name.startswith("RAY_"):
-            reason = "every process gets its own value of this variable"
-            fix = "remove it; see resources.gpus and .workers"
-        elif name in seen:
-            reason, fix = "named twice", "remove one of them"
-        elif sign and is_secret(name, value):
-            reason = "a secret in a file, from which it would reach the ledger, MLflow and the logs"
-            fix = f"write the name alone, env: [{name}], and export {name} before the command"
-            shown = f"{name}=***"
-        if reason:
-            path = ("resources", "env")
-            yield Finding((*path, name), reason, fix, (), shown, instead=(*path, index))
-        seen.add(name)
-
-
 def _check_pack(spec: SweepSpec) -> Findings:
-    """Refuse trials that cannot share a process."""
     own, key = spec.resources, "resources.pack"
     if own.pack in (1, "auto"):
         return
@@ -422,7 +411,6 @@ def _check_pack(spec: SweepSpec) -> Findings:
 
 
 def _check_search(spec: SweepSpec) -> Findings:
-    """Refuse an unknown sampler, a budget that no trial spends, and schedules without effect."""
     search, scheduler, steps = spec.search, spec.search.scheduler, spec.training.steps
     if search.sampler not in registry.SAMPLERS:
         reason, fix = explain_unknown_name("sampler", search.sampler, registry.SAMPLERS)
@@ -458,7 +446,7 @@ def _check_search(spec: SweepSpec) -> Findings:
         reason = "nothing can move: neither the learning rate nor a reward weight is searched"
         fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
         yield Finding("search.scheduler.type", reason, fix, ("space", "task"))
-    if not scheduler.list_meetings(steps):
+    if not scheduler.list_sync_steps(steps):
         reason = f"with {steps} steps, no meeting comes before the last step"
         fix = f"write {1 / max(2, min(5, steps)):g}"
         yield Finding("search.scheduler.interval", reason, fix, ("training.steps",))
@@ -468,7 +456,6 @@ def _check_search(spec: SweepSpec) -> Findings:
 
 
 def _check_storage(spec: SweepSpec) -> Findings:
-    """Refuse a storage that is no directory, an object store without a `ledger`, a bad database."""
     storage, key = spec.storage, "storage"
     tracking = spec.tracking
     _, is_file_address, path = tracking.uri.partition(":///")
@@ -480,10 +467,8 @@ def _check_storage(spec: SweepSpec) -> Findings:
         reason = f"{len(tracking.experiment)} characters; MLflow takes at most {most} there"
         yield Finding("tracking.experiment", reason, "write a shorter name", ("tracking.uri",))
     if not is_url(storage):
-        unusable = find_path_problem(storage)
-        if is_file(Path(storage)):
-            yield Finding(key, "is a file, not a directory", "name another directory")
-        elif unusable:
+        is_taken = "is a file, not a directory" if is_file(Path(storage)) else ""
+        if unusable := is_taken or find_path_problem(storage):
             yield Finding(key, unusable, "name another directory")
     elif SECRET.search(storage):
         shown = redact_passwords(storage).partition("?")[0]
@@ -504,7 +489,6 @@ def _check_storage(spec: SweepSpec) -> Findings:
 
 
 def _check_rollout(spec: SweepSpec) -> Findings:
-    """Refuse keys without effect, adapters for a server, and an engine that cannot sleep."""
     own, model, resources = spec.rollout, spec.model, spec.resources
     on, remove = ("rollout.engine", "rollout.vllm_mode"), "remove the key"
     if own.engine == "transformers":
@@ -526,8 +510,16 @@ def _check_rollout(spec: SweepSpec) -> Findings:
         if own.engine == "auto":
             reason = "engine: auto may choose another engine, which uses no server"
             yield Finding("rollout.vllm_mode", reason, "write engine: vllm beside it", on)
-        reason = "vllm_mode: server uses a server that is already running"
-        yield from _check_address(own.vllm_server, "rollout.vllm_server", reason)
+        url, key = own.vllm_server, "rollout.vllm_server"
+        if not url:
+            reason = "missing: vllm_mode: server uses a server that is already running"
+            yield Finding(key, reason, f"add vllm_server: {EXAMPLE}")
+        else:
+            try:
+                split_service_url(url)
+            except ValueError as error:
+                fix = f"write {EXAMPLE}, where the service listens"
+                yield Finding(key, f"not the address of a web service: {error}", fix)
         if model.lora_rank:
             reason = (
                 "a server gets whole weights, and bfloat16 would round small updates of an adapter "
@@ -550,20 +542,7 @@ def _check_rollout(spec: SweepSpec) -> Findings:
         yield Finding("rollout.sleep", asleep, fix, ("resources.gpus", "resources.pack"))
 
 
-def _check_address(url: str, key: str, reason: str) -> Findings:
-    """Refuse a missing or malformed address of a web service."""
-    if not url:
-        yield Finding(key, f"missing: {reason}", f"add {key.rpartition('.')[2]}: {EXAMPLE}")
-        return
-    try:
-        split_service_url(url)
-    except ValueError as error:
-        fix = f"write {EXAMPLE}, where the service listens"
-        yield Finding(key, f"not the address of a web service: {error}", fix)
-
-
 def _check_sandbox(spec: SweepSpec) -> Findings:
-    """Refuse keys that do not fit together, and modules that have no name."""
     own, on = spec.sandbox, ("sandbox.type",)
     if own.type == "external":
         reason = "no service runs the code of a sweep any more"
@@ -589,15 +568,7 @@ def _is_module_name(module: str) -> bool:
     return all(part.isidentifier() and not keyword.iskeyword(part) for part in module.split("."))
 
 
-def _is_installed(top: str) -> bool:
-    try:
-        return importlib.util.find_spec(top) is not None  # without importing it
-    except ValueError:  # It is loaded already, and has no file.
-        return False
-
-
 def _check_data(spec: SweepSpec) -> Findings:
-    """Refuse keys that do not fit together or to the task, and paths that cannot hold data."""
     own, key = spec.data, "data.source"
     if not own.source:
         reason = "has no effect: without data.source the task writes its own prompts"
@@ -612,9 +583,19 @@ def _check_data(spec: SweepSpec) -> Findings:
         return
     yield from _check_layout(spec)
     for name, section in _list_data_sections(spec).items():
-        yield from _check_files(section.source, f"{name}.source")
         source = section.source or own.source
-        has_splits = not is_local_source(source) or is_directory(expand_path(source))
+        place, is_local = expand_path(source), is_local_source(source)
+        if section.source and is_local:
+            path = f"{name}.source"
+            if unusable := find_path_problem(source):
+                yield Finding(path, unusable, f"write the path of a {DATA_KINDS} file")
+            elif is_directory(place) and not list_data_files(place):
+                reason = f"a directory without a {DATA_KINDS} file"
+                yield Finding(path, reason, "name another directory")
+            elif path_exists(place) and not (is_directory(place) or is_data_file(place)):
+                reason = f"not a {DATA_KINDS} file"
+                yield Finding(path, reason, "convert it, and name the new file")
+        has_splits = not is_local or is_directory(place)
         if not has_splits and section.split not in ("", "train"):
             reason = "has no effect: a file has no splits"
             fix = "remove the key, or name the file that you mean as source"
@@ -661,21 +642,7 @@ def _check_layout(spec: SweepSpec) -> Findings:
         yield Finding("data.prompt_template", f"cannot be filled: {error}", fix)
 
 
-def _check_files(name: str, key: str) -> Findings:
-    source = expand_path(name)
-    if not name or not is_local_source(name):
-        return
-    if unusable := find_path_problem(name):
-        yield Finding(key, unusable, f"write the path of a {DATA_KINDS} file")
-    elif is_directory(source):
-        if not list_data_files(source):
-            yield Finding(key, f"a directory without a {DATA_KINDS} file", "name another directory")
-    elif path_exists(source) and not is_data_file(source):
-        yield Finding(key, f"not a {DATA_KINDS} file", "convert it, and name the new file")
-
-
 def _check_model(spec: SweepSpec) -> Findings:
-    """Refuse keys that do not fit together or to the policy."""
     own, policy = spec.model, spec.policy
     if not own.lora_rank:
         reason, fix = "without lora_rank no module gets an adapter", "add lora_rank: 16, or remove"
@@ -708,7 +675,6 @@ def _check_model(spec: SweepSpec) -> Findings:
 
 
 def _check_warm_start(spec: SweepSpec) -> Findings:
-    """Refuse earlier sweeps if no sampler learns, and those with another task or other metrics."""
     search, key = spec.search, "search.warm_start"
     sampler = registry.SAMPLERS.get(search.sampler)
     if not search.warm_start:
@@ -741,7 +707,7 @@ def _compare(directory: Path, spec: SweepSpec) -> tuple[str, str] | None:
     if not is_file(file):
         return no_sweep
     try:
-        earlier = read_document(file, (), None, Problems(Mark(str(file), 1)))
+        earlier = read_document(file, (), None, Problems(Place(str(file), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:

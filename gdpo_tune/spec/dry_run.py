@@ -8,7 +8,7 @@ from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import format_bytes, join_names, show
 from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
-from gdpo_tune.spec.machine import count_local_slots, describe_disk, measure_disk
+from gdpo_tune.spec.machine import count_local_slots, measure_disk
 from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
@@ -27,13 +27,22 @@ def render_dry_run(
     """
     warnings = [f"  - {warning}" for warning in list_warnings(spec)]
     scheduler, total = spec.search.scheduler, spec.training.completions_per_step
-    tracking = spec.tracking
+    tracking, sandbox, budget = spec.tracking, spec.sandbox, spec.search.budget
+    packages = f" with {join_names(sandbox.modules)}" if sandbox.modules else ""
     sizes = spec.space.list_reachable("group_size") or ()
     prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
     population: list[str] = []
     if isinstance(scheduler, PbtSettings):
-        steps = join_names(scheduler.list_meetings(spec.training.steps))
+        steps = join_names(scheduler.list_sync_steps(spec.training.steps))
         population = [f"# Population: {spec.search.trials} members meet at steps {steps}"]
+    limits = {
+        "trials": budget.trials,
+        "completions": budget.completions,
+        "GPU-hours": budget.gpu_hours,
+        "hours": budget.hours,
+        "trials in a row that do not move the hypervolume": spec.search.patience,
+    }
+    ends = ", ".join(f"after {limit:,g} {unit}" for unit, limit in limits.items() if limit)
     parts = [
         "# Resolved",
         dump_public_yaml(spec).rstrip(),
@@ -41,7 +50,7 @@ def render_dry_run(
         f"# Identity: {spec.compute_identity()} (kept in {spec.location})",
         "",
         f"# Space: {len(spec.space.dimensions)} dimensions",
-        *_align([_describe_dimension(name, spec) for name in spec.space.dimensions]),
+        *_align(_list_dimensions(spec)),
         "",
         "# Prompts a step",
         *_align(prompts),
@@ -54,8 +63,9 @@ def render_dry_run(
         *([f"# Trials a process: {pack}"] if pack else []),
         f"# Sampler: {choose_sampler(spec)}",
         *population,
-        f"# Ends early: {_describe_limits(spec)}",
-        f"# Sandbox: {_describe_sandbox(spec)}",
+        f"# Ends early: {ends or 'never'}",
+        f"# Sandbox: {sandbox.type}{packages}, up to {sandbox.workers} at a time: "
+        f"{sandbox.cpu_seconds:g} s CPU, {sandbox.wall_seconds:g} s wall, {sandbox.memory_mb} MiB",
         f"# Rollouts: {_describe_rollouts(spec)}",
         f"# Tracking: {redact_passwords(tracking.uri)} ({tracking.origins.get('uri', 'default')}), "
         f"experiment {tracking.experiment} ({tracking.origins.get('experiment', 'name')}); "
@@ -84,12 +94,15 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _describe_dimension(name: str, spec: SweepSpec) -> tuple[str, ...]:
-    domain, kind = spec.space.domains[name], "choice"
-    if isinstance(domain, Uniform):
-        kind = ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
-    conditions = {parent: list(values) for parent, values in domain.when.items()}
-    return name, kind, format_domain(domain), f"when {show(conditions)}" if conditions else ""
+def _list_dimensions(spec: SweepSpec) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, domain in spec.space.searched_domains.items():
+        kind = "choice"
+        if isinstance(domain, Uniform):
+            kind = ("integer" if domain.integer else "float") + (" (log)" if domain.log else "")
+        when = f"when {show(domain.when)}" if domain.when else ""
+        rows.append((name, kind, format_domain(domain), when))
+    return rows
 
 
 def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
@@ -100,7 +113,9 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """
     settings, search = spec.training, spec.search
     scheduler, replicates = search.scheduler, search.replicates.max_trainings
-    meetings = scheduler.list_meetings(settings.steps) if isinstance(scheduler, PbtSettings) else ()
+    meetings = (
+        scheduler.list_sync_steps(settings.steps) if isinstance(scheduler, PbtSettings) else ()
+    )
     usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
     validations = len(usual) + sum(step not in usual for step in meetings) + 1
     validation = settings.validation_prompts * settings.samples_per_prompt
@@ -109,37 +124,21 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     trained = search.trials + replicates + 1
     evaluation = trained * (validations * validation + test) + validation + test
     each = f"{validations} x {validation} + {test} a trained run"
+    candidates: dict[str, int] = {}
+    if spec.has_candidates:
+        seeds = replicates if search.most_merges else 0
+        candidates = {"merges": search.most_merges + seeds}
+        candidates["checkpoints"] = search.checkpoints.budget
+    one = validation + test
     shares = [
         ("search", search.trials * training, f"{search.trials} trials x {training}"),
         ("replicates", replicates * training, f"{replicates} x {training}"),
         ("published baseline", training, f"1 x {training}"),
         ("held-out evaluation", evaluation, each),
-        *_list_candidate_completions(spec, validation + test),
+        *[(name, count * one, f"{count} x {one}") for name, count in candidates.items() if count],
     ]
     shares.append(("total", sum(count for _, count, _ in shares), ""))
     return [(name, f"{count:,}".rjust(12), formula) for name, count, formula in shares]
-
-
-def _list_candidate_completions(spec: SweepSpec, each: int) -> list[tuple[str, int, str]]:
-    search = spec.search
-    seeds = search.replicates.max_trainings if search.most_merges else 0
-    budgets = {"merges": search.most_merges + seeds, "checkpoints": search.checkpoints.budget}
-    if not spec.has_candidates:
-        return []
-    return [(name, count * each, f"{count} x {each}") for name, count in budgets.items() if count]
-
-
-def _describe_limits(spec: SweepSpec) -> str:
-    budget, patience = spec.search.budget, spec.search.patience
-    limits = {
-        "trials": budget.trials,
-        "completions": budget.completions,
-        "GPU-hours": budget.gpu_hours,
-        "hours": budget.hours,
-        "trials in a row that do not move the hypervolume": patience,
-    }
-    shown = [f"after {limit:,g} {unit}" for unit, limit in limits.items() if limit]
-    return ", ".join(shown) or "never"
 
 
 def _describe_workers(spec: SweepSpec) -> str:
@@ -153,14 +152,6 @@ def _describe_workers(spec: SweepSpec) -> str:
     return (
         f"{resources.workers} workers, each with {each} and {share} completions of a step; {policy}"
     )
-
-
-def _describe_sandbox(spec: SweepSpec) -> str:
-    settings = spec.sandbox
-    packages = f" with {join_names(settings.modules)}" if settings.modules else ""
-    clocks = f"{settings.cpu_seconds:g} s CPU, {settings.wall_seconds:g} s wall"
-    limits = f"up to {settings.workers} at a time: {clocks}, {settings.memory_mb} MiB"
-    return f"{settings.type}{packages}, {limits}"
 
 
 def _describe_rollouts(spec: SweepSpec) -> str:
@@ -184,7 +175,7 @@ def _describe_peak(spec: SweepSpec, size: PolicyShapes | None) -> str:
         more += f"adds up to {format_bytes(disk.training - disk.ended)}"
     if spec.keep == "front":
         more += "; keep: front leaves the front's, and merges of an extended sweep use no other"
-    return f"at most {format_bytes(disk.peak)} of checkpoints ({describe_disk(disk)}){more}"
+    return f"at most {format_bytes(disk.peak)} of checkpoints ({disk}){more}"
 
 
 def _describe_gpu_memory(spec: SweepSpec, size: PolicyShapes | None) -> str:

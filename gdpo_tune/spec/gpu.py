@@ -14,7 +14,7 @@ from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.text import format_bytes
-from gdpo_tune.spec.checks import check_batches, check_resources
+from gdpo_tune.spec.checks import check_lengths_and_batches, check_resource_settings
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.space import Choices
 
@@ -133,7 +133,7 @@ def _count_sufficient_workers(spec: SweepSpec, memory: TrialMemory, device: int)
     for count in (count for count in WORKERS if count > resources.workers):
         asked = spec.replace(resources=resources.replace(workers=count))
         fits = replace(memory, workers=count, shards=count).least_room <= device
-        if fits and not [*check_resources(asked), *check_batches(asked)]:
+        if fits and not [*check_resource_settings(asked), *check_lengths_and_batches(asked)]:
             return count
     return 0
 
@@ -144,7 +144,7 @@ def _round_up(share: float) -> float:
 
 def _describe_least(memory: TrialMemory) -> str:
     parts = [("weights, gradients and averages", memory.weights + memory.gradients)]
-    parts += [("their bfloat16 copies", memory.rounded), ("the reference", memory.reference)]
+    parts += [("their bfloat16 copies", memory.compute_copies), ("the reference", memory.reference)]
     text = ", ".join(f"{format_bytes(count)} for {name}" for name, count in parts if count)
     least = format_bytes(memory.engine.least)
     return f"{text}, and {least} for vLLM" if memory.engine_share else text

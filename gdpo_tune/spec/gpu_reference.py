@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,52 +44,51 @@ SLOTS = 8
 
 
 def fill_page(page: str, files: Sequence[Path]) -> str:
-    """Return the page with new tables between its two marks; refuse a page without them."""
+    """Return the page with new tables between its two marks.
+
+    They are the memory of each recipe on its GPU, the GPUs on which each fits as it is, the GPUs
+    that a trial needs by policy, and the trials of LoRA that fit into one process.
+
+    Raises:
+        ValueError: the page lacks a mark.
+    """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page lacks {BEGIN} or {END}")
     specs = [load_spec(file, to_run=False) for file in files]
     base = next(spec for spec in specs if spec.name == BASE)
-    tables = (tabulate_memory(specs), tabulate_devices(specs))
-    tables += (tabulate_gpus(base), tabulate_packs(base))
-    return "\n\n".join([before + BEGIN, *tables, END + after])
-
-
-def tabulate_memory(specs: Iterable[SweepSpec]) -> str:
-    """Return a table of what a trial of each recipe has on its GPU."""
-    head = ("recipe", "weights, gradients, averages", "bfloat16 copies", "reference", "head")
-    head += ("activations", "trainer in all", "vLLM at least", "disk of the sweep")
-    rows: list[tuple[str, ...]] = []
+    memory_rows: list[tuple[str, ...]] = []
     for spec in specs:
-        size = get_size(spec)
-        m = measure_trial(spec, size)
-        disk = measure_disk(spec, size, SLOTS).peak
-        parts = (m.weights + m.gradients, m.rounded, m.reference, m.head, m.activations, m.total)
-        cells = (format_bytes(part) if part else "" for part in (*parts, m.engine.least, disk))
-        rows.append((f"`{spec.name}`", *cells))
-    return render_table(head, rows)
-
-
-def tabulate_devices(specs: Iterable[SweepSpec]) -> str:
-    """Return a table of the GPUs on which each recipe fits as it is."""
-    rows = [
-        (f"`{spec.name}`", *(describe_fit(spec, each) for each in DEVICES.values()))
-        for spec in specs
-    ]
-    return render_table(("recipe", *DEVICES), rows)
-
-
-def tabulate_gpus(base: SweepSpec) -> str:
-    """Return a table of the GPUs that a trial needs, by policy, kind of training and GPU."""
-    head = ("policy", "what is trained", *(device.partition(", ")[2] for device in DEVICES))
-    rows: list[tuple[str, ...]] = []
+        m, disk = (
+            measure_trial(spec, get_known_size(spec.policy)),
+            measure_disk(spec, get_known_size(spec.policy), SLOTS),
+        )
+        parts = [m.weights + m.gradients, m.compute_copies, m.reference, m.head, m.activations]
+        parts += [m.total, m.engine.least, disk.peak]
+        memory_rows.append((f"`{spec.name}`", *(format_bytes(n) if n else "" for n in parts)))
+    fit_rows = [(f"`{s.name}`", *(describe_fit(s, d) for d in DEVICES.values())) for s in specs]
+    gpu_rows: list[tuple[str, ...]] = []
+    pack_rows: list[tuple[str, ...]] = []
     for policy in POLICIES:
+        name, devices = policy.partition("/")[2], DEVICES.values()
         for kind, rank in (("every weight", 0), (f"LoRA, rank {RANK}", RANK)):
             memory = measure_trial(adapt_recipe(base, rank), get_known_size(policy))
-            cells = (count_gpus(memory, device) for device in DEVICES.values())
-            rows.append((policy.partition("/")[2], kind, *cells))
-    return render_table(head, rows)
+            gpu_rows.append((name, kind, *(count_gpus(memory, device) for device in devices)))
+        adapters = measure_trial(adapt_recipe(base, RANK), get_known_size(policy))
+        packs = [replace(adapters, trials=count) for count in range(MOST_PACKED, 0, -1)]
+        most = (next((p.trials for p in packs if find_share(p, d)), "none") for d in devices)
+        pack_rows.append((name, *map(str, most)))
+    sizes = [device.partition(", ")[2] for device in DEVICES]
+    head = ("recipe", "weights, gradients, averages", "bfloat16 copies", "reference", "head")
+    head += ("activations", "trainer in all", "vLLM at least", "disk of the sweep")
+    tables = (
+        render_table(head, memory_rows),
+        render_table(("recipe", *DEVICES), fit_rows),
+        render_table(("policy", "what is trained", *sizes), gpu_rows),
+        render_table(("policy", *sizes), pack_rows),
+    )
+    return "\n\n".join([before + BEGIN, *tables, END + after])
 
 
 def count_gpus(memory: TrialMemory, device: int) -> str:
@@ -102,24 +101,6 @@ def count_gpus(memory: TrialMemory, device: int) -> str:
     if usual == smaller:
         return str(usual) if usual else "none"
     return f"{usual}, or {smaller} (8 bits)" if usual else f"{smaller} (8 bits)"
-
-
-def tabulate_packs(base: SweepSpec) -> str:
-    """Return a table of how many trials of LoRA fit into one process, by policy and GPU."""
-    head = ("policy", *(device.partition(", ")[2] for device in DEVICES))
-    rows: list[tuple[str, ...]] = []
-    spec = adapt_recipe(base, RANK)
-    for policy in POLICIES:
-        memory = measure_trial(spec, get_known_size(policy))
-        cells = (str(count_packed(memory, device) or "none") for device in DEVICES.values())
-        rows.append((policy.partition("/")[2], *cells))
-    return render_table(head, rows)
-
-
-def count_packed(memory: TrialMemory, device: int) -> int:
-    """Return how many trials fit into one process with the best share of the engine."""
-    counts = range(MOST_PACKED, 0, -1)
-    return next((n for n in counts if find_share(replace(memory, trials=n), device)), 0)
 
 
 def adapt_recipe(base: SweepSpec, rank: int) -> SweepSpec:
@@ -139,14 +120,9 @@ def get_known_size(policy: str) -> PolicyShapes:
     return size
 
 
-def get_size(spec: SweepSpec) -> PolicyShapes:
-    """Return the size of a recipe's policy."""
-    return get_known_size(spec.policy)
-
-
 def describe_fit(spec: SweepSpec, device: int) -> str:
     """Return whether a recipe fits on a GPU, and at which share of vLLM."""
-    share = find_share(measure_trial(spec, get_size(spec)), device)
+    share = find_share(measure_trial(spec, get_known_size(spec.policy)), device)
     if not share:
         return "no"
     as_it_is = math.isclose(share, spec.rollout.vllm_memory_share)

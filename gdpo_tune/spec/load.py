@@ -18,7 +18,7 @@ from gdpo_tune.spec import checks
 from gdpo_tune.spec.checks import Finding
 from gdpo_tune.spec.document import (
     ABSENT,
-    Mark,
+    Place,
     Problems,
     YamlList,
     YamlMap,
@@ -59,12 +59,11 @@ def load_spec(
         SpecError: the file or an override has problems; each with its line, value, reason and fix.
     """
     path = Path(path)
-    problems = Problems(Mark(str(path), 1))
+    problems = Problems(Place(str(path), 1))
     data = problems.root = read_document(path, overrides, name, problems)
     written = resolve_paths(data, path) if path.name == SPEC else {}
-    _take_tracking_variables(data)
+    _read_variables(data)
     problems.refuse_unusable()
-    _keep_texts(data)
     for key, example in REQUIRED.items():
         if key not in data:
             problems.refuse(key, "missing", f"add {key}: {example}")
@@ -82,7 +81,7 @@ def load_spec(
     }
     spec = read_section(SweepSpec, YamlMap({**data, **parsed}, data.marks), problems)
     assert spec is not None, "every key that is not parsed above has a default"
-    _refuse_all(checks.list_findings(spec, task, to_run=to_run), problems)
+    _refuse_all(checks.check_spec(spec, task, to_run=to_run), problems)
     if needs is not None:
         problems.raise_if_any()
     if to_run:
@@ -91,9 +90,9 @@ def load_spec(
         problems.raise_if_any()
     else:
         needs += problems.list_sorted()
-    experiment = spec.tracking.experiment or spec.name
-    places = {"experiment": experiment, "uri": expand_address(spec.tracking.uri)}
-    tracking = spec.tracking.replace(**places)
+    tracking = spec.tracking.replace(
+        experiment=spec.tracking.experiment or spec.name, uri=expand_address(spec.tracking.uri)
+    )
     for key in TRACKING_VARIABLES:
         mark, value = problems.find(("tracking", key))
         if value is not ABSENT:
@@ -103,28 +102,25 @@ def load_spec(
     return spec
 
 
-def _take_tracking_variables(root: YamlMap) -> None:
+def _read_variables(root: YamlMap) -> None:
     """Add MLflow's variables to a document that does not have the keys of `tracking`.
 
-    The file of a sweep has a variable's address without its password, which is added again.
+    The file of a sweep has a variable's address without its password, which is added again. In
+    `resources.env` values become their texts: neither 9.0 nor 007 is a number.
     """
+    env = get_map(get_map(root, "resources"), "env")
+    if isinstance(env, YamlMap):
+        for name, value in env.items():
+            if value is not None and not isinstance(value, YamlMap | YamlList):
+                env[name] = env.marks[name].text or value
     for key, variable in TRACKING_VARIABLES.items():
-        value, mark = os.environ.get(variable), Mark(variable)
+        value, mark = os.environ.get(variable), Place(variable)
         written = get_map(root, "tracking").get(key, ABSENT)
         if value and (written is ABSENT or value != written == redact_passwords(value)):
             if "tracking" not in root:
                 root.put("tracking", YamlMap(), mark)
             if isinstance(root["tracking"], YamlMap):
                 root["tracking"].put(key, value, mark)
-
-
-def _keep_texts(root: YamlMap) -> None:
-    """Let values of variables in a document be their text: neither 9.0 nor 007 is a number."""
-    env = get_map(get_map(root, "resources"), "env")
-    if isinstance(env, YamlMap):
-        for name, value in env.items():
-            if value is not None and not isinstance(value, YamlMap | YamlList):
-                env[name] = env.marks[name].text or value
 
 
 def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
@@ -147,11 +143,9 @@ def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
 
 
 def _refuse_all(findings: Iterable[Finding], problems: Problems) -> None:
-    for finding in findings:
-        key = finding.key
-        if finding.instead and not problems.has_key(key):
-            key = finding.instead
-        problems.refuse(key, finding.reason, finding.fix, *finding.inputs, value=finding.value)
+    for key, reason, fix, inputs, value, instead in findings:
+        named = instead if instead and not problems.has_key(key) else key
+        problems.refuse(named, reason, fix, *inputs, value=value)
 
 
 def read_point(
@@ -180,8 +174,8 @@ def read_point(
                 f"{name} = {show(value)} is outside of the space: it has to be {allowed}; "
                 "--force trains it all the same"
             )
-    before = base or {}
-    point = {n: v for n, v in before.items() if n in spec.space.select_active(before)} | changes
+    base = base or {}
+    point = {n: v for n, v in base.items() if n in spec.space.select_active(base)} | changes
     active = spec.space.select_active(point)
     for name in changes:
         domain = spec.space.domains[name]
@@ -191,13 +185,12 @@ def read_point(
     point = {name: value for name, value in point.items() if name in active or name in changes}
     fixed = {name: Fixed(value=value) for name, value in point.items()}
     asked = spec.replace(space=Space(domains={**spec.space.domains, **fixed}))
-    findings: list[Finding] = []
-    if "group_size" in point:
-        findings += checks.check_group_sizes(asked)
-    if any(name.startswith("reward_weights.") for name in point):
-        findings += checks.check_weights(asked)
-    for finding in findings:
-        raise UsageError(f"{finding.reason}; {finding.fix}")
+    for prefix, check in (
+        ("group_size", checks.check_group_sizes),
+        ("reward_weights.", checks.check_weights),
+    ):
+        for finding in check(asked) if any(name.startswith(prefix) for name in point) else ():
+            raise UsageError(f"{finding.reason}; {finding.fix}")
     return point
 
 

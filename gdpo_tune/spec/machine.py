@@ -1,9 +1,8 @@
-"""Resources and disk of the local machine, checked before a sweep starts; no torch.
+"""Resources and disk of the local machine, checked before a sweep starts.
 
 A running trial has its two newest checkpoints, and one that is being written; of up to two others,
 at which it was evaluated, it keeps the weights. The last checkpoint of a trial has no optimizer
 state. A trial that has ended keeps one at most, because it may join the front until the sweep ends.
-The budgets of checkpoints and merges limit how many policies stay besides.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.gpu_memory import NUMBER_BYTES
 from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.core.policy_shapes import PolicyShapes
-from gdpo_tune.core.settings import SandboxSettings
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
     count_local_cpus,
@@ -83,7 +81,7 @@ def find_machine_problems(
     if size:
         yield from _catch(lambda: _check_size(spec, environment, devices))
     yield from _catch(lambda: _check_engine(spec))
-    memory = _get_sandbox_memory(spec.sandbox, environment)
+    memory = read_machine_memory()
     if size and memory is not None and spec.sandbox.memory_mb << 20 > memory:
         yield ResourcesError(
             f"sandbox.memory_mb = {spec.sandbox.memory_mb}: this machine has {memory >> 20} MiB\n"
@@ -99,7 +97,6 @@ def _catch(check: Callable[[], object]) -> Iterator[UsageError]:
 
 
 def _check_size(spec: SweepSpec, environment: Mapping[str, str], devices: Path) -> None:
-    """Refuse a trial that needs more CPUs or GPUs than there are, or a compiler for its GPU."""
     gpus, cpus, trial = count_visible_gpus(environment, devices), count_local_cpus(), spec.resources
     for kind, share, present in (("GPUs", trial.gpus, gpus), ("CPUs", trial.cpus, cpus)):
         if share > present:
@@ -120,7 +117,6 @@ def _check_size(spec: SweepSpec, environment: Mapping[str, str], devices: Path) 
 
 
 def _check_engine(spec: SweepSpec) -> None:
-    """Refuse an engine that is not installed here, or cannot sample what the file asks for."""
     rank, on_gpu = spec.model.lora_rank, spec.resources.gpus > 0
     engine = select_engine(spec.rollout, gpu=on_gpu, lean=False, vllm=find_vllm(), lora_rank=rank)
     in_bfloat16 = spec.model.dtype != "float32"
@@ -182,8 +178,9 @@ def list_sandbox_warnings(
             "rights of your user: it can read and delete files, reach the network and leave "
             "processes behind. Write local."
         )
-    memory, needed = _get_sandbox_memory(settings, environment), settings.memory_mb << 20
-    if memory is None or needed > memory:
+    memory, needed = read_machine_memory(), settings.memory_mb << 20
+    is_elsewhere = environment.get("RAY_ADDRESS")
+    if is_elsewhere or memory is None or needed > memory:
         return
     parallel = count_parallel_candidates(memory, needed)
     if settings.workers > parallel:
@@ -195,37 +192,25 @@ def list_sandbox_warnings(
         )
 
 
-def _get_sandbox_memory(settings: SandboxSettings, environment: Mapping[str, str]) -> int | None:
-    """Return the bytes that candidates share; None if they run on another machine."""
-    if environment.get("RAY_ADDRESS"):
-        return None
-    return read_machine_memory()
-
-
 def find_unset_webhook(
     spec: SweepSpec, environment: Mapping[str, str] = os.environ
-) -> list[UsageError]:
-    """Return the error of a webhook that the sweep could not notify from this machine, if any."""
+) -> Iterator[UsageError]:
+    """Yield the error of a webhook that the sweep could not notify from this machine."""
     name = spec.notify.webhook_env if spec.notify else ""
     problem = find_webhook_problem(environment.get(name, "")) if name else ""
-    if not problem:
-        return []
-    return [
-        UsageError(
+    if problem:
+        yield UsageError(
             f"notify.webhook_env = {name}: the environment variable is {problem}\n"
             f"    fix: export {name}=https://..., or remove notify:"
         )
-    ]
 
 
 KEPT = 2
 """Complete checkpoints of a running trial."""
 MOST_KEPT = 2
 """Evaluated checkpoints before its end that a trial keeps."""
-WEIGHT = 4
-"""Bytes of a trained weight: 32 bits."""
-OPTIMIZER = 8
-"""Bytes of the optimizer's two averages of a trained number."""
+WEIGHT, OPTIMIZER = 4, 8
+"""Bytes of a trained parameter and of its two moments: 32 bits each."""
 
 
 @dataclass(frozen=True)
@@ -259,32 +244,57 @@ class SweepDisk:
         ended = (self.trials - side_by_side) * self.ended
         return side_by_side * self.training + ended + self.candidates
 
+    def __str__(self) -> str:
+        parallel = min(self.slots, self.trials)
+        training = format_bytes(self.training)
+        parts = [f"{KEPT + 1} checkpoints of {parallel} that train: {training} each"]
+        if others := self.trials - parallel:
+            kept = f"{format_bytes(self.ended)} each" if self.ended else "nothing"
+            parts.append(f"{others} others: {kept}")
+        if self.candidates:
+            parts.append(f"merges and earlier checkpoints: {format_bytes(self.candidates)}")
+        return "; ".join(parts)
+
 
 def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     """Compute the disk of a sweep from the size of its policy."""
-    model, numbers = spec.model, size.parameters
-    rank = model.lora_rank
-    trained = size.count_adapter_numbers(rank, model.lora_targets) if rank else numbers
+    model, search, parameters = spec.model, spec.search, size.parameters
+    rank, scheduler = model.lora_rank, search.scheduler
+    trained = size.count_adapter_parameters(rank, model.lora_targets) if rank else parameters
     on_gpu = spec.resources.gpus > 0
     frozen = NUMBER_BYTES[model.dtype] if on_gpu or model.dtype != "auto" else WEIGHT
     running = (WEIGHT + OPTIMIZER) * trained
     # The last one of LoRA is the merged policy, and the adapter beside it.
-    last = frozen * numbers + WEIGHT * trained if rank else WEIGHT * numbers
+    last = frozen * parameters + WEIGHT * trained if rank else WEIGHT * parameters
+    ended = 0 if spec.keep == "none" else last
+    if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
+        ended = max(last, running)
+    if isinstance(scheduler, PbtSettings) or (
+        isinstance(scheduler, AshaSettings) and scheduler.variant == "promote"
+    ):
+        ended = max(ended, KEPT * running)  # it waits with what it needs to continue
+    evaluated, candidates = list_evaluated_steps(spec), 0
+    if spec.has_candidates:
+        seeds = search.replicates.max_trainings if search.most_merges else 0
+        checkpoints = search.checkpoints.budget if evaluated else 0
+        candidates = (search.most_merges + seeds) * last + checkpoints * WEIGHT * trained
+    # Configurations, replicates and the baseline.
+    planned = search.trials + search.replicates.max_trainings + 1
     return SweepDisk(
         running=running,
         last=last,
-        ended=_count_ended(spec, running, last),
+        ended=ended,
         slots=slots,
-        trials=count_trainings(spec),
-        evaluated=len(list_evaluated_steps(spec)) * WEIGHT * trained,
-        candidates=_count_candidates(spec, WEIGHT * trained, last),
+        trials=min(planned, search.budget.trials or planned),
+        evaluated=len(evaluated) * WEIGHT * trained,
+        candidates=candidates,
     )
 
 
 def list_evaluated_steps(spec: SweepSpec) -> list[int]:
-    """Return the steps before its end at which a search trial keeps a checkpoint to choose from.
+    """Return the last `MOST_KEPT` steps before its end at which a search trial is evaluated.
 
-    They are the last `MOST_KEPT` at which it is evaluated: earlier ones are seldom on the front.
+    It keeps these checkpoints to choose from: earlier ones are seldom on the front.
     """
     scheduler, steps = spec.search.scheduler, spec.training.steps
     if not spec.has_candidates or not spec.search.checkpoints.budget:
@@ -294,33 +304,6 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
     rungs = scheduler.list_rungs(steps) if isinstance(scheduler, AshaSettings) else ()
     every = spec.training.evaluate_every
     return sorted({*range(every, steps, every), *rungs})[-MOST_KEPT:]
-
-
-def _count_candidates(spec: SweepSpec, trained: int, last: int) -> int:
-    if not spec.has_candidates:
-        return 0
-    search = spec.search
-    checkpoints = search.checkpoints.budget if list_evaluated_steps(spec) else 0
-    merges = search.most_merges + (search.replicates.max_trainings if search.most_merges else 0)
-    return merges * last + checkpoints * trained
-
-
-def _count_ended(spec: SweepSpec, running: int, last: int) -> int:
-    scheduler = spec.search.scheduler
-    ended = 0 if spec.keep == "none" else last
-    if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
-        ended = max(last, running)
-    waits = isinstance(scheduler, PbtSettings) or (
-        isinstance(scheduler, AshaSettings) and scheduler.variant == "promote"
-    )
-    return max(ended, KEPT * running) if waits else ended
-
-
-def count_trainings(spec: SweepSpec) -> int:
-    """Return how many policies a sweep trains: configurations, replicates and the baseline."""
-    search = spec.search
-    planned = search.trials + search.replicates.max_trainings + 1
-    return min(planned, search.budget.trials or planned)
 
 
 def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.environ) -> int | None:
@@ -349,7 +332,7 @@ def check_disk(
     a cluster, one trial at a time is counted: the number of its slots is not known yet.
 
     Raises:
-        ResourcesError: the message names the peak, the room and what lowers the peak.
+        ResourcesError: the disk is too small; the message has changes of which each suffices.
     """
     if size is None or spec.address:
         return
@@ -359,11 +342,35 @@ def check_disk(
     room = free + count_present_bytes(spec.directory)
     if disk.peak <= room:
         return
+    remedies = ["--set storage=DIRECTORY, on a larger disk"]
+    for changed, text in (
+        (
+            spec.replace(model=spec.model.replace(lora_rank=spec.model.lora_rank or RANK)),
+            f"train adapters: --set model.lora_rank={RANK}",
+        ),
+        (spec.replace(keep="none"), "keep no policy: --set keep=none"),
+        (
+            spec.replace(
+                search=spec.search.replace(
+                    merges=Merges(budget=0), checkpoints=Checkpoints(budget=0)
+                )
+            ),
+            "only the ends of trainings: --set search.merges.budget=0 "
+            "--set search.checkpoints.budget=0",
+        ),
+    ):
+        if measure_disk(changed, size, disk.slots).peak <= room:
+            remedies.append(text)
+    others = disk.trials - spec.search.trials
+    spent = disk.slots * disk.training + disk.candidates
+    fits = math.floor((room - spent) / disk.ended) if disk.ended else 0
+    if fits + disk.slots > others:
+        remedies.append(f"fewer trials: --set search.trials={fits + disk.slots - others}")
     where = f"{source}: " if source else ""
     raise ResourcesError(
         f"{where}storage = {spec.storage}: the checkpoints of this sweep need up to "
-        f"{format_bytes(disk.peak)} ({describe_disk(disk)}), and {present} has room for "
-        f"{format_bytes(room)}\n    fix: {', or '.join(_find_more_room(spec, size, disk, room))}"
+        f"{format_bytes(disk.peak)} ({disk}), and {present} has room for "
+        f"{format_bytes(room)}\n    fix: {', or '.join(remedies)}"
     )
 
 
@@ -373,7 +380,7 @@ def check_merge_room(
     """Refuse a disk that cannot hold `count` merges of policies; an unknown `size` passes.
 
     Raises:
-        ResourcesError: the message names what they need and the room.
+        ResourcesError: the disk is too small.
     """
     if size is None:
         return
@@ -384,45 +391,6 @@ def check_merge_room(
             f"merges of these policies need up to {format_bytes(needed)}, and {present} has room "
             f"for {format_bytes(free)}\n    fix: --out DIRECTORY, on a larger disk"
         )
-
-
-def _find_more_room(spec: SweepSpec, size: PolicyShapes, disk: SweepDisk, room: int) -> list[str]:
-    """Return changes of which each suffices, the first of them without a change of the search."""
-    remedies = ["--set storage=DIRECTORY, on a larger disk"]
-    adapters = spec.replace(model=spec.model.replace(lora_rank=RANK))
-    if not spec.model.lora_rank and measure_disk(adapters, size, disk.slots).peak <= room:
-        remedies.append(f"train adapters: --set model.lora_rank={RANK}")
-    unkept = spec.replace(keep="none")
-    if measure_disk(unkept, size, disk.slots).peak <= room:
-        remedies.append("keep no policy: --set keep=none")
-    alone = {"merges": Merges(budget=0), "checkpoints": Checkpoints(budget=0)}
-    ends = spec.replace(search=spec.search.replace(**alone))
-    if measure_disk(ends, size, disk.slots).peak <= room:
-        remedies.append(
-            "only the ends of trainings: --set search.merges.budget=0 "
-            "--set search.checkpoints.budget=0"
-        )
-    others = disk.trials - spec.search.trials
-    spent = disk.slots * disk.training + disk.candidates
-    fits = math.floor((room - spent) / disk.ended) if disk.ended else 0
-    if fits + disk.slots > others:
-        remedies.append(f"fewer trials: --set search.trials={fits + disk.slots - others}")
-    return remedies
-
-
-def describe_disk(disk: SweepDisk) -> str:
-    """Return how the peak is made up."""
-    side_by_side = min(disk.slots, disk.trials)
-    parts = [
-        f"{KEPT + 1} checkpoints of {side_by_side} that train: {format_bytes(disk.training)} each"
-    ]
-    rest = disk.trials - side_by_side
-    if rest:
-        kept = f"{format_bytes(disk.ended)} each" if disk.ended else "nothing"
-        parts.append(f"{rest} others: {kept}")
-    if disk.candidates:
-        parts.append(f"merges and earlier checkpoints: {format_bytes(disk.candidates)}")
-    return "; ".join(parts)
 
 
 def nearest_existing(directory: Path) -> Path:

@@ -126,8 +126,9 @@ class PbtSettings(Section):
     type: Literal["pbt"] = "pbt"
     """One of the schedulers below."""
     interval: Annotated[float, Ge(0.001), Lt(1)] = 0.2
-    """Share of a trial's steps between two meetings of all members. Each runs up to the meeting, in
-    turns if slots are fewer than members, and continues once all have reached it."""
+    """Share of the steps between two synchronisation points of all members, called meetings. Each
+    runs up to the meeting, in turns if slots are fewer than members, and continues once all have
+    reached it."""
     quantile: Annotated[float, Gt(0), Le(0.5)] = 0.25
     """Share of the members, at least one, that take over a training at a meeting. Each of the last
     members takes over that of one of as many first members, drawn at random. Members are ordered
@@ -138,7 +139,7 @@ class PbtSettings(Section):
     resample: Annotated[float, Ge(0), Le(1)] = 0.25
     """Probability that the member draws a new value from the domain instead."""
 
-    def list_meetings(self, steps: int) -> tuple[int, ...]:
+    def list_sync_steps(self, steps: int) -> tuple[int, ...]:
         """Return the steps at which members with so many steps meet."""
         count = math.ceil(1 / self.interval - TOLERANCE) - 1
         meetings = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
@@ -219,8 +220,8 @@ class Search(Section):
     budget: Budget = Budget()
     """Limits on the cost of the sweep."""
     patience: Annotated[int, Ge(0), Le(10**6)] = 0
-    """Stop proposing once this many trials in a row did not move the validation hypervolume by
-    more than 1 % and its noise; 0: never stop for that."""
+    """Stop proposing once this many consecutive trials did not improve the validation hypervolume
+    by more than 1 % and its noise; 0: never stop for that."""
     warm_start: tuple[str, ...] = ()
     """Directories of earlier sweeps over this task and these objectives, such as `runs/code`: the
     sampler learns from their trials, which are never on this sweep's front. Refused with `random`,
@@ -256,7 +257,7 @@ def read_variables(data: Any) -> Any:
 
 
 class Resources(Section):
-    """Resources of one process of a trial. As many trials run side by side as fit."""
+    """Resources of one process of a trial. As many trials as fit run in parallel."""
 
     cpus: Annotated[float, Ge(LEAST_RESOURCE), Le(100_000)] = 1.0
     """CPU cores; also the threads of torch, rounded down to at least 1."""
@@ -432,11 +433,6 @@ def read_constraint(data: object) -> Constraint:
     return Constraint.model_validate({"op": match["op"], "bound": number, "baseline": baseline})
 
 
-def expand_storage(storage: str) -> str:
-    """Return a directory with `~` and variables expanded, and an address as it is."""
-    return storage if is_url(storage) else str(expand_path(storage))
-
-
 def read_ledger(data: object) -> str:
     """Return the address of a database that can hold a ledger; empty for a file."""
     if isinstance(data, str) and (not data or LEDGER.fullmatch(data)):
@@ -490,14 +486,16 @@ class SweepSpec(Section):
     """MLflow server and experiment that show the sweep."""
     notify: SweepNotify | None = None
     """Webhook that is notified when the sweep ends, and when its first trial fails."""
-    storage: Annotated[Text, AfterValidator(expand_storage)] = RUNS
+    storage: Annotated[
+        Text, AfterValidator(lambda text: text if is_url(text) else str(expand_path(text)))
+    ] = RUNS
     """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
     needs `ledger`; this sweep is in `<storage>/<name>`."""
     ledger: Annotated[str, BeforeValidator(read_ledger)] = ""
     """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
     file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
     _written: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
-    """Path that `resolve_paths` has changed -> the text of the file."""
+    """Path that `resolve_paths` has changed -> the text of the file, see `set_written`."""
 
     @property
     def directory(self) -> Path:

@@ -98,7 +98,6 @@ class DomainReader:
         return Choices(choices=tuple(values))
 
     def _read_range(self, data: Any, step: Any, kind: str) -> Uniform:
-        """Return `range: [low, high]` or `log: [low, high]`."""
         integer, log = self.info.kind == "int", kind == "log"
         if self.info.kind == "choice":
             fix = f"list choices: {show(self.info.choices)}"
@@ -327,7 +326,6 @@ class SpaceReader:
         return inside
 
     def _read_point(self, entries: Mapping[str, Any], path: KeyPath, space: Space) -> Point:
-        """Return one point; note unknown names, values outside their domain, unmet conditions."""
         point: Point = {}
         for name, child in self._flatten(entries, path):
             with suppress(ReportedError):

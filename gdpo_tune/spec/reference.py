@@ -52,7 +52,14 @@ def render_reference() -> str:
         ),
         tasks="\n\n".join(map(_describe_task, registry.TASKS)),
         costs=_tabulate_metrics(COST_METRICS),
-        modes=_tabulate(("name", "meaning"), registry.NORMALIZATIONS, _describe_mode),
+        modes=_tabulate(
+            ("name", "meaning"),
+            registry.NORMALIZATIONS,
+            lambda mode: (
+                read_function_doc(*mode.target.split(":"))
+                + (f" Ignores {join_names(mode.ignores)}." if mode.ignores else "")
+            ),
+        ),
         samplers=_tabulate(("name", "meaning"), registry.SAMPLERS, doc),
         schedulers=_tabulate(("name", "meaning"), registry.SCHEDULERS, doc),
         layouts=_tabulate(
@@ -71,7 +78,9 @@ def render_reference() -> str:
 
 def _list_sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, field in getattr(kind, "model_fields", {}).items():
-        key, section = f"{prefix}{name}", _unwrap_optional(field.annotation)
+        key, section = f"{prefix}{name}", field.annotation
+        if NoneType in get_args(section):
+            section = next(filter(_is_section, get_args(section)), section)
         if get_origin(section) is dict:
             key, section = f"{key}.<metric>", get_args(section)[1]
         if field.discriminator:
@@ -80,10 +89,6 @@ def _list_sections(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         elif _is_section(section):
             yield f"`{key}`", section
             yield from _list_sections(section, f"{key}.")
-
-
-def _unwrap_optional(kind: Any) -> Any:
-    return next(filter(_is_section, get_args(kind)), kind) if NoneType in get_args(kind) else kind
 
 
 def _is_section(kind: Any) -> bool:
@@ -134,13 +139,13 @@ def _describe_type(kind: Any, constraints: Iterable[object] = ()) -> str:
     if get_origin(kind) is Union:
         return " or ".join(filter(None, map(_describe_type, get_args(kind))))
     words = {int: "whole number", float: "number", bool: "true, false"}.get(kind, "")
-    return ", ".join(filter(None, [words, *map(describe_bound, constraints)])) if words else ""
-
-
-def describe_bound(constraint: object) -> str:
-    """Return a bound in words; empty for other constraints."""
-    names = [name for name in BOUNDS if hasattr(constraint, name)]
-    return "".join(f"{BOUNDS[name]} {getattr(constraint, name)}" for name in names)
+    bounds = [
+        f"{text} {getattr(constraint, name)}"
+        for constraint in constraints
+        for name, text in BOUNDS.items()
+        if hasattr(constraint, name)
+    ]
+    return ", ".join([words, *bounds]) if words else ""
 
 
 def _describe_parameter(info: ParameterInfo) -> str:
@@ -176,11 +181,6 @@ def _tabulate_metrics(metrics: Mapping[str, MetricInfo]) -> str:
     better, doc = attrgetter("direction"), attrgetter("doc")
     head = ("metric", "better", "range", "meaning")
     return _tabulate(head, metrics, better, lambda i: f"{i.low:g} to {i.high:g}", doc)
-
-
-def _describe_mode(info: registry.ModeInfo) -> str:
-    ignored = f" Ignores {join_names(info.ignores)}." if info.ignores else ""
-    return read_function_doc(*info.target.split(":")) + ignored
 
 
 def _tabulate(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[[T], str]) -> str:

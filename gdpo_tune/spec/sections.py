@@ -117,7 +117,7 @@ def _explain(fault: ErrorDetails, path: KeyPath, model: type[Section]) -> tuple[
         names = context["expected_tags"].replace("'", "").split(", ")
         return explain_unknown_name(str(path[-2]), context["tag"], names)
     kinds = find_kinds(model, fault["loc"][:-1])
-    keys, wrong = [k for each in kinds for k in (*each.model_fields, *each.other_keys)], key
+    keys, wrong = [name for each in kinds for name in (*each.model_fields, *each.other_keys)], key
     if kind == "literal_error":
         keys, wrong = re.findall(r"'([^']*)'", context["expected"]), value
     words = {name: show(each) for name, each in context.items()} | {"msg": fault["msg"]}

@@ -29,7 +29,7 @@ class ConditionalDomain(BaseModel):
 
     def holds(self, chosen_values: Params) -> bool:
         """Return whether every condition is met; a parameter without a value meets none."""
-        return not self.when or all(
+        return all(
             name in chosen_values and is_one_of(chosen_values[name], values)
             for name, values in self.when.items()
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,11 @@ EMBEDDED_LENGTHS = {"code": (64, 26), "math": (48, 14), "gsm8k": (48, 14), "tool
 
 @dataclass(frozen=True)
 class FirstFile:
-    """Answers from which the file is written."""
+    """Answers from which the file is written.
+
+    Raises:
+        TaskFileError: the file of a task of your own has no such task.
+    """
 
     task: str
     policy: str = ""
@@ -120,11 +125,6 @@ class FirstFile:
     info: TaskInfo = field(init=False)
 
     def __post_init__(self) -> None:
-        """Load what the task says about itself.
-
-        Raises:
-            TaskFileError: the file of a task of your own has no such task.
-        """
         object.__setattr__(self, "info", load_task_info(self.task))
 
     @property
@@ -155,6 +155,16 @@ class FirstFile:
         default = TrainingSettings()
         few = {k: max(2, n) for k, n in self.prompts.items() if n < getattr(default, k)}
         named = "the policy that ships" if not is_large else self.chosen_policy
+        objectives: list[dict[str, str]] = []
+        for name in self.info.rewards:
+            metric = self.info.metrics[name]
+            worst = metric.low if metric.direction == "maximize" else metric.high
+            reference = f"{worst:g}" if math.isfinite(worst) else "0"
+            objectives.append({"name": name, "direction": metric.direction, "reference": reference})
+        first = self.info.metrics[objectives[0]["name"]]
+        margin, span = None, first.high - first.low
+        if first.direction == "maximize" and math.isfinite(span):
+            margin = f"{(LARGEST_COST if is_large else LARGEST_COST_EMBEDDED) * span:g}"
         text = template.render(
             title=" ".join(f"GDPO and GRPO training of {named} on {self.task}.".split()),
             file=file.name,
@@ -165,8 +175,8 @@ class FirstFile:
             instructions_off=is_large and known is not None and known.has_instructions,
             is_large=is_large,
             offers_released=is_large and self.info.offers_released,
-            objectives=self._list_objectives(),
-            margin=self._choose_margin(is_large),
+            objectives=objectives,
+            margin=margin,
             rewards=list(self.info.rewards),
             prompts=known.prompts if known and source == known.source["source"] else few,
             tokens=tokens,
@@ -190,23 +200,6 @@ class FirstFile:
             section["columns"] = dict(self.columns)
         section["max_prompt_length"] = 2048 if known and known.has_instructions else 512
         return "{" + ", ".join(f"{key}: {dump_flow(value)}" for key, value in section.items()) + "}"
-
-    def _list_objectives(self) -> list[dict[str, Any]]:
-        objectives: list[dict[str, Any]] = []
-        for name in self.info.rewards:
-            metric = self.info.metrics[name]
-            worst = metric.low if metric.direction == "maximize" else metric.high
-            reference = f"{worst:g}" if abs(worst) != float("inf") else "0"
-            entry = {"name": name, "direction": metric.direction, "reference": reference}
-            objectives.append(entry)
-        return objectives
-
-    def _choose_margin(self, is_large: bool) -> str | None:
-        metric = self.info.metrics[next(iter(self.info.rewards))]
-        span = metric.high - metric.low
-        if metric.direction != "maximize" or span == float("inf"):
-            return None
-        return f"{(LARGEST_COST if is_large else LARGEST_COST_EMBEDDED) * span:g}"
 
 
 def _align_comment(line: str) -> str:

@@ -86,7 +86,7 @@ def find_checkpoint(directory: Path) -> ResumePoint:
 
 
 def find_newest_checkpoint(directory: Path) -> Path | None:
-    """Return the complete checkpoint of most steps; None if there is none."""
+    """Return the checkpoint of `find_checkpoint`; None if there is none."""
     return find_checkpoint(directory).newest
 
 
@@ -120,7 +120,24 @@ def write_checkpoint(
     checkpoint = Checkpoint(directory / f"{CHECKPOINT_PREFIX}{step}", step, cost, validation or {})
     with _create(checkpoint.path) as temporary:
         fill(temporary)
-        _mark(temporary, checkpoint)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        for path in files:
+            _sync(path)
+        marker = {
+            "step": step,
+            "cost": asdict(cost),
+            "validation": {name: asdict(v) for name, v in checkpoint.validation.items()},
+            "files": {
+                str(file.relative_to(temporary)): {
+                    "size": file.stat().st_size,
+                    "sha256": _hash(file),
+                }
+                for file in files
+            },
+        }
+        (temporary / MARKER).write_text(json.dumps(marker), encoding="utf-8")
+        _sync(temporary / MARKER)
+        _sync(temporary)
     return checkpoint
 
 
@@ -168,8 +185,8 @@ def adopt_checkpoint(source: Path, directory: Path) -> None:
 def keep_newest(directory: Path, steps: Collection[int] = ()) -> None:
     """Delete a running trial's checkpoints but the two newest complete ones and those of `steps`.
 
-    The latter keep no optimizer, because no training resumes from them. It compares files by size
-    alone: reading them all would take as long as writing them did.
+    The latter keep no optimizer, because no training resumes from them. Files are compared by size
+    alone: reading them would take as long as writing them did.
     """
     complete = [path for path in _list_checkpoints(directory) if _is_complete(path)]
     kept = [path for path in complete[_KEPT:] if parse_step(path.name) in steps]
@@ -179,10 +196,7 @@ def keep_newest(directory: Path, steps: Collection[int] = ()) -> None:
 
 
 def drop_optimizer(path: Path) -> None:
-    """Delete the optimizer's file of a checkpoint, which stays complete at every moment.
-
-    No training resumes from it any more. A damaged checkpoint stays as it is.
-    """
+    """Delete the optimizer's file of a checkpoint, which stays complete; not of a damaged one."""
     if not (path / OPTIMIZER_FILE).exists() or not _is_complete(path):
         return
     marker = _read_marker(path)
@@ -224,7 +238,6 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def _create(target: Path) -> Generator[Path]:
-    """Yield a temporary directory for the block to fill, then rename it to `target`."""
     directory, step = target.parent, target.name.removeprefix(CHECKPOINT_PREFIX)
     temporary = directory / f"{_UNFINISHED}{step}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -237,25 +250,6 @@ def _create(target: Path) -> Generator[Path]:
             _sync(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _mark(temporary: Path, checkpoint: Checkpoint) -> None:
-    """Force the files of a checkpoint to disk, then write its marker."""
-    files = sorted(path for path in temporary.rglob("*") if path.is_file())
-    for path in files:
-        _sync(path)
-    marker = {
-        "step": checkpoint.step,
-        "cost": asdict(checkpoint.cost),
-        "validation": {name: asdict(value) for name, value in checkpoint.validation.items()},
-        "files": {
-            str(path.relative_to(temporary)): {"size": path.stat().st_size, "sha256": _hash(path)}
-            for path in files
-        },
-    }
-    (temporary / MARKER).write_text(json.dumps(marker), encoding="utf-8")
-    _sync(temporary / MARKER)
-    _sync(temporary)
 
 
 def _read_marker(path: Path) -> dict[str, Any]:

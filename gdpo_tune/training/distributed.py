@@ -14,19 +14,18 @@ Source: Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277; `torch.distributed.fsd
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from gdpo_tune.core.system import clear_rendezvous
-from gdpo_tune.training import adam_8bit
 
 T = TypeVar("T")
 
@@ -37,9 +36,16 @@ def join_process_group() -> None:
         clear_rendezvous()
         return
     PartialState(cpu=not torch.cuda.is_available())
-    # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Both functions have names,
-    # because torch sorts what is registered and cannot order different lambdas.
+    # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Every trial of a process
+    # registers the same two functions: torch sorts what is registered, and cannot order others.
     torch.serialization.register_package(100, _ignore_storage, _keep_on_cpu)
+
+
+def _ignore_storage(_: Any) -> None: ...
+
+
+def _keep_on_cpu(storage: Any, location: str) -> Any:
+    return storage if location.startswith("cpu:") else None
 
 
 def count_processes() -> int:
@@ -75,14 +81,6 @@ def broadcast_from_first(value: T) -> T:
     return values[0]
 
 
-def _ignore_storage(storage: Any) -> None:
-    del storage
-
-
-def _keep_on_cpu(storage: Any, location: str) -> Any:
-    return storage if location.startswith("cpu:") else None
-
-
 def _is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
@@ -110,14 +108,28 @@ def set_precision(arguments: Any) -> None:
 
 @contextmanager
 def prepare_sharding() -> Generator[None]:
-    """Prepare for a trainer that the block builds.
+    """Divide the reference policy of a trainer that the block builds layer by layer.
 
-    Its reference policy is divided layer by layer: TRL would divide it as one layer, which is
-    gathered at once. The next trainer in this process is free to be another kind.
+    TRL would divide it as one layer, which is gathered at once. The next trainer in this process is
+    free to be another kind.
     """
+
+    def shard_reference(model: Any, accelerator: Any) -> nn.Module:
+        plugin: Any = accelerator.state.fsdp_plugin
+        options: dict[str, Any] = {
+            "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+            "reshard_after_forward": True,
+        }
+        layers: set[str] = {*(getattr(model, "_no_split_modules", None) or ())}
+        for module in list(model.modules()):
+            if type(module).__name__ in layers:
+                fully_shard(module, **options)
+        fully_shard(model, **options)
+        return model.eval()
+
     trl_trainer: Any = import_module("trl.trainer.grpo_trainer")
     plain = trl_trainer.prepare_fsdp
-    trl_trainer.prepare_fsdp = _shard_reference
+    trl_trainer.prepare_fsdp = shard_reference
     try:
         yield
     finally:
@@ -126,10 +138,10 @@ def prepare_sharding() -> Generator[None]:
 
 
 def start_sharding(model: nn.Module) -> None:
-    """Let torch read the types of a sharded model's weights, while those to train need a gradient.
+    """Let torch read the types of a sharded model's weights while those to train need a gradient.
 
-    It would read them in the first forward pass. That may be the one of the reference policy, in
-    which `peft` lets no weight need a gradient, and torch would round gradients to bfloat16.
+    It would read them in the first forward pass. In that of the reference policy `peft` lets no
+    weight need a gradient, and torch would round gradients to bfloat16.
     """
     root: Any = model
     root._get_fsdp_state()._lazy_init()
@@ -144,8 +156,8 @@ def is_sharded(model: nn.Module) -> bool:
 def gather_weights(model: nn.Module) -> Generator[None]:
     """Let every process have all weights of a sharded model within the block, without gradient.
 
-    They are in the precision of the computation. Within the block the processes need not keep
-    pace. A model that is not sharded has all its weights anyway.
+    They are in the precision of the computation, and the processes need not keep pace. A model
+    that is not sharded has all its weights anyway.
     """
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for part in parts:
@@ -183,75 +195,3 @@ def gather_on_first(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         if isinstance(tensor, nn.Parameter):
             names.setdefault(id(tensor), name)
     return whole
-
-
-def gather_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return the state of an optimizer; of a sharded one a whole one, in the first process.
-
-    The whole state is that of an optimizer in one process.
-    """
-    state: dict[str, Any] = optimizer.state_dict()
-    whole: dict[int, dict[str, Any]] = {}
-    for number, entries in state["state"].items():
-        if adam_8bit.is_8bit(optimizer):
-            # one weight at a time, because all of them may not fit in 32 bits
-            whole[number] = _gather_entries(adam_8bit.restore_precision(entries), on_cpu=True)
-        else:
-            whole[number] = _gather_entries(entries)
-    return {**state, "state": whole}
-
-
-def load_optimizer(optimizer: Any, whole: Mapping[str, Any]) -> None:
-    """Give each process its part of a whole state, as its optimizer holds it."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    state = {
-        number: {key: _divide_like(value, weights[number]) for key, value in entries.items()}
-        for number, entries in whole["state"].items()
-    }
-    if adam_8bit.is_8bit(optimizer):
-        state = {
-            number: adam_8bit.reduce_precision(optimizer, weights[number], entries)
-            for number, entries in state.items()
-        }
-    optimizer.load_state_dict({**whole, "state": state})
-
-
-def _gather_entries(entries: Mapping[str, Any], *, on_cpu: bool = False) -> dict[str, Any]:
-    """Return whole entries, in the first process if they are divided; those are on a CPU."""
-    gathered = {
-        key: gather_tensor(value) if isinstance(value, Tensor) else value
-        for key, value in entries.items()
-    }
-    is_divided = any(isinstance(value, DTensor) for value in entries.values())
-    if is_divided and not is_first():
-        return {}
-    if not (is_divided or on_cpu):
-        return gathered
-    return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in gathered.items()}
-
-
-def _divide_like(value: Any, weight: Tensor) -> Any:
-    """Return this process's part of a value of a weight's shape; others stay whole."""
-    if not isinstance(weight, DTensor) or not isinstance(value, Tensor):
-        return value
-    if value.shape != weight.shape:
-        return value
-    # Every process has read the same file, so nothing is sent.
-    return distribute_tensor(
-        value.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
-    )
-
-
-def _shard_reference(model: Any, accelerator: Any) -> nn.Module:
-    """Divide a reference policy layer by layer, as accelerate divides the policy."""
-    plugin: Any = accelerator.state.fsdp_plugin
-    options: dict[str, Any] = {
-        "mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(),
-        "reshard_after_forward": True,
-    }
-    layers: set[str] = {*(getattr(model, "_no_split_modules", None) or ())}
-    for module in list(model.modules()):
-        if type(module).__name__ in layers:
-            fully_shard(module, **options)
-    fully_shard(model, **options)
-    return cast("nn.Module", model.eval())

@@ -5,14 +5,13 @@
     seat.engine.run(function, *arguments)           # all else that touches vLLM's objects
     pool.close()                                    # returns its memory
 
-Any thread may call an engine; calls run one after the other. A thread of its own leaves that of
-the trainer alone, in which vLLM on a CPU would change how torch computes. An engine that is kept
-samples bit for bit as a new one: adapters and caches of earlier trials are gone, each request has
-a seed, and a trainer sends its weights before it samples. One that has raised is never used again.
+A thread of its own leaves that of the trainer alone, in which vLLM on a CPU would change how torch
+computes. An engine that is kept samples bit for bit as a new one: adapters and caches of earlier
+trials are gone, each request has a seed, and a trainer sends its weights before it samples.
 
-Trials that share a process share its engine, which holds their adapters. A trial that waits for
-samples yields the compute lock. Once no trial wants that lock, the engine samples for all that wait
-in one batch: then it has the device for itself, and the batch is as large as it can be.
+Trials that share a process share its engine. A trial that waits for samples yields the compute
+lock. Once no trial wants that lock, the engine samples for all that wait in one batch: then it has
+the device for itself, and the batch is as large as it can be.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class Engine:
     def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """Call a function in the engine's thread and return its result.
 
-        If it raises, the engine serves no further trial. A caller that is interrupted leaves the
-        call running; the next one waits for it.
+        If it raises, the engine serves no further trial. A call whose caller was interrupted ends
+        before the next one begins.
         """
         if threading.get_ident() == self._thread:
             return function(*arguments, **keywords)
@@ -81,14 +80,26 @@ class Engine:
     ) -> list[Any]:
         """Sample a completion for each request in one batch; return vLLM's outputs in their order.
 
-        `on_finished` is called as each of them ends, while others are still being sampled. Without
-        requests, vLLM is not asked: of several processes, one may have none left.
+        `on_finished` is called as each of them ends, while others are still being sampled. One of
+        several processes may have no requests left.
         """
         return self.run(self._generate, requests, on_finished) if requests else []
 
     def forget(self, adapter: int | None = None) -> None:
         """Remove all that a trial has left, its NaN included; None: all that any has left."""
-        self.run(self._forget, adapter)
+
+        def forget() -> None:
+            wake_up(self.llm)
+            engine = self.llm.llm_engine
+            if engine.vllm_config.lora_config is not None:
+                for number in engine.list_loras():
+                    if adapter in (number, None):
+                        engine.remove_lora(number)
+            self.llm.reset_prefix_cache()
+            # A kernel may multiply what lies behind the end of a sequence by 0: 0 x NaN is NaN.
+            self.llm.collective_rpc(_clear_cache)
+
+        self.run(forget)
 
     def close(self) -> None:
         """End vLLM and return its memory.
@@ -144,17 +155,6 @@ class Engine:
         finally:
             del engine.step
 
-    def _forget(self, adapter: int | None) -> None:
-        wake_up(self.llm)
-        engine = self.llm.llm_engine
-        if engine.vllm_config.lora_config is not None:
-            for number in engine.list_loras():
-                if adapter in (number, None):
-                    engine.remove_lora(number)
-        self.llm.reset_prefix_cache()
-        # A kernel may multiply what lies behind the end of a sequence by 0, and 0 x NaN is NaN.
-        self.llm.collective_rpc(_clear_cache)
-
 
 @dataclass(frozen=True)
 class Seat:
@@ -189,10 +189,7 @@ class EnginePool:
     """The engine of a process, started by the first trial that samples, and its seats."""
 
     def __init__(self, seats: int = 1, largest_rank: int = 0) -> None:
-        """Serve so many trials at once, with adapters of at most this rank.
-
-        0 takes the rank of the trial that starts the engine.
-        """
+        """Serve so many trials at once; rank 0 is that of the trial that starts the engine."""
         self.seats, self.largest_rank = seats, largest_rank
         self._engine: Engine | None = None
         self._key: object = None

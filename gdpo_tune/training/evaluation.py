@@ -6,6 +6,7 @@ completions are sampled with their own generator; standard errors are clustered 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
@@ -113,64 +114,48 @@ def build_reward_functions(
     They read the column `problem` of the data set, an index into `problems`. `shaping` changes the
     rewards of the task; None leaves them as they are.
     """
-    scorer = _BatchScorer(task, problems, shaping or Shaping())
-    return [scorer.build_function(name) for name in task.rewards]
+    shapes = shaping or Shaping()
+    nothing: Rewards = {}
+    latest: tuple[Sequence[str] | None, Scores, Rewards] = (None, Scores({}, {}), nothing)
+    warned: set[str] = set()
 
-
-class _BatchScorer:
-    """Rewards of the latest batch, on which TRL calls one reward function after another."""
-
-    def __init__(self, task: Task, problems: Sequence[Problem], shaping: Shaping) -> None:
-        self._task, self._problems, self._shaping = task, problems, shaping
-        self._batch: Sequence[str] | None = None
-        self._rewards: Rewards = {}
-        self._scores = Scores({}, {})
-        self._warned: set[str] = set()
-
-    def build_function(self, name: str) -> RewardFunction:
-        """Build the function of one reward."""
-
-        def reward(
-            completions: Sequence[str],
-            completion_ids: Sequence[Sequence[int]],
-            problem: Sequence[int],
-            log_metric: LogMetric | None = None,
-            trainer_state: Any = None,
-            **_: Any,
-        ) -> Sequence[float | None]:
-            self._score(completions, completion_ids, problem, trainer_state)
-            if log_metric is not None and name == self._task.rewards[0]:  # once a batch
-                for metric, value in self._scores.logged:
-                    log_metric(metric, value)
-            failed = self._scores.failures.get(name)
-            if log_metric is not None and failed is not None:
-                # Always logged, because all processes must log the same metrics.
-                log_metric(f"{REWARDS}{name}/failed", failed.count / len(completions))
-                if failed.count and name not in self._warned:
-                    self._warned.add(name)
-                    _log.warning("reward %s raised (reported once): %s", name, failed.first)
-            return self._rewards[name]
-
-        reward.__name__ = name
-        return reward
-
-    def _score(
-        self,
+    def compute_reward(
+        name: str,
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
         problem: Sequence[int],
-        trainer_state: Any,
-    ) -> None:
-        if completions is self._batch:
-            return
-        state = dict(vars(trainer_state)) if trainer_state else {}
-        state.pop("stateful_callbacks", None)  # they cannot be sent to another process
-        context = CallContext(completion_ids, state)
-        lengths = [len(ids) for ids in completion_ids]
-        problems = [self._problems[index] for index in problem]
-        self._scores = score_batch(self._task, problems, completions, lengths, context)
-        self._rewards = self._shaping.apply(self._scores.rewards, lengths, self._scores.partial)
-        self._batch = completions
+        log_metric: LogMetric | None = None,
+        trainer_state: Any = None,
+        **_: Any,
+    ) -> Sequence[float | None]:
+        nonlocal latest
+        if completions is not latest[0]:  # TRL calls one function after another on each batch
+            state = dict(vars(trainer_state)) if trainer_state else {}
+            state.pop("stateful_callbacks", None)  # they cannot be sent to another process
+            context = CallContext(completion_ids, state)
+            lengths = [len(ids) for ids in completion_ids]
+            judged = [problems[index] for index in problem]
+            scores = score_batch(task, judged, completions, lengths, context)
+            latest = completions, scores, shapes.apply(scores.rewards, lengths, scores.partial)
+        scores, rewards = latest[1:]
+        if log_metric is not None and name == task.rewards[0]:  # once a batch
+            for metric, value in scores.logged:
+                log_metric(metric, value)
+        failed = scores.failures.get(name)
+        if log_metric is not None and failed is not None:
+            # Always logged, because all processes must log the same metrics.
+            log_metric(f"{REWARDS}{name}/failed", failed.count / len(completions))
+            if failed.count and name not in warned:
+                warned.add(name)
+                _log.warning("reward %s raised (reported once): %s", name, failed.first)
+        return rewards[name]
+
+    functions: list[RewardFunction] = []
+    for name in task.rewards:
+        function: Any = functools.partial(compute_reward, name)
+        function.__name__ = name
+        functions.append(function)
+    return functions
 
 
 @dataclass
@@ -223,19 +208,15 @@ class Evaluator:
         # Equal draws in every process would correlate the noise of different prompts.
         generator = torch.Generator().manual_seed(seed + distributed.get_rank())
         decoding = build_decoding(settings, model, tokenizer)
-        # Engines and `sample_in_chunks` hold as many at once as fit into memory.
-        size = settings.completions_per_step // distributed.count_processes()
-        own_rows = range(
-            distributed.get_rank(), len(held_out.prompts), distributed.count_processes()
-        )
+        processes, prompts = distributed.count_processes(), len(held_out.prompts)
+        own_rows = range(distributed.get_rank(), prompts, processes)
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
-        shown = choose_shown_prompts(len(held_out.prompts))
+        shown = choose_shown_prompts(prompts)
         begin_judging = build_early_judging(task, held_out.problems)
         batches: list[tuple[list[int], list[str], Sequence[Sequence[int]]]] = []
         # As many batches as the first process has: samplers may gather weights for each.
-        most = (
-            -(-len(held_out.prompts) // distributed.count_processes()) * settings.samples_per_prompt
-        )
+        most = -(-prompts // processes) * settings.samples_per_prompt
+        size = settings.completions_per_step // processes
         for start in range(0, most, size):
             batch = rows[start : start + size]
             completions = self.sampler(
@@ -264,7 +245,7 @@ class Evaluator:
                     extra = {name: column[index] for name, column in scores.columns.items()}
                     prompt = problems[index].prompt
                     kept[row] = shorten_completion(prompt, texts[index], values, extra)
-        self.sampled += len(held_out.prompts) * settings.samples_per_prompt
+        self.sampled += prompts * settings.samples_per_prompt
         gathered = sorted(chain(*distributed.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
         estimates = estimate_metrics(columns, settings.samples_per_prompt, seed)

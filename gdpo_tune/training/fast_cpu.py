@@ -12,7 +12,7 @@ positions as TRL pads them, R packed rows of width S.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -261,7 +261,7 @@ _WIDTH = 640
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Return whether this model accepts a mask of any form, and is small enough to gain by it."""
+    """Return whether `compute_log_probs` accepts this model."""
     config: Any = model.config
     return is_small_llama(model) and config._attn_implementation == "sdpa"
 
@@ -307,44 +307,20 @@ def compute_log_probs(
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Packed:
     """R rows as lists of equal length, and the positions that the output head reads."""
 
-    tokens: list[list[int]] = field(default_factory=list[list[int]])
-    positions: list[list[int]] = field(default_factory=list[list[int]])
-    segments: list[list[int]] = field(default_factory=list[list[int]])
+    tokens: list[list[int]]
+    positions: list[list[int]]
+    segments: list[list[int]]
     """0 for the prompt, 1, 2, ... for its completions, -1 for padding."""
-    sources: list[int] = field(default_factory=list[int])
+    sources: list[int]
     """Index into the flattened rows of each hidden state that predicts a completion's token."""
-    targets: list[int] = field(default_factory=list[int])
+    targets: list[int]
     """The token that it predicts."""
-    slots: list[int] = field(default_factory=list[int])
+    slots: list[int]
     """Index of that token in the flattened [N, C]."""
-
-    def append(
-        self, prompt: Sequence[int], completions: dict[int, list[int]], width: int, slots: int
-    ) -> None:
-        """Append a row of `width` S; `completions` are by number, each of at most `slots` C."""
-        start = len(self.tokens) * width
-        tokens = list(prompt)
-        positions = list(range(len(prompt)))
-        segments = [0] * len(prompt)
-        for segment, (index, completion) in enumerate(completions.items(), start=1):
-            count = len(completion)
-            if count:
-                first = start + len(tokens)
-                # The prompt's last token predicts the first token; each token predicts the next.
-                self.sources += [start + len(prompt) - 1, *range(first, first + count - 1)]
-                self.targets += completion
-                self.slots += range(index * slots, index * slots + count)
-            tokens += completion
-            positions += range(len(prompt), len(prompt) + count)
-            segments += [segment] * count
-        padding = width - len(tokens)
-        self.tokens.append(tokens + [0] * padding)
-        self.positions.append(positions + [0] * padding)
-        self.segments.append(segments + [-1] * padding)
 
 
 def _pack(input_ids: Tensor, attention_mask: Tensor, completion_width: int) -> _Packed:
@@ -358,12 +334,29 @@ def _pack(input_ids: Tensor, attention_mask: Tensor, completion_width: int) -> _
         groups.setdefault(prompt, {})[index] = completion
     room = max(1, (_WIDTH - prompt_width) // max(1, *lengths))
     rows = [
-        (prompt, dict(list(group.items())[first : first + room]))
+        (prompt, list(group.items())[first : first + room])
         for prompt, group in groups.items()
         for first in range(0, len(group), room)
     ]
-    width = max(len(prompt) + sum(map(len, part.values())) for prompt, part in rows)
-    packed = _Packed()
-    for prompt, part in rows:
-        packed.append(prompt, part, width, completion_width)
+    width = max(len(prompt) + sum(len(part) for _, part in parts) for prompt, parts in rows)
+    packed = _Packed([], [], [], [], [], [])
+    for number, (prompt, parts) in enumerate(rows):
+        start, tokens = number * width, list(prompt)
+        positions, segments = list(range(len(prompt))), [0] * len(prompt)
+        for segment, (index, completion) in enumerate(parts, start=1):
+            count = len(completion)
+            if count:
+                first = start + len(tokens)
+                # The prompt's last token predicts the first token; each token predicts the next.
+                packed.sources.extend((start + len(prompt) - 1, *range(first, first + count - 1)))
+                packed.targets.extend(completion)
+                slot = index * completion_width
+                packed.slots.extend(range(slot, slot + count))
+            tokens += completion
+            positions += range(len(prompt), len(prompt) + count)
+            segments += [segment] * count
+        padding = width - len(tokens)
+        packed.tokens.append(tokens + [0] * padding)
+        packed.positions.append(positions + [0] * padding)
+        packed.segments.append(segments + [-1] * padding)
     return packed

@@ -1,10 +1,8 @@
 """LoRA adapters: the modules that get one, and the files that a checkpoint holds of them.
 
-vLLM gets the adapter itself, from files in memory: the weights below it, which are also the
-reference of the KL, are never written.
-
 A checkpoint in the middle of a training holds the adapter alone. The last one is a policy of its
-own: the merged model, and beside it the adapter, in the directory `adapter`.
+own: the merged model, and the adapter in the directory `adapter`. vLLM gets the adapter itself,
+from files in memory.
 
 Source: Hu et al. 2021, LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
 """
@@ -45,18 +43,32 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
     """
     if not settings.lora_rank:
         return None
+    # A target has to match a module with weights of its own besides the output head: an embedding
+    # whose weights are also the head's would change the head once it is merged.
+    head: Any = model.get_output_embeddings()
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    names = [n for n, m in modules if isinstance(m, _TARGETS) and m.weight is not head.weight]
+    targets = settings.lora_targets
+    unknown = [
+        target
+        for target in targets
+        if target != EVERY_LINEAR and not any(f".{name}".endswith(f".{target}") for name in names)
+    ]
+    if unknown:
+        endings = sorted({name.rpartition(".")[2] for name in names})
+        raise PolicyError(
+            f"model.lora_targets = [{', '.join(targets)}]: policy {policy!r} has no linear module "
+            f"{', '.join(unknown)}: use {EVERY_LINEAR}, or some of {', '.join(endings)}"
+        )
     peft: Any = import_module("peft")
-    _check_targets(model, settings.lora_targets, policy)
-    everywhere = settings.lora_targets == (EVERY_LINEAR,)
-    transposed = any(isinstance(module, Conv1D) for module in model.modules())
     # Readers of the adapter get these weights even when the base's main branch has moved on.
     commit = getattr(model.config, "_commit_hash", None)
     return peft.LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
-        target_modules=EVERY_LINEAR if everywhere else list(settings.lora_targets),
+        target_modules=EVERY_LINEAR if targets == (EVERY_LINEAR,) else list(targets),
         task_type="CAUSAL_LM",
-        fan_in_fan_out=transposed,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in modules),
         revision=settings.revision or commit,
     )
 
@@ -93,18 +105,17 @@ def save_policy(
 
     Of a sharded policy these are the `gathered` weights.
     """
-    trained = None if gathered is None else gathered.trained
     if last and hasattr(model, "peft_config"):
-        write_merged_policy(model, directory, None if gathered is None else gathered.merged)
+        write_merged_policy(model, directory, gathered.merged if gathered else None)
         directory /= ADAPTER
-    model.save_pretrained(directory, state_dict=trained)
+    model.save_pretrained(directory, state_dict=gathered.trained if gathered else None)
 
 
 def write_merged_policy(model: Any, directory: Path, merged: Weights | None = None) -> None:
     """Write the policy of a `PeftModel` with the adapter's change in its weights.
 
-    Merged weights are rounded to the type of the weights; the model in memory stays as it is. They
-    may have been computed before.
+    `merged` are these weights if they have been computed before, rounded to the type of the
+    weights. The model in memory stays as it is.
     """
     weights = _merge_weights(model) if merged is None else merged
     model.get_base_model().save_pretrained(directory, state_dict=weights)
@@ -151,27 +162,6 @@ def load_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
     """
     peft: Any = import_module("peft")
     return peft.PeftModel.from_pretrained(model, str(checkpoint / ADAPTER))
-
-
-def _check_targets(model: PreTrainedModel, targets: tuple[str, ...], policy: str) -> None:
-    """Refuse a target that matches no module with weights of its own besides the output head.
-
-    An embedding whose weights are also the head's would change the head once it is merged.
-    """
-    head: Any = model.get_output_embeddings()
-    modules: list[tuple[str, Any]] = list(model.named_modules())
-    names = [n for n, m in modules if isinstance(m, _TARGETS) and m.weight is not head.weight]
-    unknown = [
-        target
-        for target in targets
-        if target != EVERY_LINEAR and not any(f".{name}".endswith(f".{target}") for name in names)
-    ]
-    if unknown:
-        endings = sorted({name.rpartition(".")[2] for name in names})
-        raise PolicyError(
-            f"model.lora_targets = [{', '.join(targets)}]: policy {policy!r} has no linear module "
-            f"{', '.join(unknown)}: use {EVERY_LINEAR}, or some of {', '.join(endings)}"
-        )
 
 
 @torch.no_grad()

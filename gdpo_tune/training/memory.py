@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from gdpo_tune.core.engines import Engine
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
 from gdpo_tune.core.gpu_memory import CONTEXT, GIB
 from gdpo_tune.core.http import PATIENCE
@@ -42,17 +41,14 @@ SEGMENT = 32 * 2**20
 
 
 def limit_gpu_memory(share: float) -> None:
-    """Limit what torch allocates on this process's GPU, a colocated engine included, to a share.
-
-    A trial that grows too large then fails itself and not its neighbours.
-    """
+    """Limit what torch allocates on this process's GPU to a share, to fail before neighbours do."""
     if share < 1 and torch.cuda.is_available():
         _, total = torch.cuda.mem_get_info()
         torch.cuda.set_per_process_memory_fraction(max(share - CONTEXT / total, 0.0))
 
 
 def free_garbage() -> None:
-    """Return the GPU memory of objects that are no longer used, such as an earlier trainer."""
+    """Return the GPU memory of objects that are no longer used."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
@@ -121,8 +117,8 @@ def read_gpu_metrics() -> dict[str, float]:
 
     Returns:
         `train/gpu_utilisation`, share of the last moments in which the GPU worked (0 to 1, mean
-        over GPUs), and `train/gpu_memory_gib`, memory in use (of the fullest GPU). Empty without a
-        GPU, without NVIDIA's library, or if it gives no answer, as for a slice of a GPU.
+        over GPUs), and `train/gpu_memory_gib`, memory in use of the fullest GPU. Empty without a
+        GPU or NVIDIA's library, or for a slice of a GPU, of which it tells nothing.
     """
     gpus = list_gpus()
     library = load_nvml() if gpus else None
@@ -222,35 +218,23 @@ def list_remedies(config: TrialConfig, trials: int = 1) -> str:
     """List the settings that save most memory, with their present values."""
     training, engine = config.training, select_engine_here(config)
     settings = [f"lower resources.pack ({trials})"] if trials > 1 else []
-    settings += _list_remedies_of_training(config, engine) if config.train else []
+    if config.train:
+        update = training.mini_batch_size or training.completions_per_step
+        at_once = training.micro_batch_size or update // distributed.count_processes()
+        if at_once > 1:
+            settings.append(f"set training.micro_batch_size below {at_once}")
+        if engine != "vllm":
+            fewer = f"lower training.completions_per_step ({training.completions_per_step})"
+            settings.append(f"{fewer}, all of which are sampled at once")
     settings.append(f"lower training.max_completion_length ({training.max_completion_length})")
     if engine == "vllm" and config.rollout.vllm_mode == "colocate":
         settings.append(f"change rollout.vllm_memory_share ({config.rollout.vllm_memory_share:g})")
     elif not config.train:  # completions are sampled in chunks, so a single one did not fit
         settings.append(f"lower data.max_prompt_length ({config.data.max_prompt_length})")
+    elif not recomputes_activations(config.model):
+        settings.append("set model.gradient_checkpointing: on")
+    elif not config.model.lora_rank:
+        settings.append("set model.lora_rank: 16, which trains only adapters")
     else:
-        settings.append(_choose_remedy_of_model(config))
+        settings.append(f"lower model.lora_rank ({config.model.lora_rank})")
     return ", or ".join(settings)
-
-
-def _list_remedies_of_training(config: TrialConfig, engine: Engine) -> list[str]:
-    """List the sizes of batches that save memory."""
-    training = config.training
-    update = training.mini_batch_size or training.completions_per_step
-    at_once = training.micro_batch_size or update // distributed.count_processes()
-    settings: list[str] = []
-    if at_once > 1:
-        settings.append(f"set training.micro_batch_size below {at_once}")
-    if engine != "vllm":
-        fewer = f"lower training.completions_per_step ({training.completions_per_step})"
-        settings.append(f"{fewer}, all of which are sampled at once")
-    return settings
-
-
-def _choose_remedy_of_model(config: TrialConfig) -> str:
-    """Return the setting of `model:` that can still save most memory."""
-    if not recomputes_activations(config.model):
-        return "set model.gradient_checkpointing: on"
-    if not config.model.lora_rank:
-        return "set model.lora_rank: 16, which trains only adapters"
-    return f"lower model.lora_rank ({config.model.lora_rank})"

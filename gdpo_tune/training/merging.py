@@ -56,7 +56,7 @@ def check_parts(parts: Sequence[TrainedPart], initial: str = "") -> None:
     """Refuse parts that cannot be merged.
 
     `initial` is the digest of the policy from which all have to have been trained; empty: they only
-    have to agree. A checkpoint that records none agrees with all.
+    have to agree. A checkpoint without a digest agrees with all.
 
     Raises:
         TrialFailure: a checkpoint is missing or damaged, the weights do not sum to 1, or two parts
@@ -84,9 +84,9 @@ def write_merge(
 ) -> None:
     """Write the merge of parts that `check_parts` accepts as a policy.
 
-    `directory` exists and is empty; it then holds what the last checkpoint of a training holds,
-    without the state of the training. A single part that is a policy of its own is linked.
-    `load_initial` returns the initial policy, which only adapters need.
+    `directory` exists and is empty; it gets the files of a training's last checkpoint, without the
+    state of the training. A single part that is a policy of its own is linked. `load_initial`
+    returns the initial policy, which only adapters need.
 
     Raises:
         DiskFullError: there is no room for it.
@@ -157,7 +157,6 @@ class _Weights:
 
 
 def _compare(first: Path, other: Path) -> None:
-    """Refuse to merge two checkpoints that differ in more than the values of weights."""
     adapters = _find_adapter(first), _find_adapter(other)
     if (adapters[0] is None) != (adapters[1] is None):
         full, adapter = (first, other) if adapters[0] is None else (other, first)

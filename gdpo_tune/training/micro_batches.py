@@ -89,19 +89,16 @@ class MicroBatchTrainer(GRPOTrainer):
         size: int = self.args.gradient_accumulation_steps
         batches: list[Batch] = []
         for first in range(0, len(self._buffered_inputs), size):
-            batches += self._rearrange(self._buffered_inputs[first : first + size])
+            mini_batch = rearrange(self._buffered_inputs[first : first + size])
+            tokens = torch.stack([batch["completion_mask"].sum() for batch in mini_batch])
+            own = compute_shares(tokens)
+            all_tokens: Any = self.accelerator.reduce(tokens)
+            of_all = compute_shares(all_tokens)
+            for batch, *shares in zip(mini_batch, own, of_all, strict=True):
+                batch[_SHARES] = shares
+            batches += mini_batch
         self._buffered_inputs = batches
         return batches[self._step % len(batches)]
-
-    def _rearrange(self, mini_batch: Sequence[Batch]) -> list[Batch]:
-        batches = rearrange(mini_batch)
-        tokens = torch.stack([batch["completion_mask"].sum() for batch in batches])
-        own = compute_shares(tokens)
-        all_tokens: Any = self.accelerator.reduce(tokens)
-        of_all = compute_shares(all_tokens)
-        for batch, *shares in zip(batches, own, of_all, strict=True):
-            batch[_SHARES] = shares
-        return batches
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, width: int, batch_size: Any = None, **more: Any
@@ -163,7 +160,6 @@ def needs_positions(model: Any) -> bool:
     """Return whether padding on the left would move what a policy computes.
 
     That is so where positions are learned, or where rotary angles depend on the longest position.
-    Fixed rotary angles are relative, so that they need none, up to rounding.
 
     Source: trl#469, trl#6800; `generate` of transformers counts from the first token of a prompt.
     """
@@ -190,9 +186,8 @@ PLACE = "place"
 def order_by_length(prompts: Sequence[int], completions: Sequence[int], size: int) -> list[int]:
     """Order n completions by length, so that micro-batches of `size` B hold few positions.
 
-    The order is the best of three: by completion, by prompt, and by their sum. Both are padded
-    apart, and the data decide which varies more. The longest come first, so that memory that does
-    not suffice runs out at once.
+    The order is the best of three: by completion, by prompt, and by their sum. The longest come
+    first, so that memory that does not suffice runs out at once.
     """
     rows = range(len(prompts))
     orders = [

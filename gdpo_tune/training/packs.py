@@ -25,8 +25,12 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
 from gdpo_tune.training.engine import EnginePool
 from gdpo_tune.training.memory import explain_out_of_memory
-from gdpo_tune.training.random_state import RandomState, read_random_state, restore_random_state
 from gdpo_tune.training.rollout import uses_engine_in_process
+from gdpo_tune.training.training_state import (
+    RandomState,
+    read_random_state,
+    restore_random_state,
+)
 from gdpo_tune.training.trial import prepare_process, run_trial
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
 
@@ -77,7 +81,11 @@ class Pack:
                         cache = self._open_cache(config)
                     return run_trial(config, cache, resume, report_between_turns, with_test)
             except BaseException as error:
-                _release_frames(error)
+                # The caller may keep it, and the variables of its frames hold tensors.
+                seen: BaseException | None = error
+                while seen is not None:
+                    traceback.clear_frames(seen.__traceback__)
+                    seen = seen.__cause__ or seen.__context__
                 raise
             finally:
                 self._engine.release()
@@ -93,19 +101,22 @@ class Pack:
         self._engine.close()
 
     def _open_cache(self, config: TrialConfig) -> WorkerCache:
-        """Return what the trials share, built for the first one.
-
-        Raises:
-            PackError: the trial trains every weight, differs from the first one, or has an adapter
-                that is too large for the slots of the engine.
-        """
+        """Return what the trials share, built for the first one, or refuse the trial."""
         if not config.model.lora_rank:
             raise PackError(
                 "model.lora_rank = 0: trials of every weight have no base policy to share\n"
                 "    fix: set model.lora_rank: 16, or train each trial in a process of its own"
             )
         if self._config is not None:
-            _require_agreement(self._config, config)
+            ours, theirs = _list_shared_settings(self._config), _list_shared_settings(config)
+            different = [name for name, value in ours.items() if value != theirs[name]]
+            if different:
+                raise PackError(
+                    f"{config.directory.name} differs from the other trials of its process in "
+                    f"{', '.join(different)}\n"
+                    "    fix: train it in another process; trials of one may differ in parameters, "
+                    "seed, lora_rank and lora_alpha"
+                )
         rank = self._engine.largest_rank = (
             self._engine.largest_rank or (self._config or config).model.lora_rank
         )
@@ -121,19 +132,6 @@ class Pack:
         return self._cache
 
 
-def _require_agreement(first: TrialConfig, config: TrialConfig) -> None:
-    """Raise `PackError` if a trial differs from the first one in what a process has once."""
-    ours, theirs = _list_shared_settings(first), _list_shared_settings(config)
-    different = [name for name, value in ours.items() if value != theirs[name]]
-    if different:
-        raise PackError(
-            f"{config.directory.name} differs from the other trials of its process in "
-            f"{', '.join(different)}\n"
-            "    fix: train it in another process; trials of one may differ in parameters, seed, "
-            "lora_rank and lora_alpha"
-        )
-
-
 def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
     """Return what all trials of a process have in common, by its name in a sweep file."""
     return {
@@ -143,14 +141,6 @@ def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
         "resources.gpus": config.gpu_share,
         "resources.cpus": config.threads,
     }
-
-
-def _release_frames(error: BaseException) -> None:
-    """Drop the variables of an error's frames: the caller may keep it, and they hold tensors."""
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
 
 
 @dataclass(frozen=True)
@@ -163,7 +153,7 @@ class GlobalState:
 
 
 def read_global_state() -> GlobalState:
-    """Return the present state."""
+    """Return the present state of the process."""
     return GlobalState(read_random_state(), dict(vars(GradientState())))
 
 

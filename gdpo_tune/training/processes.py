@@ -11,7 +11,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from gdpo_tune.core import registry
@@ -126,9 +125,10 @@ def _train_in_process(
     variables: Mapping[str, str],
     connection: Connection,
 ) -> None:
-    """Train as one of several processes; each of them runs this function."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave_to_parent)
+        # A terminal sends it to all processes; the parent stops them. An ignored signal would stay
+        # ignored in what they start.
+        signal.signal(number, _do_nothing)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(variables)
     stopped = False
@@ -153,12 +153,10 @@ def _train_in_process(
         threading.Event().wait()  # its end would be an error of the others
 
 
-def _leave_to_parent(number: int, frame: FrameType | None) -> None:
-    """Do nothing at a signal that a terminal sends to all processes: the parent stops them."""
+def _do_nothing(*_: object) -> None: ...
 
 
 def _end_with_parent() -> None:
-    """End this process as soon as its parent is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -96,18 +96,13 @@ def choose_held_out_sampler(config: TrialConfig) -> Generate:
 def sample_for_trainer(prompts: list[str], trainer: Any) -> dict[str, Any]:
     """Sample a step's completions with the fast sampler, as TRL's `rollout_func`.
 
-    Randomness is the global generator, which TRL seeds and checkpoints keep.
+    It draws from the global generator, which TRL seeds and checkpoints keep.
     """
     tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
     policy = trainer.accelerator.unwrap_model(trainer.model)
     with gather_weights(policy):
-        completions = sample(
-            policy,
-            tokens,
-            trainer.max_completion_length,
-            trainer.temperature,
-            trainer.eos_token_ids,
-        )
+        length, ends = trainer.max_completion_length, trainer.eos_token_ids
+        completions = sample(policy, tokens, length, trainer.temperature, ends)
     return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
 
 
@@ -172,17 +167,16 @@ TOKENS_AT_ONCE = 2**17
 """Tokens, of prompts and completions, that Transformers holds at once: 42 completions of 2,048 +
 1,024 tokens. Their keys and values take 6 GB for a policy of 1.5 billion parameters."""
 
-Sample = Callable[[Sequence[Sequence[int]]], list[list[int]]]
-"""B tokenized prompts -> B completions."""
-
 
 def sample_in_chunks(
-    sample: Sample, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    sample: Callable[[Sequence[Sequence[int]]], list[list[int]]],
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
 ) -> list[list[int]]:
     """Sample B completions, at most `TOKENS_AT_ONCE` at a time.
 
-    All that fit are sampled at once, as without chunks. Where a GPU has less memory, a chunk that
-    runs out of it is sampled again in halves, and later ones are as small.
+    Where a GPU has less memory, a chunk that runs out of it is sampled again in halves, and later
+    ones are as small.
 
     Raises:
         torch.OutOfMemoryError: a single completion does not fit.

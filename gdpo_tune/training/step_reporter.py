@@ -42,34 +42,30 @@ from gdpo_tune.training.checkpoints import (
     keep_newest,
     write_checkpoint,
 )
-from gdpo_tune.training.distributed import gather_optimizer
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import gather_policy, save_policy
 from gdpo_tune.training.memory import read_gpu_metrics
-from gdpo_tune.training.random_state import read_random_state, save_random_states
 from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.training_state import (
+    gather_optimizer,
+    read_random_state,
+    save_random_states,
+)
 
 _EXAMPLES = 3
 """Completions that are kept of a trial without a signal."""
-_WRITER = "writer"
-"""File of a trial's directory that holds the token of its writer."""
 
 
 class TrialWriterToken:
     """Right to write a trial's directory, held by the process that took it last.
 
-    A node that was stopped or disconnected, and counted as dead, may come back in the middle of a
-    step. Another process may have resumed its trial by then. Without the token the old process
-    would overwrite newer steps and delete the new process's unfinished checkpoint.
+    A node that counted as dead may come back after another process has resumed its trial. Without
+    the token it would overwrite newer steps and delete the unfinished checkpoint.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Take the token; the trial's directory is created if missing.
-
-        Raises:
-            DiskFullError: there is no room for the token.
-        """
-        self._file = directory / _WRITER
+        """Take the token; the trial's directory is created if missing."""
+        self._file = directory / "writer"
         self._token = uuid.uuid4().hex
         with explain_full_disk(directory, "the start of the trial"):
             directory.mkdir(parents=True, exist_ok=True)
@@ -93,10 +89,9 @@ class Clock:
     cpu_started: float = field(default_factory=compute_lock.read_cpu_seconds)
 
     def read(self, step: int, evaluated: int) -> Cost:
-        """Return the cost after `step` steps; CPU time is that of all processes.
+        """Return the cost after `step` steps, CPU time of all processes.
 
-        `evaluated` are the completions that all processes have sampled in evaluations since the
-        start or the last resume.
+        `evaluated`: completions of evaluations since the start or the last resume.
         """
         cpu_seconds = sum(distributed.gather(compute_lock.read_cpu_seconds() - self.cpu_started))
         return Cost(
@@ -196,14 +191,13 @@ class StepReporter(TrainerCallback):
         policy = gather_policy(self.trainer.policy, last=last)
         # No training continues after its last step, and this is most of the bytes.
         trainer: Any = self.trainer  # TRL declares as optional what exists during training
-        averages = None if last else gather_optimizer(trainer.optimizer)
+        optimizer = None if last else gather_optimizer(trainer.optimizer)
 
         def fill(directory: Path) -> None:
-            """Write what `Trainer.train(resume_from_checkpoint=...)` reads, and the format."""
             save_policy(trainer.policy, directory, last=last, gathered=policy)
             trainer.processing_class.save_pretrained(directory)
-            if averages is not None:
-                torch.save(averages, directory / OPTIMIZER_FILE)
+            if optimizer is not None:
+                torch.save(optimizer, directory / OPTIMIZER_FILE)
             torch.save(trainer.lr_scheduler.state_dict(), directory / SCHEDULER_FILE)
             save_random_states(states, directory)
             trainer.state.save_to_json(str(directory / "trainer_state.json"))

@@ -1,8 +1,8 @@
 """GDPOTrainer: TRL's GRPOTrainer with our advantages, metrics of each reward, and a guard on NaN.
 
-It passes rewards to `compute_advantages` and replaces TRL's advantages with the result. TRL
-computes these inside a long method, so two private hooks are overridden. A third one tokenizes
-prompts, a fourth one restores random states, and a fifth one lets judging begin early.
+TRL computes advantages inside a long method, so private hooks are overridden: they keep the rewards
+and replace TRL's advantages with those of `compute_advantages`. Others tokenize prompts, restore
+random states, and let judging begin early.
 
 The base classes, `ShardedTrainer` and `MicroBatchTrainer`, are GRPOTrainer on shared policies, with
 a faster step and, up to rounding, the same result. To understand GDPO, read them as `GRPOTrainer`.
@@ -26,18 +26,17 @@ from torch import Tensor
 
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.trial_files import NO_ADVANTAGE, REWARDS, ZERO_STD
-from gdpo_tune.training.adam_8bit import compute_eagerly, is_8bit
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
-from gdpo_tune.training.distributed import (
-    gather_weights,
-    is_sharded,
-    load_optimizer,
-    start_sharding,
-)
+from gdpo_tune.training.distributed import gather_weights, is_sharded, start_sharding
 from gdpo_tune.training.evaluation import BeginJudging, RewardFunction, require_finite
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.normalization import add_terms, compute_advantages
-from gdpo_tune.training.random_state import load_random_state
+from gdpo_tune.training.training_state import (
+    compute_eagerly,
+    is_8bit,
+    load_optimizer,
+    load_random_state,
+)
 
 
 class ShardedTrainer(MicroBatchTrainer):
@@ -96,8 +95,8 @@ class ShardedTrainer(MicroBatchTrainer):
             return
         directory = Path(checkpoint)
         options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
-        averages = torch.load(directory / OPTIMIZER_FILE, mmap=True, **options)
-        load_optimizer(self.optimizer, averages)
+        moments = torch.load(directory / OPTIMIZER_FILE, mmap=True, **options)
+        load_optimizer(self.optimizer, moments)
         scheduler: Any = self.lr_scheduler
         scheduler.load_state_dict(torch.load(directory / SCHEDULER_FILE, **options))
 
@@ -207,9 +206,8 @@ class GDPOTrainer(ShardedTrainer):
         return sampled
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Keep the rewards [N, K] of all processes."""
         rewards: Tensor = super()._calculate_rewards(*arguments, **keywords)
-        self._rewards = rewards
+        self._rewards = rewards  # [N, K], of all processes
         return rewards
 
     def _log_metric(self, name: str, value: float) -> None:
@@ -224,10 +222,10 @@ class GDPOTrainer(ShardedTrainer):
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute TRL's loss and refuse NaN and inf.
 
-        Before the first advantage, loss and gradients are exactly 0, and no pass is computed: that
-        a policy learns nothing is noticed at the price of its samples.
+        Before the first advantage, loss and gradients are exactly 0, and no pass is computed.
         """
-        if self._can_move():
+        terms = self.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled
+        if self._had_signal or terms or self.accelerator.num_processes > 1:
             loss: Tensor = super().compute_loss(*arguments, **keywords)
         else:
             trained = (p for p in self.policy.parameters() if p.requires_grad)
@@ -235,11 +233,6 @@ class GDPOTrainer(ShardedTrainer):
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(f"loss is {loss.item()} at {self._describe_step()}")
         return loss
-
-    def _can_move(self) -> bool:
-        """Return whether a loss may move the policy: by advantages, or by a term of its own."""
-        terms = self.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled
-        return self._had_signal or terms or self.accelerator.num_processes > 1
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does and refuse a gradient norm of NaN or inf."""
@@ -277,11 +270,10 @@ def compute_reward_metrics(
     Returns:
         `rewards/<name>/mean` and `.../std` over the scored completions, as TRL names them;
         `.../frac_reward_zero_std`, the share of the groups with a scored reward whose scored
-        rewards are all equal; `.../share` of
-        |w_k sigma_k| in its sum over all rewards, sigma_k the pooled standard deviation within
-        groups. `frac_reward_zero_std` is that share for the weighted sum of the rewards, and
-        `reward_std` is 0 where this sum is the same in the whole batch. An undefined metric, such
-        as the mean of a reward that scored nothing, is left out.
+        rewards are all equal; `.../share` of |w_k sigma_k| in its sum over all rewards, sigma_k the
+        pooled standard deviation within groups. `frac_reward_zero_std` is that share for the
+        weighted sum of the rewards, and `reward_std` is 0 where this sum is the same in the whole
+        batch. An undefined metric, such as the mean of a reward that scored nothing, is left out.
 
     Values are compared before they are averaged, as in `normalization`: the mean of three rewards
     of 0.1 is not 0.1 in floating point, and TRL's sums of float32 differ by their rounding.

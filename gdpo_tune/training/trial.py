@@ -6,39 +6,58 @@ CPU, in a fresh process or a reused one, uninterrupted or resumed.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
-from transformers import PreTrainedModel
+from datasets import Dataset
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
+from gdpo_tune.core import task_files
 from gdpo_tune.core.files import explain_full_disk
+from gdpo_tune.core.parameters import build_shaping
+from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import append_step, read_steps
-from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report, parse_step
+from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Params, Report, parse_step
 from gdpo_tune.policies.load_policy import keep_form, load_policy
 from gdpo_tune.tasks.base import Problem, Task
-from gdpo_tune.training import distributed, memory
-from gdpo_tune.training.build import build_trainer
+from gdpo_tune.training import distributed, memory, rollout, vllm_engine
 from gdpo_tune.training.checkpoints import (
     Checkpoint,
     create_draft,
     read_checkpoint,
     write_checkpoint,
 )
+from gdpo_tune.training.distributed import prepare_sharding
 from gdpo_tune.training.engine import OF_PROCESS
-from gdpo_tune.training.evaluation import Evaluator, build_decoding, derive_seed
-from gdpo_tune.training.lora import load_adapter
+from gdpo_tune.training.evaluation import (
+    Evaluator,
+    build_decoding,
+    build_early_judging,
+    build_reward_functions,
+    derive_seed,
+)
+from gdpo_tune.training.lora import build_adapter_config, load_adapter
 from gdpo_tune.training.memory import explain_out_of_memory
 from gdpo_tune.training.merging import check_parts, write_merge
 from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
+from gdpo_tune.training.self_check import check_first_batch
 from gdpo_tune.training.step_reporter import Clock, StepReporter, TrialWriterToken
-from gdpo_tune.training.trl_arguments import choose_weights_dtype
+from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trl_arguments import (
+    build_trainer_arguments,
+    choose_weights_dtype,
+    count_prompts_per_step,
+)
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, open_worker_cache
 
 
@@ -47,24 +66,23 @@ def train(
 ) -> Outcome:
     """Run one trial to its end.
 
-    It writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`; during
-    training the two newest checkpoints stay. It calls `report` once a step, with the checkpoint's
-    directory if one was just written. `report` may end the trial by raising. `SystemExit` passes
-    through once a checkpoint of the step just done is on disk.
+    It writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`, of which the
+    two newest stay during training. It calls `report` once a step, with the checkpoint's directory
+    if one was just written. `report` may end the trial by raising. `SystemExit` passes through once
+    a checkpoint of the step just done is on disk.
 
     With `config.parts` and without `config.train`, it merges these policies and evaluates the merge
     on validation prompts. `report` gets that as step 0 and may end the trial, of which no policy
     then stays. Otherwise the merge is kept as `checkpoint-0` and evaluated on test prompts.
 
     Without `with_test`, nothing is evaluated on test prompts; a run that resumes may do so later.
-
     A run that resumes from a checkpoint of the same trial first reports its evaluation, if any,
     again, without step metrics.
 
-    Several processes that were launched as one group (see `ranks`) train one policy together. Each
-    calls this function with the same arguments, samples and scores its part of every step and of
-    every held-out split, and gets the same outcome. The first one writes. `report` is called in all
-    of them and has to raise `SystemExit` in all or none.
+    Several processes that were launched as one group train one policy together. Each calls this
+    function with the same arguments, samples and scores its part of every step and of every
+    held-out split, and gets the same outcome. The first one writes. `report` is called in all of
+    them and has to raise `SystemExit` in all or none.
 
     Step metrics are those of `step_reporter.select_metrics` and `memory.read_gpu_metrics`, and
     `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
@@ -171,10 +189,7 @@ def sample_policy(
 
 
 def _had_no_gradient(config: TrialConfig) -> bool:
-    """Return whether the training, or that of every part, left the policy's weights as they were.
-
-    A member of a population has not recorded the steps that it took over.
-    """
+    # A member of a population has not recorded the steps that it took over.
     if config.schedule or not (config.train or config.parts):
         return False
     ends = [(p.checkpoint.parent, parse_step(p.checkpoint.name) or 0) for p in config.parts]
@@ -188,14 +203,13 @@ def _had_no_gradient(config: TrialConfig) -> bool:
 def _load_without_training(
     config: TrialConfig, cache: WorkerCache, start: Checkpoint | None
 ) -> tuple[PreTrainedModel, Generate]:
-    """Load the untrained policy, or the policy of a finished trial as it was in memory.
+    """Load the untrained policy, or that of a finished trial as it was in memory, and its sampler.
 
-    The second result samples its held-out completions. For the untrained policy it is the engine of
-    a training, if that runs in this process; TRL starts it with a trainer, which then trains
-    nothing.
+    The untrained policy of a training whose engine runs in this process is sampled by this engine,
+    which TRL starts with a trainer that trains nothing.
     """
     if start is None and uses_engine_in_process(config):
-        # Nor is the policy divided, because nothing is computed with it.
+        # The policy is not divided either, because nothing is computed with it.
         plain = replace(config, params={**config.params, "beta": 0.0}, sharded=False)
         trainer, sampler = build_trainer(plain, cache)
         return trainer.policy, sampler
@@ -220,10 +234,6 @@ def merge_and_validate(
 
     If `report` returns, the merge is kept as `checkpoint-0`; if it raises, nothing of it stays. The
     weights that are evaluated are those that `from_pretrained` reads from the checkpoint.
-
-    Raises:
-        TrialFailure: the parts cannot be merged.
-        DiskFullError: there is no room for the merge.
     """
     check_parts(config.parts, evaluator.cache.initial)
     token = TrialWriterToken(config.directory) if distributed.is_first() else None
@@ -260,3 +270,94 @@ def load_merge(config: TrialConfig, directory: Path) -> PreTrainedModel:
     """Load a merge as a trial of this configuration loads a policy."""
     model: Any = load_policy(str(directory), choose_weights_dtype(config.model))[0]
     return model.to("cuda") if torch.cuda.is_available() else model
+
+
+def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer, rollout.Generate]:
+    """Build the trainer, and the sampler of held-out completions during and after training."""
+    problems = cache.load_split("train").problems
+    count = config.training.steps * count_prompts_per_step(config)
+    order = order_prompts(len(problems), count, config.seed)
+    data = Dataset.from_dict({"prompt": [problems[i].prompt for i in order], "problem": order})
+    model = cache.take_policy()
+    adapter = build_adapter_config(model, config.model, config.policy)
+    engine = rollout.choose_engine(config, model)
+    uses_vllm = engine == "vllm"
+    of_engine = vllm_engine.build_engine_arguments(config, model) if uses_vllm else {}
+    arguments = build_trainer_arguments(config, cache.task.rewards, of_engine)
+    info = task_files.load_task_info(config.task, config.params)
+    shaping = build_shaping(config.params, config.training, info)
+    # A new adapter draws random numbers before TRL sets its own seed.
+    set_seed(config.seed)
+    preparing = (
+        vllm_engine.prepare_engine(config, model, arguments, cache.initial, cache.engines)
+        if uses_vllm
+        else nullcontext()
+    )
+    with preparing, prepare_sharding() if config.sharded else nullcontext():
+        trainer = GDPOTrainer(
+            normalization=str(config.params["normalization"]),
+            gamma=float(config.params["gamma"]),
+            baseline=str(config.params["baseline"]),
+            ranges=[info.rewards[name] for name in cache.task.rewards],
+            reward_funcs=build_reward_functions(cache.task, problems, shaping),
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            processing_class=cache.tokenizer,
+            peft_config=adapter,
+            encode=cache.encode_prompts,
+            begin_judging=build_early_judging(cache.task, problems),
+            check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
+            rollout_func=rollout.sample_for_trainer if engine == "lean" else None,
+        )
+    trainer.remove_callback(PrinterCallback)
+    if config.schedule:
+        trainer.add_callback(MovingParameters(config, cache.task.rewards, trainer))
+    if uses_vllm and config.rollout.vllm_mode == "colocate":
+        return trainer, vllm_engine.ColocatedEngine(trainer, sleeps=config.rollout.sleep).generate
+    if uses_vllm:
+        vllm_engine.name_engine_failures(trainer)
+    return trainer, rollout.choose_held_out_sampler(config)
+
+
+@dataclass(eq=False)
+class MovingParameters(TrainerCallback):
+    """Callback that sets reward weights and learning rate at the beginning of a step.
+
+    The values come from `TrialConfig.schedule` alone and never from a checkpoint. So a trial is
+    bitwise equal to an uninterrupted one if it resumes from its own checkpoint, or from one of a
+    training that had the same values until then.
+    """
+
+    config: TrialConfig
+    rewards: Sequence[str]
+    """Names in the order of the trainer's weights."""
+    trainer: GDPOTrainer
+    current: Params | None = None
+    """Parameters that were set last; None: those of the trainer's arguments or of a checkpoint."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Set the parameters before an optimizer step; the first one of a step samples."""
+        step = state.global_step // self.trainer.updates_per_step
+        params = self.config.get_params_at(step)
+        if params == self.current:
+            return
+        weights = self.config.get_reward_weights(step)
+        self.trainer.reward_weights = torch.tensor(
+            [weights[name] for name in self.rewards], dtype=self.trainer.reward_weights.dtype
+        )
+        # The peak of the learning rate changes; its shape over the steps stays.
+        peak = float(params["learning_rate"])
+        trained: Any = self.trainer  # TRL declares as optional what exists during training
+        scheduler = trained.lr_scheduler
+        # As LambdaLR computes it, so that the same value gives the same bits.
+        rates = [peak * shape(scheduler.last_epoch) for shape in scheduler.lr_lambdas]
+        scheduler.load_state_dict(
+            {**scheduler.state_dict(), "base_lrs": [peak] * len(rates), "_last_lr": list(rates)}
+        )
+        for group, rate in zip(trained.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):  # of an optimizer that torch compiles
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self.current = params

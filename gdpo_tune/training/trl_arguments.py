@@ -8,7 +8,6 @@ mini-batch. The gradient of an optimizer step is accumulated over micro-batches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from trl.trainer.grpo_config import GRPOConfig
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.training import adam_8bit, distributed
+from gdpo_tune.training import distributed
 from gdpo_tune.training.distributed import build_sharding_arguments, set_precision
+from gdpo_tune.training.training_state import ADAM_8BIT
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -37,12 +37,11 @@ def build_trainer_arguments(
     on_gpu = torch.cuda.is_available()
     passes = int(params["num_iterations"])
     weights = config.get_reward_weights()
-    parts = _divide_step(config)
-    updates = passes * parts.mini_batches
+    size, count, mini_batches = _divide_step(config)
+    updates = passes * mini_batches
     arguments = GRPOConfig(
         output_dir=str(config.directory),
         seed=config.seed,
-        # The parameters of the search.
         num_generations=int(params["group_size"]),
         learning_rate=float(params["learning_rate"]),
         temperature=float(params["temperature"]),
@@ -55,12 +54,11 @@ def build_trainer_arguments(
         loss_type=str(params["loss_type"]),
         num_iterations=passes,
         reward_weights=[weights[name] for name in rewards],
-        # The settings that all trials share.
         max_steps=settings.steps * updates,
-        per_device_train_batch_size=parts.size,
-        gradient_accumulation_steps=parts.count,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=count,
         # Micro-batches for which TRL samples once.
-        steps_per_generation=parts.count * parts.mini_batches,
+        steps_per_generation=count * mini_batches,
         max_completion_length=settings.max_completion_length,
         lr_scheduler_type=_SCHEDULES[settings.lr_schedule],
         warmup_steps=settings.warmup_steps * updates,
@@ -81,7 +79,7 @@ def build_trainer_arguments(
         # TRL loads the policy again, as the reference of the KL, and needs the same revision.
         model_init_kwargs={"revision": config.model.revision} if config.model.revision else None,
         **(build_sharding_arguments() if config.sharded else {}),
-        **({"optim": adam_8bit.NAME} if settings.optimizer == "adamw_8bit" else {}),
+        **({"optim": ADAM_8BIT} if settings.optimizer == "adamw_8bit" else {}),
         **(engine or {}),
     )
     set_precision(arguments)
@@ -125,19 +123,11 @@ def count_prompts_per_step(config: TrialConfig) -> int:
     return prompts
 
 
-@dataclass(frozen=True)
-class _StepParts:
-    """Parts in which one process computes a step."""
+def _divide_step(config: TrialConfig) -> tuple[int, int, int]:
+    """Return completions of a micro-batch, their number in a mini-batch, and mini-batches.
 
-    size: int
-    """Completions of a micro-batch."""
-    count: int
-    """Micro-batches of this process in a mini-batch."""
-    mini_batches: int
-    """Optimizer steps of a pass."""
-
-
-def _divide_step(config: TrialConfig) -> _StepParts:
+    The first two are those of one process, the last one are those of a pass.
+    """
     settings = config.training
     prompts, workers = count_prompts_per_step(config), distributed.count_processes()
     if prompts % workers:  # every process samples as many whole groups
@@ -161,4 +151,4 @@ def _divide_step(config: TrialConfig) -> _StepParts:
             f"micro_batch_size {size} does not divide the {own} completions of a {part} that each "
             f"of {workers} workers computes"
         )
-    return _StepParts(size, count, mini_batches)
+    return size, count, mini_batches

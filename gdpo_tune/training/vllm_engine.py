@@ -1,4 +1,4 @@
-"""vLLM as the engine of a trial: its arguments, and its start beside the trainer.
+"""vLLM as the engine of a trial: its arguments, its start beside the trainer, and its use.
 
 TRL starts vLLM. This module adds what TRL lacks. The process keeps its engine for the next trial.
 Engines on one GPU start one after the other, in the trial's share of the memory and in the
@@ -7,8 +7,10 @@ precision of the training. The trial keeps its seed.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -18,17 +20,30 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
-from gdpo_tune.core.errors import EngineError
+from gdpo_tune.core.errors import EngineDiedError, EngineError, GdpoTuneError, ResourcesError
+from gdpo_tune.core.gpu_memory import CONTEXT, GIB, estimate_engine
 from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
-from gdpo_tune.training.engine import OF_PROCESS, EnginePool, Seat
-from gdpo_tune.training.engine_memory import divide_gpu
-from gdpo_tune.training.memory import lock_gpu, wait_for_memory
+from gdpo_tune.training.engine import (
+    OF_PROCESS,
+    EnginePool,
+    SampleRequest,
+    Seat,
+    fall_asleep,
+    wake_up,
+)
+from gdpo_tune.training.lora import count_adapter_numbers, write_adapter_to_memory
+from gdpo_tune.training.memory import is_out_of_memory, lock_gpu, wait_for_memory
+from gdpo_tune.training.rollout import Decoding
 
+ADAPTER_NAME = "policy"
+"""Beginning of an adapter's name in vLLM; its number follows."""
+BLOCK = 16
+"""Tokens in a block of the key-value cache."""
 CPU_CACHE = 2**30
-"""Bytes of the key-value cache of an engine on a CPU, where no share of a device bounds it."""
+"""Bytes of the cache of an engine on a CPU, where no share of a device bounds it."""
 
 
 def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[str, Any]:
@@ -39,18 +54,18 @@ def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[
     """
     settings = config.rollout
     corrects = settings.importance_sampling != "off"
-    common: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": settings.vllm_mode,
         "vllm_importance_sampling_correction": corrects,
     }
     if corrects:
-        common["vllm_importance_sampling_mode"] = settings.importance_sampling
-        common["vllm_importance_sampling_clip_max"] = settings.importance_sampling_cap
+        arguments["vllm_importance_sampling_mode"] = settings.importance_sampling
+        arguments["vllm_importance_sampling_clip_max"] = settings.importance_sampling_cap
     if settings.vllm_mode == "server":
-        return {**common, "vllm_server_base_url": settings.vllm_server}
+        return {**arguments, "vllm_server_base_url": settings.vllm_server}
     return {
-        **common,
+        **arguments,
         # vLLM takes a share of the whole device, not of the trial's share.
         "vllm_gpu_memory_utilization": config.gpu_share * settings.vllm_memory_share,
         "vllm_max_model_length": _count_positions(config, model),
@@ -65,16 +80,10 @@ def prepare_engine(
     policy: str = "",
     source: EnginePool = OF_PROCESS,
 ) -> Generator[None]:
-    """Prepare for a trainer that the block builds and that opens an engine in this process.
+    """Prepare for a trainer that the block builds and that opens an engine of `source`.
 
-    That is the engine of an earlier trial if nothing differs on which it depends.
-
-    Args:
-        config: the trial.
-        model: the policy, on a CPU or GPU.
-        arguments: TRL's.
-        policy: digest of the policy.
-        source: where the engine comes from.
+    That is the engine of an earlier trial if nothing differs on which it depends: `model`, TRL's
+    `arguments`, and `policy`, the digest of the weights.
 
     Raises:
         ResourcesError: the policy does not fit into the engine's part of the GPU.
@@ -110,8 +119,7 @@ def prepare_engine(
             yield
     finally:
         trl_vllm.LLM = plain
-        # TRL sets these for the engine. With them, the next trainer in this process would expect
-        # several processes.
+        # TRL sets these for the engine; the next trainer in this process would expect several.
         for name, value in environment.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -137,12 +145,11 @@ def _choose_options(
             )
         options["enable_sleep_mode"] = True
     if torch.cuda.is_available():
-        options["kv_cache_memory_bytes"], needed = divide_gpu(
+        options["kv_cache_memory_bytes"], needed = _divide_gpu(
             config,
             model,
             device=torch.cuda.mem_get_info()[1],
-            length=_count_positions(config, model),
-            number=2 if precision == "bfloat16" else 4,
+            number_bytes=2 if precision == "bfloat16" else 4,
             trials=source.seats,
             rank=rank,
         )
@@ -155,6 +162,63 @@ def _choose_options(
     return options, needed
 
 
+def _divide_gpu(
+    config: TrialConfig,
+    model: PreTrainedModel,
+    *,
+    device: int,
+    number_bytes: int,
+    trials: int,
+    rank: int,
+) -> tuple[int, float]:
+    """Return the bytes of the engine's cache, and those that must be free before it starts.
+
+    Left alone, vLLM measures the whole device while it starts, and takes what a neighbour allocates
+    meanwhile for its own. Neighbours that keep to their shares leave the trial its own, less the
+    contexts of CUDA.
+
+    Args:
+        config: a trial, whose process samples its completions of a step at once.
+        model: the policy, without adapters.
+        device: bytes of the GPU.
+        number_bytes: bytes of a number in the engine.
+        trials: how many trials share the engine.
+        rank: largest rank of their adapters; 0 without adapters.
+
+    Raises:
+        ResourcesError: the engine's part is too small for the weights and a single completion.
+    """
+    share = config.rollout.vllm_memory_share
+    part = int(config.gpu_share * share * device)
+    shape: Any = model.config.get_text_config()
+    adapter = count_adapter_numbers(model, round_up_rank(rank)) if rank else 0
+    heads: int = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    width: int = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    blocks = -(-_count_positions(config, model) // BLOCK) + 2  # vLLM keeps one block empty
+    engine = estimate_engine(
+        parameters=model.num_parameters() + trials * adapter,
+        hidden_size=shape.hidden_size,
+        intermediate_size=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
+        vocabulary=shape.vocab_size,
+        kv_elements_per_token=2 * shape.num_hidden_layers * heads * width,
+        completions=trials * config.training.completions_per_step // distributed.count_processes(),
+        length=blocks * BLOCK,
+        number_bytes=number_bytes,
+    )
+    if part < engine.weights + engine.longest:
+        raise ResourcesError(
+            f"rollout.vllm_memory_share = {share:g}: vLLM's part of this GPU of "
+            f"{device / GIB:.0f} GiB is {part / GIB:.2f} GiB, and the policy's weights take "
+            f"{engine.weights / GIB:.2f} GiB and the cache of one completion "
+            f"{engine.longest / GIB:.2f} GiB\n"
+            "    fix: raise rollout.vllm_memory_share or resources.gpus, or lower "
+            "data.max_prompt_length or training.max_completion_length"
+        )
+    cache = max(part - engine.weights - engine.workspace, engine.longest)
+    trainer = model.num_parameters() * model.dtype.itemsize
+    return cache, min(part + trainer, config.gpu_share * device - 2 * CONTEXT)
+
+
 def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
     """Return the tokens of the longest prompt with its completion."""
     longest = config.data.max_prompt_length + config.training.max_completion_length
@@ -164,8 +228,179 @@ def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
 def _draw_from_seeds_alone(worker: Any) -> None:
     """Let a CPU's sampler leave the global generator alone, as that of a GPU does.
 
-    Its own draws numbers there too, which it drops where a request has a seed. They would change
-    what a trial draws that trains at this moment.
+    Its own draws there too, and drops the draws where a request has a seed. They would change what
+    a trial draws that trains at this moment.
     """
     sampler = worker.model_runner.sampler.topk_topp_sampler
     sampler.forward = sampler.forward_native
+
+
+def name_engine_failures(trainer: Any) -> None:
+    """Let errors of a trainer's engine, colocated or a server, be raised as `EngineDiedError`."""
+    generation = trainer.vllm_generation
+    for name in ("generate", "sync_weights"):
+        setattr(generation, name, _name_failures(getattr(generation, name), trainer))
+
+
+class ColocatedEngine:
+    """Engine that TRL opened in the trainer's process ("colocate"), as one trial uses it.
+
+    Each completion has its own seed. Adapters are handed over as they are, engines on a CPU get new
+    weights too, and the engine also samples for held-out evaluation.
+    """
+
+    def __init__(self, trainer: Any, *, sleeps: bool = False) -> None:
+        """Sample for this trainer; `sleeps`: the engine has no memory while a step is computed."""
+        self._trainer = trainer
+        generation = trainer.vllm_generation
+        self._seat: Seat = generation.llm
+        self._adapter: Any = None
+        if hasattr(generation.model, "peft_config"):
+            self._adapter = self._build_adapter_request("loaded by every sync")
+            synchronize = self._send_adapter
+        elif torch.cuda.is_available():
+            synchronize = generation.sync_weights
+        else:
+            synchronize = self._reload_weights
+
+        def wake_and_synchronize() -> None:
+            wake_up(self._seat.engine.llm)
+            synchronize()
+
+        generation.sync_weights = functools.partial(self._seat.engine.run, wake_and_synchronize)
+        generation.llm = _StepSampler(self._seat, self._adapter, trainer, sleeps=sleeps)
+        self._sample = _name_failures(self._seat.generate, trainer)
+        name_engine_failures(trainer)
+
+    def generate(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        decoding: Decoding,
+        generator: torch.Generator,
+    ) -> list[list[int]]:
+        """Sample with the trainer's present weights; see `rollout.Generate`."""
+        vllm: Any = import_module("vllm")
+        step = self._trainer.state.global_step
+        if self._trainer._last_loaded_step != step:  # TRL and evaluations send weights once a step
+            self._trainer.vllm_generation.sync_weights()
+            self._trainer._last_loaded_step = step
+        seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
+        requests = [
+            SampleRequest(
+                prompt,
+                vllm.SamplingParams(
+                    temperature=decoding.temperature or 0.0,
+                    max_tokens=decoding.max_new_tokens,
+                    stop_token_ids=list(decoding.end_tokens),
+                    seed=seed,
+                ),
+                self._adapter,
+            )
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        return [list(output.outputs[0].token_ids) for output in self._sample(requests)]
+
+    def _send_adapter(self) -> None:
+        """Replace the engine's adapter by the trainer's; no weight below it is written or read.
+
+        TRL would merge the adapter into the weights: in bfloat16 small updates are rounded away,
+        and the weights drift.
+        """
+        llm = self._seat.engine.llm
+        with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
+            # Loaded once: later requests for it would load it again.
+            llm.llm_engine.add_lora(self._build_adapter_request(str(directory), load_inplace=True))
+        llm.reset_prefix_cache()
+
+    def _build_adapter_request(self, path: str, *, load_inplace: bool = False) -> Any:
+        vllm_lora: Any = import_module("vllm.lora.request")
+        number = self._seat.adapter
+        name = f"{ADAPTER_NAME}-{number}"
+        return vllm_lora.LoRARequest(name, number, path, load_inplace=load_inplace)
+
+    def _reload_weights(self) -> None:
+        """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
+        llm = self._seat.engine.llm
+        weights = self._trainer.vllm_generation._iter_named_params()  # gathered one by one
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        llm.apply_model(_renew_output_heads)
+        llm.reset_prefix_cache()
+
+
+def _renew_output_heads(model: Any) -> None:
+    """Renew the copies of heads tied to the embedding, which a reload by name skips."""
+    layers: Any = import_module("vllm.model_executor.layers.vocab_parallel_embedding")
+    for layer in model.modules():
+        if isinstance(layer, layers.ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+class _StepSampler:
+    """The engine as TRL calls it for the completions of a step."""
+
+    def __init__(self, seat: Seat, adapter: Any, trainer: Any, *, sleeps: bool) -> None:
+        self._sleeps = sleeps
+        self.seat, self._adapter, self._trainer = seat, adapter, trainer
+        self._tokenizer: Any = None
+        if trainer.judges_early:
+            self._tokenizer = _copy_tokenizer(trainer.processing_class)
+
+    @property
+    def llm_engine(self) -> Any:
+        return self.seat.engine.llm.llm_engine
+
+    def reset_prefix_cache(self) -> None:
+        self.seat.engine.run(self.seat.engine.llm.reset_prefix_cache)
+
+    def generate(
+        self, prompts: Sequence[Any], *, sampling_params: Any, use_tqdm: bool
+    ) -> list[Any]:
+        """Sample one completion for each prompt, by a seed drawn from the global generator.
+
+        So completions depend neither on what was sampled before nor beside them.
+        """
+        del use_tqdm
+        requests: list[SampleRequest] = []
+        seeds = torch.randint(2**31, (len(prompts),)).tolist()
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            seeded = copy.copy(sampling_params)
+            seeded.seed = seed
+            requests.append(SampleRequest(prompt["prompt_token_ids"], seeded, self._adapter))
+
+        def note_sampled(row: int, output: Any) -> None:
+            tokens = [list(output.outputs[0].token_ids)]
+            (text,) = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            self._trainer.note_sampled(row, text)
+
+        outputs = self.seat.generate(requests, note_sampled if self._tokenizer else None)
+        if self._sleeps:
+            self.seat.engine.run(fall_asleep, self.seat.engine.llm)
+        return outputs
+
+
+@functools.lru_cache(maxsize=1)
+def _copy_tokenizer(tokenizer: Any) -> Any:
+    """Copy a tokenizer for the engine's thread: no two threads may use one at a time."""
+    return copy.deepcopy(tokenizer)
+
+
+def _name_failures(function: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
+    """Wrap a call of the engine to raise `EngineDiedError` with the engine's last words."""
+
+    @functools.wraps(function)
+    def call_engine(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, GdpoTuneError):
+                raise
+            first: BaseException = error
+            while (earlier := first.__cause__ or first.__context__) is not None:
+                first = earlier
+            lines = str(first).strip().splitlines()
+            words = f"{type(first).__name__}: {lines[0]}" if lines else type(first).__name__
+            step = trainer.state.global_step
+            raise EngineDiedError(f"vLLM died after {step} optimizer steps: {words}") from error
+
+    return call_engine

@@ -55,7 +55,6 @@ class WorkerCache:
     task: Task
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptFormat
-    """Turns a prompt into what the policy reads, in training and in held-out evaluation."""
     pristine: PreTrainedModel | None
     """The untrained policy; None: a trial took it, because it is too large to copy."""
     shares_weights: bool = False
@@ -130,10 +129,10 @@ class WorkerCache:
             )
         if left_out:
             self.left_out[f"{PROMPTS_LEFT_OUT}{split}"] = f"{left_out} of {count}"
-            message = (
-                "%d of %d %s prompts are left out: more than data.max_prompt_length = %d tokens"
+            _LOGGER.warning(
+                "%d of %d %s prompts are left out: more than data.max_prompt_length = %d tokens",
+                *(left_out, count, split, limit),
             )
-            _LOGGER.warning(message, left_out, count, split, limit)
         chosen = ProblemSet([problems[row] for row in short], [prompts[row] for row in short])
         self._splits[split] = chosen
         return chosen
@@ -164,17 +163,29 @@ def build_worker_cache(
     task: Task = task_files.build_task(
         config.task, config.training, config.sandbox, config.data, config.params, config.scoring
     )
-    instructions = task.instructions, config.model.instructions
-    arguments = config.model.chat_template_kwargs, config.model.template_date
-    prompts = choose_prompt_format(config.policy, tokenizer, *instructions, *arguments)
+    prompts = choose_prompt_format(
+        config.policy,
+        tokenizer,
+        task.instructions,
+        config.model.instructions,
+        config.model.chat_template_kwargs,
+        config.model.template_date,
+    )
     initial = hash_policy(model)
     if shares_weights:
         network: Any = model
         model = network.requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
-    shared = list_shared_settings(config)
     return WorkerCache(
-        *(config, task, tokenizer, prompts, model, shares_weights, engines, initial),
-        *(copy.deepcopy(model.generation_config), shared),
+        config=config,
+        task=task,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        pristine=model,
+        shares_weights=shares_weights,
+        engines=engines,
+        initial=initial,
+        decoding=copy.deepcopy(model.generation_config),
+        shared=list_shared_settings(config),
     )
 
 
@@ -182,11 +193,8 @@ def build_worker_cache(
 def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
     """Yield the process's cache for this trial, built if there is none that fits.
 
-    The cache outlives a trial that ends well. Any exception in the block, an exit included, closes
-    it, because a batch may have been in the sandbox at that moment.
-
-    Raises:
-        PolicyError, SandboxUnavailable: the policy or the task is not available.
+    Any exception in the block, an exit included, closes it, because a batch may have been in the
+    sandbox at that moment. Otherwise it stays for the next trial.
     """
     global _cache
     if _cache is None or _cache.shared != list_shared_settings(config):
@@ -208,10 +216,13 @@ def release_worker_cache() -> None:
 
 
 def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    settings, temperature = config.model, config.training.evaluation_temperature
-    dtype, dropout = choose_weights_dtype(settings), settings.dropout
-    arguments = config.policy, dtype, settings.revision
-    return load_policy(*arguments, dropout=dropout, temperature=temperature)
+    return load_policy(
+        config.policy,
+        choose_weights_dtype(config.model),
+        config.model.revision,
+        dropout=config.model.dropout,
+        temperature=config.training.evaluation_temperature,
+    )
 
 
 atexit.register(release_worker_cache)

@@ -51,19 +51,26 @@ EXCUSE_SECONDS = 60.0
 RESULTS_A_SECOND = 200
 """Limit over all trials, for results on which nothing is decided: Ray Tune's loop alone takes about
 a millisecond of CPU for one result while a thousand trials run, see docs/scale.md."""
-Cause = Literal["changed", "lost", "directory", "store", "crowded", "host", "died", "own"]
-"""Why an attempt ended: it needed another process; it lost its node; the sweep's directory was
-away; its node did not reach the store; others held the memory of its GPU; the process that it
-shared with other trials died; its own process died for an unknown reason; it raised an error."""
+Cause = Literal[
+    "needs_new_process",
+    "lost",  # with its node
+    "directory",  # the sweep's directory was away
+    "store",  # its node did not reach the object store
+    "gpu_contention",  # others held the memory of its GPU
+    "shared_process",  # the process that it shared with other trials died
+    "died",  # its own process died for an unknown reason
+    "error",  # it raised one
+]
+"""Why an attempt ended."""
 
 
 @dataclass(frozen=True)
-class Setup:
+class RunSettings:
     """Settings that all trials of a run share."""
 
     train: str
-    """`module:function`, `gdpo_tune.training:train` except in tests; where trials share processes,
-    `module:class` of `gdpo_tune.training.packs:Pack`."""
+    """`module:function` as `gdpo_tune.training:train`; where trials share processes, `module:class`
+    as `gdpo_tune.training.packs:Pack`."""
     spec_file: Path
     """In the sweep's directory, which every node sees unless `address` is set."""
     address: str = ""
@@ -88,10 +95,10 @@ class AttemptConfig:
     """Input of one attempt at a trial."""
 
     trial: TrialConfig
-    setup: Setup
-    ends_at: Sequence[int] = ()
+    setup: RunSettings
+    stop_steps: Sequence[int] = ()
     """Steps after which the trial ends whatever the driver says."""
-    begun: str = ""
+    trial_token: str = ""
     """Distinguishes the trial from another one that had its number."""
 
     @property
@@ -126,12 +133,10 @@ class TrialNotice:
 
 @dataclass(frozen=True)
 class TrialPlaced:
-    """The trial has begun."""
+    """The trial has begun, in a process (which may have served others) on a node, by their ids."""
 
     process: str
-    """Name of its process, which may have served others."""
     node: str
-    """Id of its node."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ class Fatal:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The driver asked the trial to end, or the trial reached a step of `ends_at`."""
+    """The driver asked the trial to end, or the trial reached one of its `stop_steps`."""
 
 
 TrialResult = Finished | Failed | Fatal | Interrupted
@@ -217,30 +222,21 @@ class OpenTrial:
 
     number: int
     node: str = ""
-    """Node on which it runs; empty between two attempts."""
-    host: str = ""
-    """Process in which it runs, and maybe others; empty between two attempts."""
+    process: str = ""  # where it runs, maybe with others; empty between two attempts
     verdict: tuple[Verdict, Rung | None] | None = None
     """Set once it is told to end; a person's request has no rung."""
-    cost: Cost | None = None
-    """Cost so far, in case it fails."""
-    step: int = 0
-    """Last step that it has reported."""
-    failed: int = 0
-    """Attempts that failed by themselves."""
+    cost: Cost | None = None  # cost so far, in case it fails
+    step: int = 0  # last step that it has reported
+    failed: int = 0  # attempts that failed by themselves
     lost: int = 0
     """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
-    host_deaths: int = 0
-    """Shared processes that died with it, without progress in between."""
-    step_at_death: int = 0
-    """`step` when its shared process died last."""
+    process_deaths: int = 0  # shared processes that died with it, without progress in between
+    step_at_death: int = 0  # `step` when its shared process died last
     died: tuple[str, float, bool] | None = None
     """Node and time of the last death of its process, and whether that was shared: the node may
     turn out to have died with it."""
-    moving: bool = False
-    """True if it has lost its node and has no other yet."""
-    cut_from: str = ""
-    """Node to whose process the connection was lost: the node may be lost, too."""
+    moving: bool = False  # True if it has lost its node and has no other yet
+    cut_from: str = ""  # node to whose process the connection was lost: the node may be lost, too
     given_up: str | Exception | None = None
     """Why it is not tried again, unless its node turns out to be lost before a slot is free; an
     error if every other trial would meet it."""
@@ -248,35 +244,35 @@ class OpenTrial:
     @property
     def is_suspect(self) -> bool:
         """True if it may have killed the processes that it shared."""
-        return self.host_deaths >= DEATHS
+        return self.process_deaths >= DEATHS
 
     def count_failure(self, failure: AttemptFailure, now: float) -> bool:
         """Count the end of the attempt under way; return whether there may be another one."""
         cause = failure.cause
-        if cause in ("lost", "store", "crowded"):
+        if cause in ("lost", "store", "gpu_contention"):
             self.lost += 1
             return self.lost <= LOSSES
-        if cause in ("died", "host"):
-            self.died = self.node, now, cause == "host"
-        if cause == "host":
-            self.host_deaths += 1
+        if cause in ("died", "shared_process"):
+            self.died = self.node, now, cause == "shared_process"
+        if cause == "shared_process":
+            self.process_deaths += 1
             self.step_at_death = self.step
             return True
         self.failed += 1
         return self.failed <= RETRIES
 
     def note_step(self, step: int, checkpoint_every: int) -> None:
-        """Take note of a measurement; a step beyond those that died before is progress."""
+        """Note a measurement; a step beyond those that died before is progress."""
         self.lost, self.step = 0, step
         if step > self.step_at_death + checkpoint_every:
-            self.host_deaths = 0
+            self.process_deaths = 0
 
     def excuse(self, node: str, now: float) -> bool:
         """Count the last death as the loss of this node if it explains it; return whether."""
         if self.died is None or self.died[0] != node or now - self.died[1] > EXCUSE_SECONDS:
             return False
         if self.died[2]:
-            self.host_deaths -= 1
+            self.process_deaths -= 1
         else:
             self.failed -= 1
         self.lost += 1
@@ -318,8 +314,8 @@ class StopFlag:
 class RemoteStopFlag(StopFlag):
     """Requests as words of one small file in the sweep's object store: numbers of trials, or `all`.
 
-    A thread talks to the store, so one that does not answer delays neither side for long. A request
-    is repeated for a while; a trial that gets no answer continues.
+    A thread talks to the store, so one that does not answer delays neither side for long. A trial
+    that gets no answer continues.
     """
 
     def __init__(self, address: str) -> None:
@@ -333,17 +329,17 @@ class RemoteStopFlag(StopFlag):
     def request(self, trial: int | None = None) -> None:
         """See `StopFlag`."""
         self._requests.add(_ALL if trial is None else str(trial))
-        self._call(self._files.write, STOP, self._encode_content())
+        self._call(self._files.write, STOP, self._encode())
 
     def withdraw(self, trial: int) -> None:
         """See `StopFlag`."""
         self._requests.discard(str(trial))
-        self._call(self._files.write, STOP, self._encode_content())
+        self._call(self._files.write, STOP, self._encode())
 
     def clear(self) -> None:
         """See `StopFlag`."""
         self._requests.clear()
-        self._files.write(STOP, self._encode_content())
+        self._files.write(STOP, self._encode())
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
         """See `StopFlag`; without `now`, the store is polled at intervals."""
@@ -353,7 +349,7 @@ class RemoteStopFlag(StopFlag):
         answer = self._answer
         return answer.done() and answer.exception() is None and answer.result()
 
-    def _encode_content(self) -> bytes:
+    def _encode(self) -> bytes:
         return " ".join(sorted(self._requests)).encode()
 
     def _find(self, *words: str) -> bool:

@@ -1,15 +1,12 @@
 """Asynchronous successive halving by dominance: most trials end at a rung.
 
 At each level of the budget a trial is compared with all that were measured there before it. In the
-stop variant it continues or ends at once. In the promote variant it continues or waits, and may be
-promoted once more trials rank behind it.
+stop variant it continues or ends. In the promote variant it continues or waits, and may be promoted
+once more trials rank behind it.
 
-A trial on the front of its level always continues. Other trials continue if they are among the
-first `1 / reduction_factor` in the order by dominance (see `schedulers`). So under a factor of 3,
-none of the worst third continues.
-
-Verdicts depend only on the order in which trials are recorded: the same records give the same
-verdicts.
+A trial on the front of its level always continues. Others continue if they are among the first
+`1 / reduction_factor` in the order by dominance (see `schedulers`). The same records in the same
+order give the same verdicts.
 
 Source: Li et al. 2020, A system for massively parallel hyperparameter tuning (ASHA); Schmucker et
 al. 2021, Multi-objective asynchronous successive halving.
@@ -35,12 +32,15 @@ from gdpo_tune.tuning.schedulers import (
     find_dominating,
     find_first,
     read_values,
-    sum_excess,
+    sum_violations,
     update_ranks,
 )
 
 MAX_NAMED = 3
 """Number of dominating trials that an explanation names."""
+RERANK_FROM = 50
+"""Number of new trials from which ranking all again is faster than adding them one by one."""
+Variant = Literal["stop", "promote"]
 
 
 class Asha(Scheduler):
@@ -48,22 +48,22 @@ class Asha(Scheduler):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self._spec, settings = ledger.spec, ledger.spec.search.scheduler
+        spec, settings = ledger.spec, ledger.spec.search.scheduler
         assert isinstance(settings, AshaSettings)
-        self._steps = settings.list_rungs(self._spec.training.steps)
-        self._rungs = Rungs(
-            self._spec.list_objectives(),
-            [step * self._spec.training.completions_per_step for step in self._steps],
+        self._steps = settings.list_rungs(spec.training.steps)
+        self._rungs = SuccessiveHalving(
+            spec.list_objectives(),
+            [step * spec.training.completions_per_step for step in self._steps],
             settings.reduction_factor,
             settings.variant,
-            len(self._spec.constraints),
+            len(spec.constraints),
         )
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
         """Return the steps of the rungs for search trials, and none for others."""
         return self._steps if record.role == "search" else ()
 
-    def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+    def decide(self, record: TrialRecord, rung: Rung) -> Verdict:
         """Return the verdict on a trial; rungs elsewhere than at the levels decide nothing."""
         if record.role != "search":
             return "continue"
@@ -91,13 +91,7 @@ class Asha(Scheduler):
         return f"{super().explain(number, rung)}: dominated by {named}"
 
 
-Variant = Literal["stop", "promote"]
-
-RERANK_FROM = 50
-"""Number of new trials from which ranking all again is faster than adding them one by one."""
-
-
-class Rungs:
+class SuccessiveHalving:
     """Measurements of trials at each level, and the verdicts that follow."""
 
     def __init__(
@@ -108,65 +102,66 @@ class Rungs:
         variant: Variant = "stop",
         constraints: int = 0,
     ) -> None:
-        """Create empty levels, given as completions at which trials are compared.
+        """Create empty levels, in completions; `constraints` is the number C.
 
         `reduction_factor` is the inverse of the share of trials that continue besides the front.
-        `constraints` is the number C.
         """
         self._objectives = tuple(objectives)
-        self._variant: Variant = variant
+        self._otherwise: Verdict = "stop" if variant == "stop" else "pause"
         self._levels = {
             level: _Level(len(self._objectives), constraints, reduction_factor)
             for level in sorted(levels)
         }
 
     def record(
-        self, number: int, completions: int, values: Sequence[float], excess: Sequence[float] = ()
+        self,
+        number: int,
+        completions: int,
+        values: Sequence[float],
+        violations: Sequence[float] = (),
     ) -> Verdict:
         """Take in a trial's measurement and return the verdict.
 
-        A second record at the same level changes nothing. Between levels, the trial continues.
-        All numbers are finite. The M `values` are in the units and directions of the objectives.
-        Of the C excesses over constraints, one of 0 or less means that the constraint is met.
+        A second record at the same level changes nothing. Between levels, the trial continues. All
+        numbers are finite. The M `values` are in the units and directions of the objectives; of the
+        C `violations`, one of 0 or less means that the constraint is met.
         """
         level = self._levels.get(completions)
         if level is None:
             return "continue"
         if number not in level.verdicts:
             self.promote(number)  # it does not wait at a lower level any more
-            level.add(number, self._build_row(values, excess))
-            level.judge_last("stop" if self._variant == "stop" else "pause")
+            self.replay(number, completions, values, violations)
+            level.decide_last(self._otherwise)
         return level.verdicts[number]
 
     def replay(
-        self, number: int, completions: int, values: Sequence[float], excess: Sequence[float] = ()
+        self,
+        number: int,
+        completions: int,
+        values: Sequence[float],
+        violations: Sequence[float] = (),
     ) -> None:
         """Take in, as `record` does, a trial that has ended: others are compared with it."""
         level = self._levels.get(completions)
         if level is not None:
-            level.add(number, self._build_row(values, excess))
+            losses = compute_losses([values], self._objectives)
+            level.add(number, np.append(losses, np.asarray(violations, dtype=float)))
 
     def find_promotable(self) -> int | None:
-        """Return the first waiting trial in priority, from the highest level that has room."""
+        """Return the first waiting trial, from the highest level whose quota it fits."""
         numbers = (level.find_promotable() for level in reversed(self._levels.values()))
         return next((number for number in numbers if number is not None), None)
 
     def promote(self, number: int) -> None:
         """Let a waiting trial continue."""
         for level in self._levels.values():
-            level.promote(number)
+            if level.waiting.pop(number, None) is not None:
+                level.verdicts[number] = "continue"
 
     def list_dominating(self, number: int, completions: int) -> tuple[int, ...]:
-        """Return the trials that dominated a trial when it reached a level, in recorded order.
-
-        A trial dominates if it meets the constraints, or is closer to them.
-        """
+        """Return the trials that dominated a trial when it reached a level, in recorded order."""
         return self._levels[completions].list_dominating(number)
-
-    def _build_row(self, values: Sequence[float], excess: Sequence[float]) -> Floats:
-        return np.append(
-            compute_losses([values], self._objectives), np.asarray(excess, dtype=float)
-        )
 
 
 class _Level:
@@ -174,65 +169,54 @@ class _Level:
 
     def __init__(self, objectives: int, constraints: int, reduction_factor: float) -> None:
         self.verdicts: dict[int, Verdict] = {}
+        self.waiting: dict[int, int] = {}  # number of a paused trial -> its row
         self._numbers: list[int] = []
         self._row_of: dict[int, int] = {}
-        self._waiting: dict[int, int] = {}
-        """Number of a paused trial -> its row."""
         self._objectives = objectives
         self._rows = np.empty((16, objectives + constraints), order="F")  # read by columns
         self._rank = np.empty(16, dtype=np.int64)
-        self._ranked = 0
-        """Number of trials whose ranks are computed."""
+        self._ranked = 0  # number of trials whose ranks are computed
         self._factor = reduction_factor
         self._compared = 0
-        """Number of trials when the waiting ones were last compared: only new trials make room."""
+        """Number of trials when the waiting ones were last compared: only new trials help them."""
 
     def add(self, number: int, row: Floats) -> None:
-        """Add a trial."""
         if len(self._numbers) == len(self._rows):
             self._rows = np.asfortranarray(np.concatenate([self._rows, np.empty_like(self._rows)]))
             self._rank = np.concatenate([self._rank, np.empty_like(self._rank)])
-        last = len(self._numbers)
-        self._rows[last] = row
+        self._row_of[number] = len(self._numbers)
+        self._rows[len(self._numbers)] = row
         self._numbers.append(number)
-        self._row_of[number] = last
 
-    def judge_last(self, otherwise: Verdict) -> None:
+    def decide_last(self, otherwise: Verdict) -> None:
         """Store the verdict on the trial added last: `continue`, or else `otherwise`."""
-        last, broken = len(self._numbers) - 1, sum_excess(self._excess)
-        ahead = int(np.count_nonzero(find_dominating(self._losses, broken, last)))
+        last, total = len(self._numbers) - 1, sum_violations(self._violations)
+        ahead = int(np.count_nonzero(find_dominating(self._losses, total, last)))
         # trials that dominate it come before it: often this makes ranks unnecessary
         continues = not ahead or (
-            ahead < self._promotion_quota and self._find_first([last], broken) is not None
+            ahead < self._quota and self._find_first([last], total) is not None
         )
         self.verdicts[self._numbers[last]] = "continue" if continues else otherwise
         if not continues and otherwise == "pause":
-            self._waiting[self._numbers[last]] = last
-
-    def promote(self, number: int) -> None:
-        """Let a trial continue if it waits here."""
-        if self._waiting.pop(number, None) is not None:
-            self.verdicts[number] = "continue"
+            self.waiting[self._numbers[last]] = last
 
     def find_promotable(self) -> int | None:
-        """Return the first waiting trial in priority; None if there is no room for it."""
-        if self._compared == len(self._numbers) or not self._waiting:
+        if self._compared == len(self._numbers) or not self.waiting:
             return None
-        first = self._find_first(list(self._waiting.values()), sum_excess(self._excess))
+        first = self._find_first(list(self.waiting.values()), sum_violations(self._violations))
         if first is None:
             self._compared = len(self._numbers)
             return None
         return self._numbers[first]
 
     def list_dominating(self, number: int) -> tuple[int, ...]:
-        """Return the trials recorded before this one that dominate it."""
         end = self._row_of[number] + 1
-        broken = sum_excess(self._excess[:end])
-        rows = np.flatnonzero(find_dominating(self._losses[:end], broken, end - 1))
+        total = sum_violations(self._violations[:end])
+        rows = np.flatnonzero(find_dominating(self._losses[:end], total, end - 1))
         return tuple(self._numbers[row] for row in rows.tolist())
 
     @property
-    def _promotion_quota(self) -> int:
+    def _quota(self) -> int:
         """Number of trials that continue, besides the front."""
         return max(1, int(len(self._numbers) / self._factor))
 
@@ -241,20 +225,17 @@ class _Level:
         return self._rows[: len(self._numbers), : self._objectives]
 
     @property
-    def _excess(self) -> Floats:
+    def _violations(self) -> Floats:
         return self._rows[: len(self._numbers), self._objectives :]
 
-    def _find_first(self, rows: Sequence[int], broken: Floats) -> int | None:
-        """Return the first of some rows in the order of all; None if there is no room for it.
-
-        Of the ranks, compute only what new trials change.
-        """
+    def _find_first(self, rows: Sequence[int], total: Floats) -> int | None:
+        """Return the first of some rows in the order of all; None if it is beyond the quota."""
         count = len(self._numbers)
         rank = self._rank[:count]
         if count - self._ranked >= RERANK_FROM:
-            rank[:] = compute_ranks(self._losses, broken)
+            rank[:] = compute_ranks(self._losses, total)
         else:
             for end in range(self._ranked + 1, count + 1):
-                update_ranks(self._losses[:end], broken[:end], rank[:end])
+                update_ranks(self._losses[:end], total[:end], rank[:end])
         self._ranked = count
-        return find_first(self._losses, broken, rank, np.asarray(rows), self._promotion_quota)
+        return find_first(self._losses, total, rank, np.asarray(rows), self._quota)

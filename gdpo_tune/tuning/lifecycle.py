@@ -50,7 +50,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.text import format_number
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trial_files import teaches_nothing
-from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung, TrialRecord
+from gdpo_tune.core.trials import Cost, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import list_pending, set_aside, settle_request
 from gdpo_tune.tuning.attempts import (
@@ -64,7 +64,7 @@ from gdpo_tune.tuning.attempts import (
     Fatal,
     Finished,
     OpenTrial,
-    Setup,
+    RunSettings,
     TrialResult,
     choose_interval,
     open_stop_flag,
@@ -79,7 +79,7 @@ from gdpo_tune.tuning.plan import (
     find_equal_rewards,
 )
 from gdpo_tune.tuning.population import finish_exploits, write_schedule
-from gdpo_tune.tuning.proposals import Proposals, SamplerView, load_earlier_trials
+from gdpo_tune.tuning.proposals import Proposals, SamplerView, Suggestion, load_earlier_trials
 from gdpo_tune.tuning.retention import list_kept_steps, trim_ended_trial
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
 
@@ -108,15 +108,12 @@ class Lifecycle:
         self,
         ledger: Ledger,
         scheduler: Scheduler,
-        setup: Setup,
+        setup: RunSettings,
         slots: int,
         emit: Callable[[Event], None],
         nodes: Nodes | None = None,
     ) -> None:
-        """Restore the state of the sweep from its ledger, which is open for writing.
-
-        `slots` is the number of trials that fit side by side.
-        """
+        """Restore the sweep from its ledger, open for writing; `slots` trials fit side by side."""
         self.fatal: Exception | None = None
         """Error that ended the sweep because every trial would meet it."""
         self._ledger, self._scheduler, self._setup = ledger, scheduler, setup
@@ -128,21 +125,20 @@ class Lifecycle:
         """The engine's id of an attempt under way -> its trial."""
         self.is_stopping = False
         self.stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
-        """Flag that tells trials to end."""
         self._restore()
-        self._queue = [record.number for record in ledger.list_unfinished()]
+        running = (r for r in ledger.get_records() if r.state == "running")
+        self._queue = [record.number for record in running]
         """Trials to start before any other: unfinished, or lost with their process."""
         self._proposals = self._build_proposals()
-        self._is_proposing = False
-        """True if a free slot waits for a proposal."""
+        self._is_proposing = False  # True if a free slot waits for a proposal
         self._plan = PlanCache(ledger)
         self._inbox = RequestInbox(ledger)
         self._knows_signal = any(record.rungs for record in ledger.get_records())
         """True once a training has had a signal, or the sweep has said that there was none."""
 
-    def count_by_host(self) -> Counter[str]:
+    def count_by_process(self) -> Counter[str]:
         """Count the running trials of each process that trials share."""
-        return Counter(trial.host for trial in self._running.values())
+        return Counter(trial.process for trial in self._running.values())
 
     def stop(self) -> None:
         """Start no further trial."""
@@ -154,22 +150,24 @@ class Lifecycle:
 
     # What the engine asks, and what it passes on.
 
-    def next_attempt(self, name: str, host: str = "") -> AttemptConfig | Answer:
+    def next_attempt(self, name: str, process: str = "") -> AttemptConfig | Answer:
         """Return the next attempt, which the engine calls `name` from now on.
 
-        `host` is the process that asks, if others may run there: a trial whose processes died again
-        and again has one alone, for which nothing else starts.
+        `process` is the one that asks, if others may run there. A trial whose processes died again
+        and again has one alone, and until it has, no other trial starts.
         """
         self.apply_requests()
-        beside = [t for t in self._running.values() if host and t.host == host]
+        beside = [t for t in self._running.values() if process and t.process == process]
         suspects = [t for t in self._trials.values() if t.is_suspect]
         waits = any(t in beside or (beside and t.number in self._queue[:1]) for t in suspects)
         if not self.is_stopping and (waits or len(self._running) >= self.slots):
             return WAIT
         record = self._take_queued()
         if record is None and not self.is_stopping:
-            if self._is_paused():
-                return WAIT
+            if self._ledger.steering.pause is not None:
+                is_open = any(record.is_open for record in self._ledger.get_records())
+                if is_open or self._plan.get_step(idle=True) is not None:
+                    return WAIT
             with self._write_guard():
                 record = self._promote() or self._start_trial() or self._promote(alone=True)
         if self.is_stopping:
@@ -177,17 +175,22 @@ class Lifecycle:
         if record is None:
             if self._running or self._is_proposing or self._take_requests():
                 return WAIT
-            with self._write_guard():
-                self._prune_waiting()
+            with self._write_guard():  # nothing can promote what still waits
+                for waiting in [r for r in self._ledger.get_records() if r.state == "paused"]:
+                    _, rung = self._find_verdict(waiting)  # settings have changed if not its last
+                    rung = rung or waiting.rungs[-1]
+                    self._handle_end(self._prune(waiting, rung, NEVER_PROMOTED))
             return FINISHED
         if record.number not in self._trials:
             self._trials[record.number] = OpenTrial(record.number)
             self._emit(TrialStarted(record))
         trial = self._running[name] = self._trials[record.number]
-        trial.host = host
+        trial.process = process
         ends = self._scheduler.ends_at_evaluations
-        ends_at = self._scheduler.list_evaluation_steps(record) if ends else ()
-        return AttemptConfig(self._build_config(record), self._setup, ends_at, str(record.started))
+        stop_steps = self._scheduler.list_evaluation_steps(record) if ends else ()
+        return AttemptConfig(
+            self._build_config(record), self._setup, stop_steps, str(record.started)
+        )
 
     def on_placed(self, name: str, node: str) -> None:
         """Note the node on which an attempt has begun."""
@@ -219,7 +222,7 @@ class Lifecycle:
                     record = self._ledger.get_record(number)
                     completions = measurement.cost.completions
                     rung = next(r for r in record.rungs if r.completions == completions)
-                    verdict = self._judge(record, rung)
+                    verdict = self._decide(record, rung)
                     if verdict != "continue":
                         trial.verdict = verdict, rung
                         self.stop_flag.request(number)
@@ -230,11 +233,16 @@ class Lifecycle:
         """Record the end of a trial; an interrupted one stays unfinished, for the next start."""
         trial = self._running.pop(name)
         if isinstance(result, Finished):
+            ledger, number, outcome = self._ledger, trial.number, result.outcome
             with self._write_guard():
                 self._withdraw(trial)
-                if self._ledger.spec.address:
-                    self._mark_stored_checkpoints(trial.number, result.outcome)
-                record = self._ledger.complete(trial.number, result.outcome)
+                if ledger.spec.address:  # empty directories stand for checkpoints in the store
+                    records = ledger.get_records()
+                    steps = list_kept_steps(ledger.spec, records, records[number])
+                    paths = [ledger.get_checkpoint(number, step) for step in steps]
+                    for path in (*paths, *filter(None, [outcome.checkpoint])):
+                        path.mkdir(parents=True, exist_ok=True)
+                record = ledger.complete(number, outcome)
                 if record.role == "untrained":
                     self._report_equal_rewards(record)
                 self._handle_end(trim_ended_trial(self._ledger, record))
@@ -248,7 +256,7 @@ class Lifecycle:
     def on_failure(self, name: str, failure: AttemptFailure) -> None:
         """Count an attempt that was lost with its process; try the trial again, or give it up.
 
-        A trial's own failures count against it. Lost nodes, unreachable stores and crowded GPUs do
+        Errors of the trial count against it. Lost nodes, unreachable stores and crowded GPUs do
         not, unless they come in a row.
         """
         trial = self._running.pop(name, None)
@@ -257,22 +265,22 @@ class Lifecycle:
         failure = self._find_cause(failure, trial)
         cause, reason, number = failure.cause, failure.reason, trial.number
         where = self._nodes.describe(trial.node)
-        again = cause in ("changed", "directory") or trial.count_failure(failure, time.monotonic())
+        again = cause in ("needs_new_process", "directory") or trial.count_failure(
+            failure, time.monotonic()
+        )
         if cause == "directory":
             self.record_incident(reason, [number])
         elif cause == "lost":
-            if not trial.moving:  # otherwise it was reported together with the others there
-                trial.moving, trial.cut_from = True, trial.node
-                self.record_incident(f"was cut off from node {where}", [number])
+            self._note_cut_off(trial)
         elif cause == "store":
             self.record_incident(f"leaves node {where}: {reason}", [number])
-        elif cause != "changed":
+        elif cause != "needs_new_process":
             directory = self._ledger.get_trial_directory(number)
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "error.txt").write_text(failure.traceback, encoding="utf-8")
-            if again and cause != "host":
+            if again and cause != "shared_process":
                 self.record_incident(f"{IS_TRIED_AGAIN}: {reason}", [number])
-        trial.node = trial.host = ""
+        trial.node = trial.process = ""
         if trial.verdict is not None:  # it was to end anyway, and resumes from its checkpoint if so
             self._record_told(trial)
             return
@@ -280,14 +288,14 @@ class Lifecycle:
             trial.given_up = _explain_give_up(failure)
         self._queue.insert(0, number)
 
-    def on_host_failure(self, host: str, failure: AttemptFailure) -> None:
+    def on_process_failure(self, process: str, failure: AttemptFailure) -> None:
         """Count the end of a process that trials shared; alone in it, a trial is to blame."""
-        together = {name: trial for name, trial in self._running.items() if trial.host == host}
-        if failure.cause in ("died", "host"):
-            failure = replace(failure, cause="host" if len(together) > 1 else "died")
+        together = {name: t for name, t in self._running.items() if t.process == process}
+        if failure.cause in ("died", "shared_process"):
+            failure = replace(failure, cause="shared_process" if len(together) > 1 else "died")
         for index, (name, trial) in enumerate(together.items()):
             found = self._find_cause(failure, trial)
-            if found.cause == "host" and index == 0:
+            if found.cause == "shared_process" and index == 0:
                 numbers = [trial.number for trial in together.values()]
                 self.record_incident(f"{IS_TRIED_AGAIN}: {failure.reason}", numbers)
             self.on_failure(name, found)
@@ -295,11 +303,14 @@ class Lifecycle:
     def on_preempted(self, name: str) -> None:
         """Note an attempt whose node was taken away, and which the engine starts elsewhere."""
         trial = self._running[name]
-        if not trial.moving:
+        self._note_cut_off(trial)
+        trial.node = trial.process = ""
+
+    def _note_cut_off(self, trial: OpenTrial) -> None:
+        if not trial.moving:  # otherwise it was reported together with the others there
             trial.moving, trial.cut_from = True, trial.node
             where = self._nodes.describe(trial.node)
             self.record_incident(f"was cut off from node {where}", [trial.number])
-        trial.node = trial.host = ""
 
     def on_nodes_changed(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
         """Report lost and joined nodes, and excuse failures of trials on lost nodes."""
@@ -345,12 +356,13 @@ class Lifecycle:
         return None
 
     def _promote(self, *, alone: bool = False) -> TrialRecord | None:
-        number = self._scheduler.find_promotable(alone=alone)
-        if number is None:
+        scheduler = self._scheduler
+        number = scheduler.find_promotable(alone=alone)
+        if number is None or (
+            not scheduler.promotes_beyond_budget and self._plan.is_budget_spent()
+        ):
             return None
-        if not self._scheduler.promotes_beyond_budget and self._plan.is_budget_spent():
-            return None
-        self._scheduler.promote(number)
+        scheduler.promote(number)
         return self._ledger.resume(number)
 
     def _start_trial(self) -> TrialRecord | None:
@@ -359,27 +371,25 @@ class Lifecycle:
         step = self._plan.get_step(idle=not self._running)
         if step is None:
             return None
-        params, proposer, sampler_state = step.params, step.proposer, {}
-        if params is None:
+        if step.params is not None:
+            suggestion = Suggestion(step.params, step.proposer, {})
+        else:
             suggestion = self._proposals.poll(idle=not self._running)
             if suggestion is None:
                 self._is_proposing = True
                 return None
-            params, proposer = suggestion.params, suggestion.proposer
-            sampler_state = suggestion.sampler_state
-        self._plan.note_start()
-        seed = derive_seed(self._ledger.spec, len(self._ledger.get_records()))
+        self._plan.invalidate()
         record = self._ledger.start(
-            params,
+            suggestion.params,
             step.role,
-            proposer,
-            seed,
+            suggestion.proposer,
+            derive_seed(self._ledger.spec, len(self._ledger.get_records())),
             step.replicate_of,
-            sampler_state,
+            suggestion.sampler_state,
             step.parts,
             step.request,
         )
-        self._proposals.observe(record, sampler_state)
+        self._proposals.observe(record, suggestion.sampler_state)
         return record
 
     def _build_config(self, record: TrialRecord) -> TrialConfig:
@@ -424,7 +434,7 @@ class Lifecycle:
             if record.parts:
                 continue  # no scheduler compares it
             # a verdict on an ended trial has been executed
-            take_in = self._scheduler.judge if record.is_open else self._scheduler.replay
+            take_in = self._scheduler.decide if record.is_open else self._scheduler.replay
             take_in(record, rung)
         self.stop_flag.clear()  # a process that was killed may have left a request
         stopped = self._ledger.steering.stopped
@@ -450,23 +460,20 @@ class Lifecycle:
             self._ledger.resume(record.number)
         return None
 
-    def _judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+    def _decide(self, record: TrialRecord, rung: Rung) -> Verdict:
         """Return the verdict on a trial; a candidate that trains nothing meets no scheduler."""
         if not record.parts:
-            return self._scheduler.judge(record, rung)
-        return "stop" if self._explain_stop(record, rung) else "continue"
+            return self._scheduler.decide(record, rung)
+        reason = explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
+        return "stop" if reason else "continue"
 
     def _find_verdict(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:
         """Return the first verdict against a trial, and its rung."""
         for rung in record.rungs:
-            verdict = self._judge(record, rung)
+            verdict = self._decide(record, rung)
             if verdict != "continue":
                 return verdict, rung
         return "continue", None
-
-    def _explain_stop(self, record: TrialRecord, rung: Rung) -> str:
-        """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one."""
-        return explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
 
     def _withdraw(self, trial: OpenTrial) -> None:
         if trial.verdict is not None:
@@ -500,7 +507,7 @@ class Lifecycle:
 
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
         if record.parts:
-            reason = self._explain_stop(record, rung)
+            reason = explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
         else:
             reason = prefix + self._scheduler.explain(record.number, rung)
         return trim_ended_trial(
@@ -514,13 +521,6 @@ class Lifecycle:
         pruned = self._ledger.prune(number, reason, cost or self._ledger.get_record(number).cost)
         return trim_ended_trial(self._ledger, pruned)
 
-    def _prune_waiting(self) -> None:
-        """Prune the trials that still wait when no later trial can promote them."""
-        for record in self._ledger.get_records():
-            if record.state == "paused":
-                _, rung = self._find_verdict(record)  # not its last one if settings have changed
-                self._handle_end(self._prune(record, rung or record.rungs[-1], NEVER_PROMOTED))
-
     def _handle_end(self, record: TrialRecord) -> None:
         self._trials.pop(record.number, None)
         self._plan.note_end(record)
@@ -530,33 +530,20 @@ class Lifecycle:
     def _emit_state(self, record: TrialRecord) -> None:
         self._emit(TrialPaused(record) if record.state == "paused" else TrialFinished(record))
 
-    def _mark_stored_checkpoints(self, number: int, outcome: Outcome) -> None:
-        """Create empty directories that stand for the checkpoints of a trial in the store."""
-        records = self._ledger.get_records()
-        steps = list_kept_steps(self._ledger.spec, records, records[number])
-        paths = [self._ledger.get_checkpoint(number, step) for step in steps]
-        for path in (*paths, *filter(None, [outcome.checkpoint])):
-            path.mkdir(parents=True, exist_ok=True)
-
     def _find_cause(self, failure: AttemptFailure, trial: OpenTrial) -> AttemptFailure:
         """Return the failure with its cause: its process, or with it its node."""
         self._nodes.refresh()
         if failure.node_died and self._nodes.is_alive(trial.node):
             self._nodes.mark_lost(trial.node)
-        if failure.cause not in ("died", "host"):
-            return failure
-        if trial.node and not self._nodes.is_alive(trial.node):
+        has_died = failure.cause in ("died", "shared_process")
+        if has_died and trial.node and not self._nodes.is_alive(trial.node):
             return replace(failure, cause="lost")
         return failure
 
-    # Requests of people.
-
     def _report_missing_signal(self, number: int, measurements: Sequence[Measurement]) -> None:
-        """Say once that the first steps of the first trainings teach nothing."""
-        if not all(map(teaches_nothing, measurements)):
-            self._knows_signal = True
-        elif measurements[-1].step >= FIRST_STEPS:
-            self._knows_signal = True
+        teaches = not all(map(teaches_nothing, measurements))
+        self._knows_signal = teaches or measurements[-1].step >= FIRST_STEPS
+        if self._knows_signal and not teaches:
             self.record_incident(
                 "learns nothing so far: its rewards are equal in every group of its first "
                 f"{measurements[-1].step} steps; see 'A start that can learn' in docs/policies.md",
@@ -564,7 +551,6 @@ class Lifecycle:
             )
 
     def _report_equal_rewards(self, record: TrialRecord) -> None:
-        """Say so if the untrained policy earned the same for every held-out completion."""
         if equal := find_equal_rewards(self._ledger.spec, record):
             values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
             self.record_incident(
@@ -572,43 +558,34 @@ class Lifecycle:
                 "learn nothing; see 'A start that can learn' in docs/policies.md"
             )
 
+    # Requests of people.
+
     def _take_requests(self) -> bool:
-        taken = 0
+        taken = False
         with self._write_guard():
             self._ledger.record_gaps()
             for request in self._inbox.take(self.record_incident):
                 self._apply(request)
-                taken += 1
-        return taken > 0
+                taken = True
+        return taken
 
     def _apply(self, request: RecordedRequest) -> None:
-        if request.effect.stop is not None:
-            self._stop_trial(request.effect.stop)
+        number = request.effect.stop
+        running = next((t for t in self._running.values() if t.number == number), None)
+        if running is not None:
+            running.verdict = "stop", None
+            self.stop_flag.request(running.number)
+        elif number is not None:
+            self._queue = [other for other in self._queue if other != number]
+            self._handle_end(self._prune_stopped(number))
         if request.effect.settings:  # a new process would build its sampler from them
             self._proposals.abandon()
             self._proposals, self._is_proposing = self._build_proposals(), False
-        self._plan.note_request()
+        self._plan.invalidate()
         spec, records = self._ledger.spec, self._ledger.get_records()
         steering = self._ledger.steering
         planned = count_planned(spec, records, steering.list_waiting(records))
         self._emit(SweepSteered(request, planned, count_candidates(spec), steering.pause))
-
-    def _stop_trial(self, number: int) -> None:
-        """End a trial: tell its process, or record it at once if it has none."""
-        running = next((t for t in self._running.values() if t.number == number), None)
-        if running is not None:
-            running.verdict = "stop", None
-            self.stop_flag.request(number)
-            return
-        self._queue = [other for other in self._queue if other != number]
-        self._handle_end(self._prune_stopped(number))
-
-    def _is_paused(self) -> bool:
-        """Return whether something is left to start, and a request keeps it from starting."""
-        if self._ledger.steering.pause is None:
-            return False
-        is_open = any(record.is_open for record in self._ledger.get_records())
-        return is_open or self._plan.get_step(idle=True) is not None
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:
@@ -631,11 +608,8 @@ class Lifecycle:
 
 
 def _explain_give_up(failure: AttemptFailure) -> str | Exception:
-    """Return why a trial is not tried again; an error where it is not the trial's fault.
-
-    Such an error stops the sweep, and the same command resumes it with this trial.
-    """
-    if failure.cause == "crowded":
+    """Return why a trial is not tried again; an error, which stops the sweep, if not its fault."""
+    if failure.cause == "gpu_contention":
         return ResourcesError(
             f"{failure.reason}; {LOSSES + 1} attempts in a row\n    fix: end the other processes "
             "on that GPU, or take another one, and run the same command to resume"
@@ -647,25 +621,20 @@ class RequestInbox:
     """Requests of people that wait, as files, for the driver of one sweep.
 
     Each is recorded in the ledger, then its file is removed, then the caller applies it. So a kill
-    at any moment loses none: a recorded request follows from the ledger after a restart, and one
-    that is not recorded still has its file. None is applied twice: its id is in the ledger.
+    at any moment loses none, and none is applied twice: its id is in the ledger.
     """
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self._clock = ledger, clock
         self._polled = float("-inf")
-        self._ignored: set[Path] = set()
-        """Files that can be neither used nor moved."""
+        self._ignored: set[Path] = set()  # files that can be neither used nor moved
 
     def is_due(self) -> bool:
         """Return whether it is time to poll the directory of requests again."""
         return self._clock() - self._polled >= POLL_SECONDS
 
     def take(self, report_damage: Callable[[str], None] | None = None) -> Iterator[RecordedRequest]:
-        """Record the requests that wait and yield each one, for the caller to apply at once.
-
-        A file that is no request is set aside and reported, if `report_damage` is there.
-        """
+        """Record the requests that wait and yield each one, for the caller to apply at once."""
         self._polled = self._clock()
         for file in list_pending(self._ledger.directory):
             if file.request is None:

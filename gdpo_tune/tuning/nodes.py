@@ -35,8 +35,7 @@ class Nodes:
         self.on_change: Callable[[Sequence[ClusterNode], Sequence[ClusterNode]], None] | None = None
         """Called with the nodes that were lost and those that have joined."""
         self._lost: set[str] = set()
-        self._all: dict[str, ClusterNode] = {}
-        """Those that were ever alive."""
+        self._all: dict[str, ClusterNode] = {}  # those that were ever alive
         self._alive = self._read()
 
     def list_alive(self) -> list[ClusterNode]:
@@ -96,9 +95,15 @@ def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:
     alive = f"({len(nodes)} node{'s' if len(nodes) != 1 else ''} alive)"
     each = resources.share_text
     if total == 0:
-        raise ResourcesError(
-            f"a trial needs {each}, which no node has {alive}\n    fix: {_propose_share(nodes)}"
+        amounts = [(n.resources.get("GPU", 0.0), n.resources.get("CPU", 0.0)) for n in nodes]
+        gpus, cpus = max(amounts, default=(0.0, 0.0))  # most GPUs, then most CPUs
+        share = f"--set resources.cpus={cpus:g} --set resources.gpus={min(gpus, 1.0):g}"
+        fix = (
+            f"at most {share}, or join a node that has more"
+            if cpus
+            else "join a node that has them"
         )
+        raise ResourcesError(f"a trial needs {each}, which no node has {alive}\n    fix: {fix}")
     if total < resources.workers:
         raise ResourcesError(
             f"a trial needs {resources.workers} workers of {each} each, and there is room for "
@@ -109,13 +114,3 @@ def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:
     if spec.rollout.vllm_mode == "server":
         return 1  # a server holds the weights of one policy
     return total // resources.workers * resources.trials_per_process
-
-
-def _propose_share(nodes: Sequence[ClusterNode]) -> str:
-    """Return the most that a trial may ask for: a node with most GPUs, then with most CPUs."""
-    amounts = [(node.resources.get("GPU", 0.0), node.resources.get("CPU", 0.0)) for node in nodes]
-    gpus, cpus = max(amounts, default=(0.0, 0.0))
-    if not cpus:
-        return "join a node that has them"
-    most = f"--set resources.cpus={cpus:g} --set resources.gpus={min(gpus, 1.0):g}"
-    return f"at most {most}, or join a node that has more"

@@ -2,8 +2,6 @@
 
 The order is baselines, configurations that requests have added, enqueued points, the sampler's
 proposals, then replicates of the front. Merges and checkpoints come between them, as trainings end.
-Because only the records decide, one function resumes a sweep, extends a sweep whose
-`search.trials` grew, and detects that a sweep is finished.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.budget import describe_spent_budget
+from gdpo_tune.ledger.budget import count_started, describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import read_values
@@ -63,9 +61,8 @@ def find_next_step(
 ) -> PlannedTrial | None:
     """Find the next trial to start; None if there is none at present.
 
-    While trials run, a replicate may follow once they end. `hours` is the running time of the sweep
-    so far, for its budget. Once any other part of the budget is spent, candidates still follow:
-    they train nothing.
+    `hours` is the running time of the sweep so far, for its budget. Once any other part of the
+    budget is spent, candidates still follow: they train nothing.
     """
     budget = spec.search.budget
     if budget.hours and hours >= budget.hours:
@@ -78,27 +75,24 @@ def find_next_step(
         if not any(record.role == role and record.is_comparable for record in records):
             return PlannedTrial(role, "baseline", build_published(spec))
     for request, point in added:
-        params = _fill_point(spec, point, _list_enqueued(records))
-        return PlannedTrial("search", "enqueued", params, request=request)
-    candidate = plan_candidate(spec, records)
-    if candidate is not None:
+        return PlannedTrial(
+            "search", "enqueued", _fill_point(spec, point, records), request=request
+        )
+    if candidate := plan_candidate(spec, records):
         return candidate
     few = len(records) < spec.search.trials  # saves counting
     if few or count_started(records) < spec.search.trials:
-        enqueued = _find_enqueued_step(spec, records)
-        if isinstance(spec.search.scheduler, PbtSettings):
-            if enqueued is not None:
-                return replace(enqueued, role="member")
-            # together the members cover the space evenly
+        role = "member" if isinstance(spec.search.scheduler, PbtSettings) else "search"
+        point = _find_enqueued_point(spec, records)
+        if point is not None:
+            return PlannedTrial(role, "enqueued", _fill_point(spec, point, records))
+        if role == "member":  # together the members cover the space evenly
             drawn = sum(r.role == "member" and r.proposer == "startup" for r in records)
             params = spec.space.complete(draw_point(spec, drawn))
             return PlannedTrial("member", "startup", params)
-        if enqueued is not None:
-            return enqueued
         if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
             return PlannedTrial("search", "model", None)
-        candidate = plan_candidate(spec, records, at_end=True)
-        if candidate is not None:
+        if candidate := plan_candidate(spec, records, at_end=True):
             return candidate
     if any(r.role == "member" and r.is_open for r in records):
         return None  # the front is unknown until they end
@@ -111,32 +105,29 @@ def find_next_step(
     )
 
 
-def _find_enqueued_step(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
-    """Return the first point of `enqueue:` that no enqueued trial has, completed; None if all ran.
+def _find_enqueued_point(spec: SweepSpec, records: Sequence[TrialRecord]) -> Params | None:
+    """Return the first point of `enqueue:` that no enqueued trial has; None if all ran.
 
     A trial has a point if it agrees with it on the parameters that have an effect. So points may be
     added anywhere before a sweep resumes.
     """
     if not spec.enqueue:
         return None
-    enqueued = _list_enqueued(records)
+    enqueued = [record.params for record in records if record.proposer == "enqueued"]
     active = [(params, spec.space.select_active(params)) for params in enqueued]
     for point in spec.enqueue:
         if not any(
             all(params[name] == value for name, value in point.items() if name in names)
             for params, names in active
         ):
-            return PlannedTrial("search", "enqueued", _fill_point(spec, point, enqueued))
+            return point
     return None
 
 
-def _list_enqueued(records: Sequence[TrialRecord]) -> list[Params]:
-    return [record.params for record in records if record.proposer == "enqueued"]
-
-
-def _fill_point(spec: SweepSpec, point: Params, enqueued: Sequence[Params]) -> Params:
-    """Complete a point; a missing value is quasi-random."""
-    return spec.space.complete({**draw_point(spec, len(enqueued)), **point})
+def _fill_point(spec: SweepSpec, point: Params, records: Sequence[TrialRecord]) -> Params:
+    """Complete a point to enqueue; a missing value is quasi-random."""
+    enqueued = sum(record.proposer == "enqueued" for record in records)
+    return spec.space.complete({**draw_point(spec, enqueued), **point})
 
 
 def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -144,7 +135,7 @@ def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRec
 
     So it is if every training that ended has failed, and `DEAD_STARTS` of them, or all of a smaller
     sweep, had none. One is enough if the untrained policy earned the same everywhere too. Trials
-    before an accepted change do not count: the change may give the others a signal.
+    before an accepted change do not count.
     """
     records = [record for record in records if record.is_comparable]
     ended = [record for record in records if record.is_training and record.state != "running"]
@@ -183,11 +174,6 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     return f"all {spec.search.trials} configurations were tried"
 
 
-def count_started(records: Sequence[TrialRecord]) -> int:
-    """Count the configurations that were started, without baselines, replicates and added ones."""
-    return sum(record.role in ("search", "member") and not record.request for record in records)
-
-
 def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added = ()) -> int:
     """Return the most trials at the end; how many replicates and merges depends on the front."""
     search = max(spec.search.trials, count_started(records))
@@ -208,10 +194,8 @@ def build_published(spec: SweepSpec) -> Params:
 def derive_seed(spec: SweepSpec, number: int) -> int:
     """Derive the seed of a trial, or of the sampler of a proposal, from its number.
 
-    It is the first 31 bits of SHA-256 of `<search.seed>:<number>`.
-
-    So a replicate, which has its own number, has a new seed, and a trial that resumes in another
-    process keeps its seed.
+    It is the first 31 bits of SHA-256 of `<search.seed>:<number>`: a trial keeps its seed in every
+    process, and a replicate has a new one.
     """
     digest = hashlib.sha256(f"{spec.search.seed}:{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
@@ -230,16 +214,8 @@ class PlanCache:
         self._is_step_valid = False
         self._is_budget_checked = False
 
-    @property
-    def _spec(self) -> SweepSpec:
-        return self._ledger.spec
-
-    def note_start(self) -> None:
-        """Note that a trial has started."""
-        self._is_step_valid = False
-
-    def note_request(self) -> None:
-        """Note that a request has changed the sweep."""
+    def invalidate(self) -> None:
+        """Note that a trial has started, or that a request has changed the sweep."""
         self._is_step_valid = self._is_budget_checked = False
 
     def note_measurement(self) -> None:
@@ -252,34 +228,32 @@ class PlanCache:
         A stopped trial adds no step if there was none; at the end of a sweep most are stopped.
         """
         # The end of a stopped trial may allow one more merge.
-        harmless = ("paused",) if self._spec.has_candidates else ("pruned", "paused")
+        harmless = ("paused",) if self._ledger.spec.has_candidates else ("pruned", "paused")
         stopped = record.role == "search" and record.state in harmless
         self._is_step_valid &= stopped and self._step is None
 
     def get_step(self, *, idle: bool) -> PlannedTrial | None:
         """Return the next step; None if no trial can start now. `idle`: no trial is under way."""
+        spec = self._ledger.spec
         # hours pass by themselves
-        may_be_spent = not self._is_budget_checked or bool(self._spec.search.budget.hours)
-        is_outdated = self._step is not None and may_be_spent and self.is_budget_spent()
-        if not self._is_step_valid or is_outdated or (self._step is None and idle):
+        may_be_spent = not self._is_budget_checked or bool(spec.search.budget.hours)
+        is_valid = self._is_step_valid and not (self._step is None and idle)
+        if not is_valid or (self._step is not None and may_be_spent and self.is_budget_spent()):
             records = self._ledger.get_records()
             added = self._ledger.steering.list_waiting(records)
-            hours = self._compute_hours()
-            self._step = find_next_step(self._spec, records, hours, added)
+            self._step = find_next_step(spec, records, self._compute_hours(), added)
             self._is_step_valid = True
         self._is_budget_checked = True
         return self._step
 
     def is_budget_spent(self) -> bool:
         """Return whether some part of `search.budget` is spent."""
-        records = self._ledger.get_records()
-        return bool(describe_spent_budget(self._spec, records, self._compute_hours()))
+        records, hours = self._ledger.get_records(), self._compute_hours()
+        return bool(describe_spent_budget(self._ledger.spec, records, hours))
 
     def _compute_hours(self) -> float:
-        """Return the running time of the sweep; 0 if its budget has no hours."""
-        if not self._spec.search.budget.hours:
-            return 0.0
-        return self._ledger.compute_hours(time.time())
+        has_limit = bool(self._ledger.spec.search.budget.hours)
+        return self._ledger.compute_hours(time.time()) if has_limit else 0.0
 
 
 def plan_candidate(
@@ -287,12 +261,10 @@ def plan_candidate(
 ) -> PlannedTrial | None:
     """Choose the merge or checkpoint whose turn it is; None if there is none at present.
 
-    They are spread over the sweep, so that at any time the front is about as good as that much
-    training allows: once a share s of the trainings has ended, the share sqrt(s) of the budgets may
-    be spent. The first trainings span the front, and merges of them add most. Merges begin once
-    nearly all points that span it have been trained: what lies between two neighbours adds little.
-
-    `at_end` says that no training will start any more, although fewer than planned have ended.
+    They are spread over the sweep, so that the front is always about as good as that much training
+    allows: once a share s of the trainings has ended, the share sqrt(s) of the budgets may be
+    spent. Merges begin once the points that span the front have been trained: what lies between
+    two neighbours adds little. `at_end`: no training will start any more.
     """
     if not spec.has_candidates:
         return None
@@ -323,8 +295,8 @@ def count_candidates(spec: SweepSpec) -> int:
 def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:
     """Return the objectives, with a constraint on one of them as its reference.
 
-    What a merge adds beyond a bound would not count. A parent may break a constraint all the same:
-    what lies between it and others may not.
+    A merge gains nothing beyond it. A parent may break a constraint: what lies between it and
+    others may not.
     """
     stricter = {("maximize", ">="): max, ("minimize", "<="): min}
     goals = list(spec.list_objectives())
@@ -340,10 +312,8 @@ def explain_stop(
 ) -> str:
     """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one.
 
-    Test prompts cost more than validation prompts, and are for candidates that may matter. So a
-    candidate is stopped if it breaks a constraint on validation prompts, if a complete one
-    dominates it there, or if it adds next to nothing to what they cover. Fresh seeds of a candidate
-    always continue: they say how certain its values are.
+    Test prompts cost more than validation prompts, on which it has to meet the constraints and add
+    to what complete trials cover. Fresh seeds of a candidate always get one.
     """
     if record.replicate_of is not None:
         return ""

@@ -1,19 +1,17 @@
 """Population-based training: the last members of each generation take over from the first.
 
-Generations are synchronous. Every member runs up to the next meeting, in turns if there are fewer
-slots than members. Then its process ends, and it waits with a checkpoint. Once no member is
-running, the generation is decided and recorded, checkpoints are copied, and all continue. So the
-decisions do not depend on the speed of trials, the number of slots, or kills of the driver.
+Every member runs up to the next sync step, in turns if there are fewer slots than members. Then its
+process ends, and it waits with a checkpoint. Once all wait, the generation is decided and recorded,
+checkpoints are copied, and all continue. So decisions depend only on the values, the seed, the step
+and the members' numbers: not on the speed of trials, the number of slots, or kills of the driver.
 
-At a meeting the last members (`quantile` of them) each take over the training of one of the first
+At a sync step the last members (`quantile` of them) each take over the training of one of the first
 ones, drawn at random. They continue with new values: each value of the donor is either drawn again
 from its domain, or multiplied by one of a few factors and clamped to the domain. Members are
 ordered by the constraints, then front by front, and within a front the more crowded one is later.
-Decisions depend only on the values, the seed, the step and the members' numbers.
 
-To take over is to copy the donor's checkpoint. The decision is already in the ledger then. The
-member's `schedule.json` is written last, so that a copy that was interrupted is noticed and
-repeated. The donor waits until its generation is complete.
+To take over is to copy the donor's checkpoint. The member's `schedule.json` is written last, so
+that a copy that was interrupted is noticed and repeated.
 
 Source: Jaderberg et al. 2017, Population based training of neural networks; Dushatskiy et al. 2023,
 Multi-objective population based training; crowding: Deb et al. 2002, NSGA-II, section III.B.
@@ -41,8 +39,18 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import Choices, PbtSettings, Uniform
 from gdpo_tune.training.checkpoints import adopt_checkpoint, find_newest_checkpoint, remove_all_but
-from gdpo_tune.tuning.schedulers import Scheduler, Verdict, compute_ranks, read_values, sum_excess
+from gdpo_tune.tuning.schedulers import (
+    Scheduler,
+    Verdict,
+    compute_ranks,
+    read_values,
+    sum_violations,
+)
 from gdpo_tune.tuning.startup import map_share
+
+SCHEDULE = "schedule.json"
+"""File in a member's directory with the one training that its policy comes from."""
+MovableDomain = Choices | Uniform
 
 
 class Pbt(Scheduler):
@@ -56,46 +64,59 @@ class Pbt(Scheduler):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self._spec = ledger.spec
-        settings = self._spec.search.scheduler
+        self._spec, settings = ledger.spec, ledger.spec.search.scheduler
         assert isinstance(settings, PbtSettings)
         self._settings = settings
-        self._meetings = settings.list_meetings(self._spec.training.steps)
+        self._sync_steps = settings.list_sync_steps(self._spec.training.steps)
         searched = self._spec.space.searched_domains.items()
         self._domains = {
             name: domain for name, domain in searched if name.startswith(MUTABLE_WHILE_TRAINING)
         }
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
-        """Return the steps of the meetings that a member has not reached yet."""
+        """Return the sync steps at which a member's generation is not decided yet."""
         if record.role != "member":
             return ()
-        met = self._ledger.find_last_meeting(record.number)
-        return tuple(step for step in self._meetings if step > met)
+        last = self._ledger.find_last_sync_step(record.number)
+        return tuple(step for step in self._sync_steps if step > last)
 
-    def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
-        """Let a member wait at each coming meeting."""
+    def decide(self, record: TrialRecord, rung: Rung) -> Verdict:
+        """Let a member wait at each coming sync step."""
         return "pause" if rung.step in self.list_evaluation_steps(record) else "continue"
 
     def find_promotable(self, *, alone: bool = False) -> int | None:
-        """Return a member whose meeting is over; once all members wait, hold the next meeting."""
+        """Return a member of a decided generation; once all members wait, decide the next one."""
         members = [record for record in self._ledger.get_records() if record.role == "member"]
-        waiting = [record for record in members if record.state == "paused"]
-        free = [record.number for record in waiting if self._find_meeting(record) is None]
+        waits_at: dict[int, int] = {}
+        free: list[int] = []
+        for record in members:
+            if record.state == "paused":
+                coming = self.list_evaluation_steps(record)
+                step = max((r.step for r in record.rungs if r.step in coming), default=None)
+                if step is None:
+                    free.append(record.number)
+                else:
+                    waits_at[record.number] = step
         is_running = any(record.state == "running" for record in members)
-        if alone and waiting and not free and not is_running:
-            free = list(self._decide_generation(waiting).members)
+        if alone and waits_at and not free and not is_running:
+            # at the earliest step: others joined later, or are ahead
+            step = min(waits_at.values())
+            together = [r for r in members if waits_at.get(r.number) == step]
+            free = list(self._decide_generation(step, together).members)
         return min(free, default=None)
 
-    def _find_meeting(self, record: TrialRecord) -> int | None:
-        coming = self.list_evaluation_steps(record)
-        return max((rung.step for rung in record.rungs if rung.step in coming), default=None)
-
-    def _decide_generation(self, waiting: Sequence[TrialRecord]) -> Generation:
-        """Decide for the members at the earliest meeting: others joined later, or are ahead."""
-        steps = {record.number: self._find_meeting(record) or 0 for record in waiting}
-        step = min(steps.values())
-        standings = [self._build_standing(r, step) for r in waiting if steps[r.number] == step]
+    def _decide_generation(self, step: int, members: Sequence[TrialRecord]) -> Generation:
+        standings: list[MemberStanding] = []
+        for record in members:
+            rung = next(rung for rung in record.rungs if rung.step == step)
+            values, violations = read_values(self._ledger.spec, rung)
+            training = trace_training(self._ledger.get_records(), record.number)
+            params = dict(training.params)
+            for segment in training.schedule:
+                params |= self._spec.space.align(segment.params)
+            active = self._spec.space.select_active(training.params)
+            movable = {name: params[name] for name in self._domains if name in active}
+            standings.append(MemberStanding(record.number, values, movable, violations))
         objectives, seed = self._spec.list_objectives(), self._spec.search.seed
         exploits = decide_exploits(step, standings, objectives, self._domains, self._settings, seed)
         generation = Generation(step, tuple(s.number for s in standings), exploits)
@@ -104,32 +125,18 @@ class Pbt(Scheduler):
             apply_exploit(self._ledger, exploit)
         return generation
 
-    def _build_standing(self, record: TrialRecord, step: int) -> MemberStanding:
-        rung = next(rung for rung in record.rungs if rung.step == step)
-        values, excess = read_values(self._ledger.spec, rung)
-        training = trace_training(self._ledger.get_records(), record.number)
-        params = dict(training.params)
-        for segment in training.schedule:
-            params |= self._spec.space.align(segment.params)
-        active = self._spec.space.select_active(training.params)
-        movable = {name: params[name] for name in self._domains if name in active}
-        return MemberStanding(record.number, values, movable, excess)
-
-
-MovableDomain = Choices | Uniform
-
 
 @dataclass(frozen=True)
 class MemberStanding:
-    """Measurements and parameters of a member at a meeting."""
+    """Measurements and parameters of a member at a sync step."""
 
     number: int
     values: tuple[float, ...]
     """M, in the units and directions of the objectives."""
     params: Params
     """Present values of the movable parameters that are searched and have an effect."""
-    excess: tuple[float, ...] = ()
-    """C, excess over each constraint; 0 or less: it is met."""
+    violations: tuple[float, ...] = ()
+    """C; 0 or less: the constraint is met."""
 
 
 def decide_exploits(
@@ -163,23 +170,20 @@ def decide_exploits(
 def order_members(
     members: Sequence[MemberStanding], objectives: Sequence[Objective]
 ) -> list[MemberStanding]:
-    """Order members from the first donor to the last; equal ones by number.
-
-    Values are finite: the ledger accepts no others.
-    """
+    """Order members, whose values are finite, from first donor to last; equal ones by number."""
     if not members:
         return []
     members = sorted(members, key=lambda member: member.number)
     points = compute_losses([member.values for member in members], objectives)
-    excess = np.array([member.excess for member in members], dtype=float).reshape(len(members), -1)
-    broken = sum_excess(excess)
-    rank = compute_ranks(points, broken)
+    violations = np.array([member.violations for member in members], dtype=float)
+    total = sum_violations(violations.reshape(len(members), -1))
+    rank = compute_ranks(points, total)
     distance = np.zeros(len(members))
-    feasible = np.flatnonzero(broken == 0)
+    feasible = np.flatnonzero(total == 0)
     for front in np.unique(rank[feasible]):
         rows = feasible[rank[feasible] == front]
         distance[rows] = compute_crowding(points[rows])
-    return [members[row] for row in np.lexsort((-distance, rank, broken))]
+    return [members[row] for row in np.lexsort((-distance, rank, total))]
 
 
 def compute_crowding(front: Floats) -> NDArray[np.float64]:
@@ -206,10 +210,7 @@ def explore(
     settings: PbtSettings,
     rng: np.random.Generator,
 ) -> dict[str, ParamValue]:
-    """Return new values for the movable parameters, each within its domain.
-
-    In a domain that lists its values, only a factor's direction counts.
-    """
+    """Return new values for the movable parameters, each within its domain."""
     return {
         name: map_share(domains[name], float(rng.random()))
         if rng.random() < settings.resample
@@ -234,10 +235,6 @@ def perturb(value: float, factor: float, domain: MovableDomain) -> ParamValue:
     elif factor < 1:
         index -= 1
     return numbers[min(max(index, 0), len(numbers) - 1)]
-
-
-SCHEDULE = "schedule.json"
-"""File in a member's directory with the one training that its policy comes from."""
 
 
 def apply_exploit(ledger: Ledger, exploit: Exploit) -> None:

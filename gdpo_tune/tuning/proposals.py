@@ -16,16 +16,13 @@ from an in-memory study with one entry for each configuration:
     out of space    left out (the published baseline may be)
 
 The Gaussian process and TPE keep away from pending points. So they neither propose what runs, nor
-return to a configuration that failed. The genetic algorithms and the random sampler read only
-finished trials. For all of them, a configuration is not proposed twice while a new one is near. A
-sampler without a model sees no trial.
+return to a configuration that failed. The genetic algorithms read only finished trials, and a
+sampler without a model none. No configuration is proposed twice while a new one is near. Every
+entry has a value in every dimension; a parameter without effect has its domain's middle.
 
-Every entry has a value in every dimension; a parameter without effect has its domain's middle.
-
-A proposal is computed in a thread, so that Ray's loop keeps running: when a slot is free, never
-earlier. It knows every result that existed then. If results arrived meanwhile, it is computed once
-more with them. So a slow sampler is late but misses no result, and quick trials cannot delay it
-twice. A few results beside many known ones do not count: with a thousand trials some always arrive.
+A proposal is computed in a thread, so that Ray's loop keeps running, when a slot is free. If
+results arrive meanwhile, it is computed once more with them. So a slow sampler misses no result,
+and quick trials cannot delay it twice. A few results beside many known ones do not count.
 """
 
 from __future__ import annotations
@@ -86,17 +83,13 @@ SeedValues = Sequence[Mapping[str, float]]
 
 
 class Proposals(CloseableResource):
-    """Proposals of a `SamplerView`, computed in one thread.
-
-    All methods are called from one other thread, Ray's loop.
-    """
+    """Proposals of a `SamplerView`, computed in one thread; one other thread calls the methods."""
 
     def __init__(self, view: SamplerView) -> None:
         self._view = view
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposals")
         self._future: Future[Suggestion] | None = None
-        self._repeated = False
-        """True if the computation was repeated because results arrived."""
+        self._repeated = False  # True if the computation was repeated because results arrived
         self._missed: list[tuple[TrialRecord, Mapping[str, Any]]] = []
         """Records and sampler states that arrived during the computation."""
 
@@ -110,10 +103,7 @@ class Proposals(CloseableResource):
     def poll(self, *, idle: bool) -> Suggestion | None:
         """Return a proposal, or None if it is not ready. `observe` its record before the next call.
 
-        It waits longer if `idle`, which says that no trial runs.
-
-        Raises:
-            Exception: an error of the sampler.
+        An error of the sampler is raised. `idle` says that no trial runs: wait longer.
         """
         if self._future is None:
             self._future = self._thread.submit(self._view.propose)
@@ -142,10 +132,9 @@ class Proposals(CloseableResource):
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Proposal of a configuration."""
+    """Proposal of a configuration, with complete parameters."""
 
-    params: dict[str, ParamValue]
-    """Complete parameters."""
+    params: Params
     proposer: Proposer
     sampler_state: Mapping[str, Any]
     """State for the ledger, from which a new process rebuilds the same view."""
@@ -161,26 +150,20 @@ class SamplerView:
         target = registry.SAMPLERS[self.sampler.name].target
         self._factory: SamplerFactory = registry.load(target)(spec)
         # Without a model, nothing would leave the corners again.
-        has_model = self._factory.has_model
-        self._draw = draw_startup_point if has_model else draw_point
+        self._draw = draw_startup_point if self._factory.has_model else draw_point
         self._domains = spec.space.searched_domains
         self._records: dict[Point, dict[int, TrialRecord]] = {}
         """Records of this sweep, by point and number."""
         self._states: dict[Point, Mapping[str, Any]] = {}
-        self._earlier: dict[Point, list[TrialRecord]] = {}
-        """Trials of earlier sweeps, by point."""
-        self._population: set[int] = set()
-        """Numbers of the members of a population."""
-        self._has_estimates = False
-        """True if any trial has estimated values."""
+        self._earlier: dict[Point, list[TrialRecord]] = {}  # trials of earlier sweeps, by point
+        self._population: set[int] = set()  # numbers of the members of a population
+        self._has_estimates = False  # True if any trial has estimated values
         self._under_way = count_affordable_trials(spec) <= MAX_WATCHED
         self._startup_count = 0
         self._extrapolation = CurveExtrapolation(spec)
-        self.known = 0
-        """Number of records that a sampler may learn from."""
+        self.known = 0  # number of records that a sampler may learn from
         self._study = SamplerStudy(spec, self._domains)
-        self._outdated = False
-        """True if the study must be rebuilt before the next proposal."""
+        self._outdated = False  # True if the study must be rebuilt before the next proposal
 
     @property
     def study(self) -> Study:
@@ -195,8 +178,8 @@ class SamplerView:
     def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
         """Take in a record that is new or has changed.
 
-        The whole study is rebuilt before the next proposal if the mean of a finished configuration
-        or the estimates of stopped trials change. Every other record is one small step.
+        If the mean of a finished configuration or the estimates of stopped trials change, the
+        study is rebuilt before the next proposal.
         """
         point, estimates_changed = self._add(record, sampler_state or {})
         self._outdated |= estimates_changed
@@ -210,8 +193,7 @@ class SamplerView:
     def load_earlier(self, records: Iterable[TrialRecord]) -> None:
         """Take in complete trials of earlier sweeps, before anything else.
 
-        Each counts as a finished configuration, until this sweep tries it: then only its own seeds
-        count. They may be proposed again, since none is on this sweep's front.
+        Each counts until this sweep tries its configuration, which may be proposed again.
         """
         for record in records:
             point = self._find_point(record.params)
@@ -228,15 +210,15 @@ class SamplerView:
     def propose(self) -> Suggestion:
         """Propose a configuration. `observe` its record or `withdraw` it before the next proposal.
 
-        A proposal depends only on the observed records: a new process with the same records
-        proposes the same. Only genetic algorithms then produce other children of a generation.
+        A new process with the same records proposes the same, but for the children of a generation.
         """
         study = self.study
         startup = len(self._study.finished) < self._factory.startup
         if not self._domains:
             return Suggestion(self.spec.space.complete({}), "startup", {})
         if startup and self._factory.quasi_random:
-            return self._propose_unseen() or self._propose_point(self._startup_count)
+            repeated = self._build_suggestion(self._draw(self.spec, self._startup_count), "startup")
+            return self._propose_unseen() or repeated
         if not self._factory.has_model:
             drawn = self._build_suggestion(self._study.draw(self._build_sampler()), "startup")
             repeated = self._find_point(drawn.params) in self._records
@@ -251,26 +233,25 @@ class SamplerView:
             self._study.fail(trial.number)
             return self._replace_repeated(suggestion)
         literal = point == tuple(trial.params[name] for name in self._domains)
-        if literal and point not in self._study:
-            self._study.adopt(point, trial.number)
+        if literal and point not in self._study.numbers:
+            self._study.numbers[point] = trial.number
         else:
             self._study.fail(trial.number)  # `observe` adds the true point
         return suggestion
 
     def withdraw(self, suggestion: Suggestion) -> None:
         """Forget a proposal that no trial will have."""
-        point = self._find_point(suggestion.params)
-        if point is not None and point not in self._records:
-            self._study.withdraw(point)
+        point, study = self._find_point(suggestion.params), self._study
+        is_pending = point in study.numbers and point not in study.finished
+        if point is not None and is_pending and point not in self._records:
+            study.fail(study.numbers.pop(point))
 
     def _add(
         self, record: TrialRecord, sampler_state: Mapping[str, Any]
     ) -> tuple[Point | None, bool]:
-        """Add a record under its point.
+        """Add a record under its point, and return it; None if the sampler cannot learn from it.
 
-        Returns:
-            The point, or None if the sampler cannot learn from the record; and whether estimates,
-            or bounds that refer to a baseline, have changed.
+        Return also whether estimates, or bounds that refer to a baseline, have changed.
         """
         before, self.spec = self.spec, self.spec.resolve_constraints([record])
         has_moved = self.spec.constraints != before.constraints
@@ -294,7 +275,7 @@ class SamplerView:
         return point, has_moved or (learned and self._has_estimates)
 
     def _build_sampler(self) -> BaseSampler:
-        """Build the sampler of the next proposal, without a memory that a restart would lose."""
+        # a new one for each proposal: a restart would lose its memory
         return self._factory.build(derive_seed(self.spec, self.known))
 
     def _update_study(self, point: Point) -> None:
@@ -303,10 +284,9 @@ class SamplerView:
             self._study.update(point, self._list_seed_values(point), attrs)
 
     def _list_seed_values(self, point: Point) -> list[dict[str, float]]:
-        """Return metric -> value for each complete seed of a point.
+        """Return the values of each complete seed of a point.
 
-        Without a complete seed, estimate each seed that has a rung. Without those, use the trials
-        of earlier sweeps.
+        Without one, estimate each seed that has a rung; without those, use earlier sweeps.
         """
         records = self._records.get(point, {}).values()
         complete = [record for record in records if record.state == "complete"]
@@ -340,7 +320,7 @@ class SamplerView:
     def _replace_repeated(self, repeated: Suggestion) -> Suggestion:
         """Return a new point near a repeated one: one parameter is from a quasi-random point.
 
-        If none is new, return a quasi-random point; if none of those is new, the repeated one.
+        If none is new, return a new quasi-random point, or else the repeated one.
         """
         names = tuple(self._domains)
         for index in range(self.known, self.known + MAX_TRIES):
@@ -355,39 +335,30 @@ class SamplerView:
     def _propose_unseen(self) -> Suggestion | None:
         """Propose the next new point of the quasi-random sequence; None if none is near."""
         for index in range(self._startup_count, self._startup_count + MAX_TRIES):
-            suggestion = self._propose_point(index)
+            suggestion = self._build_suggestion(self._draw(self.spec, index), "startup")
             if self._find_point(suggestion.params) not in self._records:
                 return suggestion
         return None
-
-    def _propose_point(self, index: int) -> Suggestion:
-        return self._build_suggestion(self._draw(self.spec, index), "startup")
 
 
 class SamplerStudy:
     """In-memory study that a sampler reads, with one trial for each configuration.
 
-    A finished configuration cannot change: if its values change later, a new study is needed.
+    If the values of a finished configuration change, a new study is needed.
     """
 
     def __init__(self, spec: SweepSpec, domains: Mapping[str, Choices | Uniform]) -> None:
         """Create an empty study; `domains` are the dimensions of a point, in their order."""
-        self.distributions = {
-            name: convert_to_distribution(domain) for name, domain in domains.items()
-        }
+        self.distributions = {n: convert_to_distribution(d) for n, d in domains.items()}
         self._spec = spec
         self._storage = InMemoryStorage()
         # a placeholder: each proposal has a sampler of its own
         self.study = create_study(self._storage, "projection", spec, RandomSampler())
         self._study_id = self._storage.get_study_id_from_name("projection")
-        self._numbers: dict[Point, int] = {}
-        """Point -> number of its trial in the study."""
+        self.numbers: dict[Point, int] = {}
+        """Point, pending or finished -> number of its trial in the study."""
         self.finished: dict[Point, tuple[float, ...]] = {}
         """Finished configuration -> values of its objectives."""
-
-    def __contains__(self, point: Point) -> bool:
-        """Return whether the study has a point, pending or finished."""
-        return point in self._numbers
 
     def compute_mean(self, seed_values: SeedValues) -> tuple[float, ...]:
         """Return the mean over seeds of each objective; empty without a seed."""
@@ -400,8 +371,7 @@ class SamplerStudy:
     def update(self, point: Point, seed_values: SeedValues, attrs: Mapping[str, Any]) -> None:
         """Add a point that is absent, or finish one that is pending.
 
-        Without `seed_values` it is pending. `attrs` are system attributes of the sampler, for a
-        point that is absent.
+        Without `seed_values` it is pending. `attrs` are of the sampler, for a point that is absent.
         """
         mean = self.compute_mean(seed_values)
         violations = {
@@ -409,8 +379,8 @@ class SamplerStudy:
             for name, bound in self._spec.constraints.items()
             if seed_values
         }
-        if point not in self:
-            self._numbers[point] = len(self.study.get_trials(deepcopy=False))
+        if point not in self.numbers:
+            self.numbers[point] = len(self.study.get_trials(deepcopy=False))
             self.study.add_trial(
                 create_trial(
                     state=TrialState.COMPLETE if seed_values else TrialState.RUNNING,
@@ -422,7 +392,7 @@ class SamplerStudy:
                 )
             )
         elif seed_values:
-            number = self._numbers[point]
+            number = self.numbers[point]
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
             for name, value in violations.items():
                 Trial(self.study, trial_id).set_constraint(name, value)
@@ -439,74 +409,56 @@ class SamplerStudy:
             for name, distribution in self.distributions.items()
         }
 
-    def adopt(self, point: Point, number: int) -> None:
-        """Let a trial that `study.ask` created stand for a pending point."""
-        self._numbers[point] = number
-
-    def withdraw(self, point: Point) -> None:
-        """Remove a pending point; ignore one that is absent or finished."""
-        if point in self and point not in self.finished:
-            self.fail(self._numbers.pop(point))
-
     def fail(self, number: int) -> None:
         """Close a trial of the study that stands for no point."""
         self.study.tell(number, state=TrialState.FAIL)
 
 
 class CurveExtrapolation:
-    """Estimates of a trial's final values from its last rung: the median change from there.
+    """Estimates of a trial's final values: those of its last rung, and the median change since.
 
-    Stopped trials are most of a sweep, and a sampler that does not see them proposes them again.
-    Early in a sweep, most of its information is in trials that still run. Values at a rung are not
-    comparable with values at full budget. So each such trial gets the median change from that rung
-    to the end, over complete trials.
-
-    It uses the first complete trials, by the time of their end. Their number grows in steps: every
-    change of it moves all estimates. A new process with the same records estimates the same.
+    A sampler that does not see stopped trials proposes them again, and values at a rung are not
+    comparable with final ones. The median is over the first complete trials, by the time of their
+    end. Their number grows in steps: every change of it moves all estimates.
     """
 
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
         self._complete: dict[int, TrialRecord] = {}
-        self._changes: dict[tuple[int, str], float] = {}
-        """(Completions, metric) -> median change, as far as computed."""
+        self._changes: dict[int, dict[str, float]] = {}
+        """Completions -> metric -> median change, as far as computed."""
         self._used = 0
 
     def add(self, record: TrialRecord) -> bool:
         """Take in a complete trial; return whether estimates now use more trials than before."""
         self._complete[record.number] = record
-        used = count_used(len(self._complete))
-        grown = used > self._used
-        if grown:
-            self._used = used
+        before, self._used = self._used, count_used(len(self._complete))
+        if self._used > before:
             self._changes.clear()
-        return grown
+        return self._used > before
 
     def estimate_final(self, rung: Rung) -> dict[str, float]:
         """Estimate the final value of every objective and constraint metric.
 
         If no complete trial has such a rung, the values at the rung stay as they are.
         """
-        return {
-            name: rung.validation[name].mean + self._estimate_change(rung.completions, name)
-            for name in self._spec.judged_metrics
-        }
-
-    def _estimate_change(self, completions: int, name: str) -> float:
-        key = (completions, name)
-        if key not in self._changes:
+        if rung.completions not in self._changes:
             by_end = sorted(
                 self._complete.values(),
                 key=lambda r: (math.inf if r.finished is None else r.finished, r.number),
             )
-            changes = [
-                record.validation[name].mean - rung.validation[name].mean
+            pairs = [
+                (record.validation, earlier.validation)
                 for record in by_end[: self._used]
-                for rung in record.rungs
-                if rung.completions == completions
+                for earlier in record.rungs
+                if earlier.completions == rung.completions
             ]
-            self._changes[key] = median(changes) if changes else 0.0
-        return self._changes[key]
+            self._changes[rung.completions] = {
+                name: median([end[name].mean - then[name].mean for end, then in pairs] or [0.0])
+                for name in self._spec.judged_metrics
+            }
+        changes = self._changes[rung.completions]
+        return {name: rung.validation[name].mean + change for name, change in changes.items()}
 
 
 def count_used(count: int) -> int:
@@ -529,12 +481,11 @@ def find_last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
 
 
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
-    """Load the usable trials of the sweeps that the spec names, by directory and number.
+    """Load the usable trials of the sweeps of `search.warm_start`, by directory and number.
 
     A usable trial trained a policy, is complete and has every judged metric. Members of a
-    population are left out, and so are replicates of members: their parameters moved while they
-    trained. So are trials before an accepted change of content. The ledgers are only read, so an
-    earlier sweep may still run.
+    population and their replicates are left out: their parameters moved while they trained. So are
+    trials before an accepted change of content. An earlier sweep may still run.
 
     Raises:
         SpecError: the file of an earlier sweep is not valid any more.
@@ -556,8 +507,8 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
 def refuse_other_content(spec: SweepSpec, content: Mapping[str, Fact]) -> None:
     """Refuse to learn from a sweep that measured by other content, such as an edited reward.
 
-    What this sweep names differently, such as its policy, it changes on purpose. Versions decide
-    numbers and not their meaning, so they may differ too.
+    What this sweep names differently, such as its policy, it changes on purpose, and versions
+    decide numbers and not their meaning.
 
     Raises:
         IdentityError: a file of an earlier sweep's task, data or policy has changed since then.

@@ -26,9 +26,8 @@ from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoin
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
-    A kept trial keeps all files of its last checkpoint. Unfinished trials keep theirs, and pruned
-    ones under `keep: all` their newest one. A merge on the front keeps the policies of its parts.
-    Trials before an accepted change of content keep what they have: their front is not known here.
+    Pruned trials keep their newest one under `keep: all`. A merge on the front keeps the policies
+    of its parts. Trials before an accepted change of content keep what they have.
     """
     records = [r for r in ledger.get_records() if not r.is_open and r.is_comparable]
     kept = select_kept_trials(ledger, records)
@@ -49,8 +48,7 @@ def trim_ended_trial(ledger: Ledger, record: TrialRecord) -> TrialRecord:
     """Delete the checkpoints that no later decision needs of a trial that has ended; return it.
 
     The last checkpoint of a complete trial stays: until the end of the sweep, the trial may join
-    the front. Of a pruned trial the newest one stays under `keep: all`, and nothing else. An object
-    store that does not answer keeps them until the end of the sweep.
+    the front. An object store that does not answer keeps all until then.
     """
     keep, directory = ledger.spec.keep, ledger.get_trial_directory(record.number)
     paths: dict[int, set[Path]] = {record.number: set()}
@@ -71,7 +69,7 @@ def list_kept_steps(
     """Return the steps before the end whose checkpoints a trial keeps while it runs.
 
     A search trial keeps those at which it is evaluated, a replicate those that a fresh seed of a
-    candidate needs. A member of a population may take over another training, so it keeps none.
+    candidate needs, and a member of a population none.
     """
     if record.role == "search":
         return tuple(list_evaluated_steps(spec))
@@ -86,8 +84,8 @@ def list_kept_steps(
 def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]]:
     """Return the checkpoints that stay of `ended`, and of each trial that now keeps fewer.
 
-    Those before the end are the first in `rank_checkpoints`, as many as the budget has left, those
-    of candidates, and those of replicates.
+    Before the end these are the first in `rank_checkpoints`, as many as the budget has left, and
+    those of candidates and replicates.
     """
     records, spec = ledger.get_records(), ledger.spec
     evaluated = [part for record in records for part in record.parts]
@@ -135,7 +133,7 @@ def find_newest(ledger: Ledger, directory: Path) -> Path | None:
 
 
 def select_kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[int]:
-    """Return the numbers of the trials whose last checkpoint stays."""
+    """Return the numbers of the trials whose last checkpoint stays at the end."""
     everything = {record.number for record in records}
     if ledger.spec.keep != "front":
         return everything if ledger.spec.keep == "all" else set()

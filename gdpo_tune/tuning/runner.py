@@ -17,7 +17,7 @@ from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.content import measure_content
-from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
+from gdpo_tune.core.errors import ClusterLostError, ExitCode, StoreError, StoreUnreachableError
 from gdpo_tune.core.events import (
     Event,
     Listener,
@@ -29,7 +29,6 @@ from gdpo_tune.core.events import (
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.system import (
-    INTERRUPTED,
     count_local_cpus,
     read_machine_memory,
     stop_on_signals,
@@ -39,7 +38,7 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_store_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
-from gdpo_tune.tuning.attempts import Setup, choose_interval
+from gdpo_tune.tuning.attempts import RunSettings, choose_interval
 from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox
 from gdpo_tune.tuning.nodes import count_slots
 from gdpo_tune.tuning.plan import count_candidates, count_planned, explain_end, is_finished
@@ -51,6 +50,8 @@ from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
 PACK = "gdpo_tune.training.packs:Pack"
+PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
+"""Packages whose versions a session records."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def run_sweep(
         spec = ledger.spec
         if spec.address:
             fetch_files(ledger)
-        # Only now, because before the end a dominated trial may still join the front. Always,
-        # because the last session may have been killed before this, or `keep:` may have changed.
+        # Before the end a dominated trial may still join the front. A session that was killed may
+        # have left some, and `keep:` may have changed.
         if not interrupted:
             delete_unkept_checkpoints(ledger)
         records = tuple(ledger.get_records())
@@ -156,8 +157,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
     session: int | None = None
     try:
         variables = spec.resources.collect_variables(os.environ)
-        processes = ledger.directory / "ray.processes"
-        with cluster.open_cluster(processes, variables) as ray_cluster:
+        with cluster.open_cluster(ledger.directory / "ray.processes", variables) as ray_cluster:
             slots = count_slots(spec, ray_cluster.nodes.list_alive())
             if ray_cluster.joined:
                 check_nodes(spec, ledger.directory, ray_cluster.nodes)
@@ -166,27 +166,24 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
             emit(SearchStarted(slots, sampler))
             return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     finally:
         if session is not None:
-            ledger.end_session(session, find_ending(ledger))
+            spec, records = ledger.spec, ledger.get_records()
+            hours, added = ledger.compute_hours(time.time()), ledger.steering.list_waiting(records)
+            has_ended = is_finished(spec, records, hours, added)
+            ledger.end_session(session, explain_end(spec, records, hours) if has_ended else "")
 
 
 def _run_tuner(
     ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
 ) -> int:
     """Run Ray Tune until nothing is left to start; see `_with_ray`."""
-    from gdpo_tune.tuning.ray.tune import (
-        GRACE,
-        RAY,
-        ClusterLostInterrupt,
-        TuneStopper,
-        build_tuner,
-    )
+    from gdpo_tune.tuning.ray import tune
 
     spec, worker = ledger.spec, ledger.spec.resources
     together = worker.trials_per_process
-    setup = Setup(
+    setup = RunSettings(
         train or (PACK if together > 1 else TRAIN),
         ledger.directory / SPEC,
         spec.address,
@@ -197,11 +194,10 @@ def _run_tuner(
         choose_interval(slots),
     )
     scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(ledger)
-    nodes = ray_cluster.nodes
-    lifecycle = Lifecycle(ledger, scheduler, setup, slots, emit, nodes)
+    lifecycle = Lifecycle(ledger, scheduler, setup, slots, emit, ray_cluster.nodes)
     # Trials that share a process compute one after another.
-    stopper = TuneStopper(lifecycle, ray_cluster.is_alive, GRACE * together)
-    status = INTERRUPTED
+    stopper = tune.TuneStopper(lifecycle, ray_cluster.is_alive, tune.GRACE * together)
+    status: int = ExitCode.INTERRUPTED
 
     def stop(exit_status: int) -> None:
         nonlocal status
@@ -214,18 +210,19 @@ def _run_tuner(
             silence_optuna(),
             explain_full_disk(ledger.directory, "the sweep"),
         ):
-            on_process = ray_cluster.remember
-            build_tuner(spec, ledger.directory, slots, setup, lifecycle, stopper, on_process).fit()
+            tune.build_tuner(
+                spec, ledger.directory, slots, setup, lifecycle, stopper, ray_cluster.remember
+            ).fit()
     except KeyboardInterrupt:
         stopper.request()
-    except ClusterLostInterrupt:
+    except tune.ClusterLostInterrupt:
         raise ClusterLostError(LOST) from None
     finally:
         lifecycle.close()
         # the next start clears it too
         with suppress(StoreError, StoreUnreachableError, OSError):
             lifecycle.stop_flag.clear()
-        shutil.rmtree(ledger.directory / RAY, ignore_errors=True)
+        shutil.rmtree(ledger.directory / tune.RAY, ignore_errors=True)
     if lifecycle.fatal is not None:
         raise lifecycle.fatal
     return status if stopper.requested else 0
@@ -249,18 +246,6 @@ def fetch_files(ledger: Ledger) -> None:
     """Copy the small files of trials from the store to this machine."""
     SweepStore(ledger.spec).fetch()
     ledger.refresh_checkpoints([record.number for record in ledger.get_records()])
-
-
-def find_ending(ledger: Ledger) -> str:
-    """Return why nothing is left to run; empty if something is."""
-    spec, records = ledger.spec, ledger.get_records()
-    hours = ledger.compute_hours(time.time())
-    added = ledger.steering.list_waiting(records)
-    return explain_end(spec, records, hours) if is_finished(spec, records, hours, added) else ""
-
-
-PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
-"""Packages whose versions a session records."""
 
 
 def describe_machine() -> dict[str, Any]:

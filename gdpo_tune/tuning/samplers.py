@@ -1,7 +1,6 @@
 """Samplers: one function builds the `SamplerFactory` of each.
 
-Constraints reach a sampler as constraint values on every trial of its study. So no factory needs to
-pass them on.
+Constraints reach a sampler as constraint values on every trial of its study.
 """
 
 from __future__ import annotations
@@ -71,23 +70,16 @@ class SamplerFactory:
 class GaussianProcess(GPSampler):
     """Optuna's Gaussian process, every other proposal in a box around a member of the front.
 
-    Expected hypervolume improvement over the whole space favours its corners, where the process is
-    least certain. If the optimum is inside the space, a short search spends most of its trials
-    there. A box around a configuration that adds to the hypervolume keeps half of the proposals
-    near good configurations, as trust regions do.
-
-    It uses one thread: its tensors are tiny. On two busy cores threads triple the CPU time of a
-    proposal and take it from the trials.
+    Expected hypervolume improvement favours the corners of the space, where the process is least
+    certain: a short search would spend most of its trials there. A box around a configuration that
+    adds to the hypervolume keeps half of the proposals near good ones, as trust regions do.
 
     Source: Daulton et al. 2022, Multi-objective Bayesian optimization over high-dimensional search
     spaces (MORBO): boxes around members of the front that contribute to the hypervolume.
     """
 
     def __init__(self, objectives: Sequence[Objective], seed: int, startup: int) -> None:
-        """Set up the sampler of one proposal: random before `startup` complete trials.
-
-        The references of the study's objectives define the hypervolume.
-        """
+        """Set up the sampler of one proposal: random before `startup` complete trials."""
         super().__init__(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
         self._n_preliminary_samples = CANDIDATES
         self._n_qmc_samples_ehvi = DRAWS
@@ -97,7 +89,7 @@ class GaussianProcess(GPSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Propose values, with torch limited to one thread meanwhile."""
+        """Propose values, in one thread: its tensors are tiny, and trials need the other cores."""
         import torch
 
         if self._box_rng.random() < BOX_SHARE:
@@ -141,10 +133,7 @@ def shrink_around(value: Any, domain: BaseDistribution) -> BaseDistribution:
 
 
 def build_gp(spec: SweepSpec) -> SamplerFactory:
-    """Build the Gaussian process: one for each objective, expected hypervolume improvement.
-
-    It accounts for running trials and for constraints.
-    """
+    """Build the Gaussian process, one for each objective: expected hypervolume improvement."""
     objectives, startup = spec.list_objectives(), count_startup_trials(spec)
     return SamplerFactory(
         lambda seed: GaussianProcess(objectives, seed, startup), startup, quasi_random=True
@@ -152,10 +141,9 @@ def build_gp(spec: SweepSpec) -> SamplerFactory:
 
 
 class ParzenEstimator(TPESampler):
-    """Optuna's TPE sampler with given dimensions.
+    """Optuna's TPE sampler with given dimensions, which every entry of the study has.
 
-    Every entry of the study has all of them. Optuna would compare the dimensions of all entries for
-    each proposal, which takes half of its time with thousands of entries.
+    Optuna would compare those of all entries, half of its time with thousands of them.
     """
 
     def __init__(self, dimensions: Mapping[str, BaseDistribution], seed: int, startup: int) -> None:
@@ -174,10 +162,8 @@ class ParzenEstimator(TPESampler):
 def build_tpe(spec: SweepSpec) -> SamplerFactory:
     """Build the multi-objective tree-structured Parzen estimator over all dimensions jointly."""
     startup = count_startup_trials(spec)
-    dimensions = {
-        name: convert_to_distribution(domain)
-        for name, domain in spec.space.searched_domains.items()
-    }
+    domains = spec.space.searched_domains
+    dimensions = {name: convert_to_distribution(domain) for name, domain in domains.items()}
     return SamplerFactory(
         lambda seed: ParzenEstimator(dimensions, seed, startup), startup, quasi_random=True
     )
@@ -185,24 +171,25 @@ def build_tpe(spec: SweepSpec) -> SamplerFactory:
 
 def build_nsga2(spec: SweepSpec) -> SamplerFactory:
     """Build the genetic algorithm with crowding distance; its first generation is uniform."""
-    population = choose_population_size(spec)
-    return SamplerFactory(
-        lambda seed: NSGAIISampler(seed=seed, population_size=population),
-        population,
-        quasi_random=False,
-        attrs=FIRST_GENERATION,
-    )
+    return _build_genetic(spec, NSGAIISampler)
 
 
 def build_nsga3(spec: SweepSpec) -> SamplerFactory:
     """Build the genetic algorithm with reference points; its first generation is uniform."""
-    population = choose_population_size(spec)
+    return _build_genetic(spec, NSGAIIISampler)
+
+
+def _build_genetic(
+    spec: SweepSpec, kind: type[NSGAIISampler] | type[NSGAIIISampler]
+) -> SamplerFactory:
+    # small enough for several generations within the sweep
+    population = min(50, max(4, spec.search.trials // 5))
 
     def build(seed: int) -> BaseSampler:
         with warnings.catch_warnings():
             # "experimental" since 2023; the version of Optuna is capped
             warnings.simplefilter("ignore", ExperimentalWarning)
-            return NSGAIIISampler(seed=seed, population_size=population)
+            return kind(seed=seed, population_size=population)
 
     return SamplerFactory(build, population, quasi_random=False, attrs=FIRST_GENERATION)
 
@@ -218,13 +205,5 @@ def build_qmc(_: SweepSpec) -> SamplerFactory:
 
 
 def count_startup_trials(spec: SweepSpec) -> int:
-    """Return the trials before a model: few, since with four it beats chance (docs/search.md).
-
-    All points that merges need are among them.
-    """
+    """Return the trials before a model: all that merges need, and few (see docs/search.md)."""
     return max(len(list_spanning_weights(spec)), min(10, max(4, spec.search.trials // 8)))
-
-
-def choose_population_size(spec: SweepSpec) -> int:
-    """Choose a generation's size, small enough for several generations within the sweep."""
-    return min(50, max(4, spec.search.trials // 5))

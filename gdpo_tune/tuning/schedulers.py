@@ -4,9 +4,8 @@ A trial that meets the constraints comes before one that does not; among infeasi
 closer one comes first. Feasible trials are ordered front by front. Within a front, every prefix of
 the order covers the front evenly. No metric is preferred.
 
-Below, everything is a loss (smaller is better), and values are finite. Shapes: T trials, M
-objectives, C constraints; `losses` are `[T, M]`, `violation` is the total of each trial `[T]`, and
-`rank` is as from `compute_ranks`.
+Shapes: T trials, M objectives, C constraints. `losses` `[T, M]` are finite, and smaller is better;
+`total` is the total violation of each trial `[T]`; `rank` is as from `compute_ranks`.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class Scheduler:
         """Return the steps at which a trial must be evaluated."""
         return ()
 
-    def judge(self, record: TrialRecord, rung: Rung) -> Verdict:
+    def decide(self, record: TrialRecord, rung: Rung) -> Verdict:
         """Return the verdict on a trial after a rung that is in the ledger.
 
-        A scheduler is rebuilt by judging every rung again in the order of their recording, except
-        those for `replay`. A second call for the same rung gives the same answer.
+        A new process decides every rung again in the order of their recording, except those for
+        `replay`. A second call for the same rung gives the same answer.
         """
         return "continue"
 
@@ -53,10 +52,7 @@ class Scheduler:
         """Take in a rung of a trial that has ended, which needs no verdict any more."""
 
     def find_promotable(self, *, alone: bool = False) -> int | None:
-        """Return the number of the waiting trial that may continue now; None if there is none.
-
-        `alone` says that no other trial can be started at present.
-        """
+        """Return the waiting trial that may continue now; `alone`: no other one can be started."""
         return None
 
     def promote(self, number: int) -> None:
@@ -68,43 +64,42 @@ class Scheduler:
 
 
 def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the values of the objectives, and the excess over each constraint (see `Rungs`)."""
+    """Return the M values of the objectives, and the C violations; 0 or less: it is met."""
     means = {name: metric.mean for name, metric in rung.validation.items()}
-    excess = (compute_violation(bound, means[name]) for name, bound in spec.constraints.items())
-    return tuple(means[name] for name in spec.objectives), tuple(excess)
+    violations = (compute_violation(bound, means[name]) for name, bound in spec.constraints.items())
+    return tuple(means[name] for name in spec.objectives), tuple(violations)
 
 
 def find_first(
-    losses: Floats, broken: Floats, rank: Ranks, candidates: NDArray[np.int64], room: int
+    losses: Floats, total: Floats, rank: Ranks, candidates: NDArray[np.int64], quota: int
 ) -> int | None:
-    """Return the candidate that is first in the order of all trials; None if it is too late.
+    """Return the candidate that is first in the order of all trials; None if beyond the quota.
 
-    Candidates, at least one, and the result are rows; `room` is the first place, counted from 0,
-    that is too late. Equal trials stand in the order of their rows. Only the candidate's front is
-    ordered, and only if the place within it matters.
+    Candidates, at least one, and the result are rows. Equal trials stand in the order of their
+    rows. Only the candidate's front is ordered, and only if the place within it matters.
     """
-    lead = candidates[np.lexsort((candidates, rank[candidates], broken[candidates]))[0]]
-    level = broken == broken[lead]
-    ahead = np.count_nonzero((broken < broken[lead]) | (level & (rank < rank[lead])))
-    if ahead >= room:
+    lead = candidates[np.lexsort((candidates, rank[candidates], total[candidates]))[0]]
+    level = total == total[lead]
+    ahead = np.count_nonzero((total < total[lead]) | (level & (rank < rank[lead])))
+    if ahead >= quota:
         return None
     front = np.flatnonzero(level & (rank == rank[lead]))
     is_candidate = np.isin(front, candidates)
-    if ahead + len(front) <= room and np.count_nonzero(is_candidate) == 1:
+    if ahead + len(front) <= quota and np.count_nonzero(is_candidate) == 1:
         return int(lead)
     place = np.where(is_candidate, order_evenly(losses[front]), len(losses))
-    return int(front[place.argmin()]) if ahead + place.min() < room else None
+    return int(front[place.argmin()]) if ahead + place.min() < quota else None
 
 
-def compute_ranks(losses: Floats, broken: Floats) -> Ranks:
+def compute_ranks(losses: Floats, total: Floats) -> Ranks:
     """Compute the front of each trial, `int[T]`, counted from 0; 0 for an infeasible trial."""
     rank = np.zeros(len(losses), dtype=np.int64)
-    if (broken == 0).any():
-        rank[broken == 0] = moocore.pareto_rank(losses[broken == 0])
+    if (total == 0).any():
+        rank[total == 0] = moocore.pareto_rank(losses[total == 0])
     return rank
 
 
-def update_ranks(losses: Floats, broken: Floats, rank: Ranks) -> None:
+def update_ranks(losses: Floats, total: Floats, rank: Ranks) -> None:
     """Update in place ranks that are right for all but the last trial, with few comparisons.
 
     Trials of its front that it dominates move one front back, and push others there back in turn.
@@ -113,12 +108,12 @@ def update_ranks(losses: Floats, broken: Floats, rank: Ranks) -> None:
     evolutionary multiobjective optimization.
     """
     last = len(losses) - 1
-    if broken[last] > 0:
+    if total[last] > 0:
         rank[last] = 0
         return
-    front = rank[find_dominating(losses, broken, last)].max(initial=-1) + 1
+    front = rank[find_dominating(losses, total, last)].max(initial=-1) + 1
     rank[last] = front
-    behind = np.flatnonzero(find_dominating(-losses, broken, last))
+    behind = np.flatnonzero(find_dominating(-losses, total, last))
     moved = np.array([last])
     while moved.size:
         peers = behind[rank[behind] == front]
@@ -137,28 +132,28 @@ def find_dominated(some: Floats, others: Floats) -> NDArray[np.bool_]:
     return np.logical_or.reduce(no_worse & better)
 
 
-def sum_excess(excess: Floats) -> Floats:
-    """Sum each trial's excess `[T, C]` over all constraints, `float[T]`; 0: it meets them.
+def sum_violations(violations: Floats) -> Floats:
+    """Sum each trial's violations `[T, C]` over all constraints, `float[T]`; 0: it meets them.
 
-    The largest excess over a constraint is its unit, so that no constraint outweighs another.
+    The largest violation of a constraint is its unit, so that no constraint outweighs another.
     """
-    total = np.zeros(len(excess))
-    for column in np.clip(excess, 0, None).T:
+    total = np.zeros(len(violations))
+    for column in np.clip(violations, 0, None).T:
         largest = column.max(initial=0)
         if largest > 0:
             total += column / largest
     return total
 
 
-def find_dominating(losses: Floats, broken: Floats, row: int) -> NDArray[np.bool_]:
+def find_dominating(losses: Floats, total: Floats, row: int) -> NDArray[np.bool_]:
     """Find the trials that dominate trial `row`, `bool[T]`.
 
     A feasible trial dominates an infeasible one; of two infeasible ones, the one with less total
-    excess dominates.
+    violation dominates.
     """
-    if broken[row] > 0:
-        return broken < broken[row]
-    no_worse, better = broken == 0, np.zeros(len(losses), dtype=np.bool_)
+    if total[row] > 0:
+        return total < total[row]
+    no_worse, better = total == 0, np.zeros(len(losses), dtype=np.bool_)
     # one objective at a time: numpy is slow at reducing an axis as short as M
     for column, value in zip(losses.T, losses[row], strict=True):
         no_worse &= column <= value

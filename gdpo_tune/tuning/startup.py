@@ -2,17 +2,14 @@
 
 Without merges they cover the space evenly. With merges they span it: a merge is about as good as
 what lies between its parents, so the parents have to lie at the corners of what can be traded.
-First all searched reward weights have the largest value of their range, which leaves least to the
-anchor. The centre comes next, then each weight in turn, from the last one on, has its largest and
-the others their least.
+First all searched reward weights have the largest value of their range. The centre comes next, then
+each weight in turn, from the last one on, has its largest and the others their least.
 
-A merge moves less far from the initial policy than its parents did, and never further. So these
-points have a learning rate near the upper end of its range. They have a normalization mode that
-normalises every reward by itself, if one is searched: under a mode that sums rewards first, a
-reward with a wide range outweighs any weight. Other parameters cover the space evenly.
+A merge moves no further from the initial policy than its parents did. So these points have a
+learning rate near the upper end of its range, and, if it is searched, a normalization mode that
+normalises every reward by itself: else a reward with a wide range outweighs any weight.
 
-Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488: one training for each reward.
-docs/search.md compares designs.
+Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488; docs/search.md compares designs.
 """
 
 from __future__ import annotations
@@ -35,10 +32,7 @@ GOLDEN = 0.6180339887498949
 
 
 def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
-    """Draw start-up point `index`: a value for every dimension, without conditions.
-
-    The same index gives the same point in every process.
-    """
+    """Draw start-up point `index`: a value for every dimension, without conditions."""
     point, spanning = draw_point(spec, index), list_spanning_weights(spec)
     if index >= len(spanning):
         return point
@@ -67,8 +61,7 @@ def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     """Return the corners of the searched reward weights; none without merges.
 
-    Only ratios of weights matter. So without an anchor, a weight that is not searched, the largest
-    of all are the centre and no corner.
+    Only their ratios matter: unless some weight is not searched, the largest of all are no corner.
     """
     weights = {n: d for n, d in spec.space.searched_domains.items() if n.startswith(WEIGHTS)}
     if not weights or not spec.has_candidates or not spec.search.merges.budget:

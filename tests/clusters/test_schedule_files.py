@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from gdpo_tune.clusters import console
 from gdpo_tune.clusters.load_schedules import list_overrides, load_sweeps
 from gdpo_tune.clusters.schedule_spec import LocalBackend, RayJobBackend
 from gdpo_tune.core.errors import SpecError, UsageError
 from tests.support.paths import ROOT
+from tests.support.render import KUBERAY, SLURM
 from tests.support.schedule import load_scheduled_sweep
 
 GOOD = """name: nightly
@@ -23,307 +26,18 @@ backend: {kind: local}
 storage: runs
 notify: {webhook_env: GDPO_WEBHOOK, on: [failed]}
 """
-CASES = {
-    "an unknown key": ("storage: runs", "storag: runs", 7, "storag", "unknown key", "'storage'"),
-    "a space that does not exist": (
-        "gpu.yaml",
-        "gpuu.yaml",
-        2,
-        "space",
-        "there is no file search_spaces/gpuu.yaml",
-        "gpu.yaml",
-    ),
-    "no space": ("space: search_spaces/gpu.yaml\n", "", 1, "space", "missing", "add space:"),
-    "a bad cron line": ("0 2 * * *", "0 25 * * *", 3, "schedule.cron", "bad hour", "numbers"),
-    "too few fields": ("0 2 * * *", "0 2 * *", 3, "schedule.cron", "4 fields", "minute, hour"),
-    "an unknown zone": (
-        "Europe/Berlin",
-        "Europe/Berln",
-        3,
-        "schedule.timezone",
-        "unknown time zone",
-        "'Europe/Berlin'",
-    ),
-    "a schedule without a line": (
-        'cron: "0 2 * * *", ',
-        "",
-        3,
-        "schedule.cron",
-        "missing",
-        "add cron:",
-    ),
-    "an unknown policy": (
-        "overlap: skip",
-        "overlap: skp",
-        4,
-        "policy.overlap",
-        "unknown value",
-        "'skip'",
-    ),
-    "a number as a length of time": (
-        "90m",
-        "90",
-        4,
-        "policy.missed_grace",
-        "not a length of time",
-        "90m, 6h",
-    ),
-    "no attempt": (
-        "overlap: skip",
-        "max_attempts: 0",
-        4,
-        "policy.max_attempts",
-        "must be at least 1",
-        "at least 1",
-    ),
-    "no run time": (
-        "overlap: skip",
-        "max_runtime: 0h",
-        4,
-        "policy.max_runtime",
-        "must be 1m to 366d",
-        "of 1m to 366d",
-    ),
-    "no grace, with which no run would ever start": (
-        "90m",
-        "0s",
-        4,
-        "policy.missed_grace",
-        "must be 1m to 366d",
-        "of 1m to 366d",
-    ),
-    "a budget of no trials": (
-        "trials: 20",
-        "trials: 0",
-        5,
-        "budget.trials",
-        "must be above 0",
-        "above 0",
-    ),
-    "a budget of no hours": (
-        "gpu_hours: 80",
-        "gpu_hours: 0",
-        5,
-        "budget.gpu_hours",
-        "must be above 0",
-        "above 0",
-    ),
-    "a month of no hours": (
-        "gpu_hours: 80",
-        "gpu_hours_per_30d: 0.0",
-        5,
-        "budget.gpu_hours_per_30d",
-        "must be above 0",
-        "above 0",
-    ),
-    "an unknown backend": (
-        "kind: local",
-        "kind: ray_job",
-        6,
-        "backend.kind",
-        "unknown backend",
-        "'ray-job'",
-    ),
-    "a backend without a kind": (
-        "kind: local",
-        "folder: x",
-        6,
-        "backend",
-        "without a kind",
-        "add kind:",
-    ),
-    "a key of another backend": (
-        "kind: local",
-        "kind: local, address: http://a",
-        6,
-        "backend.address",
-        "unknown key",
-        "folder",
-    ),
-    "a cluster without an address": (
-        "kind: local",
-        "kind: ray-job",
-        6,
-        "backend",
-        "no address",
-        "address_env",
-    ),
-    "a backend that is a word": (
-        "{kind: local}",
-        "local",
-        6,
-        "backend",
-        "not a mapping",
-        "{kind: local}",
-    ),
-    "an address without a scheme": (
-        "kind: local",
-        "kind: ray-job, address: 'head:8265'",
-        6,
-        "backend.address",
-        "http[s]://HOST",
-        "http://HOST:8265",
-    ),
-    "an address with a password": (
-        "kind: local",
-        "kind: ray-job, address: 'http://me:secret@head:8265'",
-        6,
-        "backend.address",
-        "a user or a password",
-        "http://HOST:8265",
-    ),
-    "a directory of an unknown user": (
-        "kind: local",
-        "kind: slurm, folder: ~no-such-user/jobs",
-        6,
-        "backend.folder",
-        "no user of that name",
-        "begins with /",
-    ),
-    "an address as a directory": (
-        "kind: local",
-        "kind: local, folder: s3://bucket/jobs",
-        6,
-        "backend.folder",
-        "an address",
-        "a directory",
-    ),
-    "a name that Kubernetes does not take": (
-        "kind: local",
-        "kind: kuberay, image: a, cluster: --all",
-        6,
-        "backend.cluster",
-        "RFC 1123",
-        "lowercase letters",
-    ),
-    "an image with a blank": (
-        "kind: local",
-        "kind: kuberay, image: a b, cluster: c",
-        6,
-        "backend.image",
-        "not the name of an image",
-        "registry.example.org",
-    ),
-    "more nodes than there are": (
-        "kind: local",
-        "kind: slurm, nodes: 99999999999",
-        6,
-        "backend.nodes",
-        "at most 100000",
-        "at most",
-    ),
-    "a partition of two lines": (
-        "kind: local",
-        'kind: slurm, partition: "gpu\\nrm x"',
-        6,
-        "backend.partition",
-        "not one word",
-        "without blanks",
-    ),
-    "a cron line of too many digits": (
-        "0 2 * * *",
-        f"0 {'2' * 5000} * * *",
-        3,
-        "schedule.cron",
-        "too many digits",
-        "numbers",
-    ),
-    "a space of too long a name": (
-        "gpu.yaml",
-        "g" * 5000,
-        2,
-        "space",
-        "a name in it has more than 255 bytes",
-        "write another path",
-    ),
-    "a space that cannot be read": (
-        "search_spaces/gpu.yaml",
-        "/proc/1/mem",
-        2,
-        "space",
-        "/proc/1/mem: ",
-        "readable YAML file",
-    ),
-    "a space without a name": ("search_spaces/gpu.yaml", '""', 2, "space", "empty", "write a word"),
-    "a storage without a name": ("storage: runs", 'storage: ""', 7, "storage", "empty", "a word"),
-    "a storage of an unknown user": (
-        "storage: runs",
-        "storage: ~no-such-user/runs",
-        7,
-        "storage",
-        "no user of that name",
-        "begins with /",
-    ),
-    "a number as a name": ("name: nightly", "name: 5", 1, "name", "not a piece of text", "quoted"),
-    "a cluster with two addresses": (
-        "kind: local",
-        "kind: ray-job, address: http://a, address_env: A",
-        6,
-        "backend",
-        "both",
-        "address_env",
-    ),
-    "a space outside of what is sent": (
-        "kind: local",
-        "kind: ray-job, address: http://a, working_dir: sweeps",
-        6,
-        "backend.working_dir",
-        "is not in it",
-        "search_spaces/",
-    ),
-    "an object store without a ledger": (
-        "storage: runs",
-        "storage: s3://bucket/sweeps",
-        7,
-        "storage",
-        "cannot hold a journal",
-        "ledger: postgresql",
-    ),
-    "the Hub as an object store": (
-        "storage: runs",
-        "storage: hf://me",
-        7,
-        "storage",
-        "sweeps are published and cannot run",
-        "object store such as s3://",
-    ),
-    "a storage that is a file": (
-        "storage: runs",
-        "storage: sweeps/nightly.yaml",
-        7,
-        "storage",
-        "is a file",
-        "name another",
-    ),
-    "an address instead of a variable": (
-        "GDPO_WEBHOOK",
-        "https://hooks.example/x",
-        8,
-        "notify.webhook_env",
-        "not the name of an environment variable",
-        "the name alone",
-    ),
-    "an unknown occasion": ("[failed]", "[fail]", 8, "notify.on[0]", "unknown value", "'failed'"),
-    "nothing to tell": ("[failed]", "[]", 8, "notify.on", "empty", "one value or more"),
-    "a name with a slash": ("name: nightly", "name: a/b", 1, "name", "not a name", "write name:"),
-    "a key without a value": ("storage: runs", "storage:", 7, "storage", "no value", "remove"),
-    "a password in an address": (
-        "storage: runs",
-        "tracking: http://me:secret@mlflow:5000",
-        7,
-        "tracking",
-        "list of processes",
-        "MLFLOW_TRACKING_PASSWORD",
-    ),
-    "an address that is none": (
-        "storage: runs",
-        "tracking: mlflow",
-        7,
-        "tracking",
-        "not the address of a tracking server",
-        "http://HOST:PORT",
-    ),
+CASES = yaml.safe_load((ROOT / "tests" / "data" / "bad_schedules.yaml").read_text())
+CASES |= {
+    "a cron line of too many digits": [
+        *("good", "0 2 * * *", f"0 {'2' * 5000} * * *", 3),
+        *("schedule.cron", "too many digits", "numbers"),
+    ],
+    "a space of too long a name": [
+        *("good", "gpu.yaml", "g" * 5000, 2),
+        *("space", "a name in it has more than 255 bytes", "write another path"),
+    ],
 }
+BASES = {"good": GOOD, "kuberay": KUBERAY, "slurm": SLURM}
 
 
 def problems_of(folder: Path, text: str):
@@ -338,10 +52,10 @@ def problems_of(folder: Path, text: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_file(case, tmp_path):
-    old, new, line, key, reason, fix = CASES[case]
-    assert old in GOOD
-    text = GOOD.replace(old, new)
-    if "kind: kuberay" in new:
+    base, old, new, line, key, reason, fix = CASES[case]
+    assert old in BASES[base]
+    text = BASES[base].replace(old, new, 1)
+    if base == "good" and "kind: kuberay" in new:
         text = text.replace("storage: runs", "storage: /mnt/runs")
     if "object store" in case:
         text = text.replace("{kind: local}", "{kind: local, folder: jobs}")
@@ -349,7 +63,7 @@ def test_bad_file(case, tmp_path):
     assert (problem.where, problem.key) == (f"{tmp_path / 'sweeps' / 'nightly.yaml'}:{line}", key)
     assert reason in problem.reason
     assert fix in problem.fix
-    assert "secret" not in str(problem)
+    assert "me:secret" not in str(problem)
 
 
 def test_a_good_file_in_full(tmp_path):
@@ -458,8 +172,7 @@ def test_a_ledger_shows_no_password(tmp_path, written, shown):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [("", "the file is empty"), ("- a", "not a mapping"), ("a: [", "not YAML")],
+    ("text", "reason"), [("", "the file is empty"), ("- a", "not a mapping"), ("a: [", "not YAML")]
 )
 def test_files_that_are_not_mappings(tmp_path, text, reason):
     (problem,) = problems_of(tmp_path, text)
@@ -505,3 +218,18 @@ def test_shipped_sweeps_are_valid():
     kinds = {sweep.name: type(sweep.settings.backend) for sweep in loaded.sweeps}
     assert kinds["nightly-code"] is LocalBackend
     assert kinds["weekly-math"] is RayJobBackend
+
+
+def test_the_longest_name_fits(tmp_path):
+    sweep = load_scheduled_sweep(tmp_path, KUBERAY.replace("space:", f"name: {'n' * 25}\nspace:"))
+    job = f"{sweep.name}-20260329t010000z-a100"
+    assert len(job) == 47
+
+
+def test_a_tracking_file_in_a_pod_is_warned_of(tmp_path):
+    (doubt,) = console.find_warnings(load_scheduled_sweep(tmp_path, KUBERAY))
+    assert "lies in the job's own directory" in doubt
+    assert not console.find_warnings(load_scheduled_sweep(tmp_path, SLURM))
+    assert not console.find_warnings(
+        load_scheduled_sweep(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n")
+    )

@@ -44,14 +44,15 @@ def test_a_run_against_the_last_one(tmp_path, shift, verdict):
     sweep = load_scheduled_sweep(tmp_path, TEXT)
     search(tmp_path, "nightly-1")
     search(tmp_path, "nightly-2", shift)
-    found = read_figures(sweep, "nightly-2", "nightly-1")["comparison"]
+    figures = read_figures(sweep, "nightly-2", "nightly-1")
+    found = figures["comparison"]
     assert (found["with"], found["verdict"]) == ("nightly-1", verdict)
     low, high = found["interval"]
     assert low < found["hypervolume_ratio"] < high
     assert (low > 1) == (verdict == "better")
     assert (high < 1) == (verdict == "worse")
-    text = describe_outcome(read_figures(sweep, "nightly-2", "nightly-1"))
-    assert f"Against nightly-1: {verdict}. {found['hypervolume_ratio']:.2f} times its" in text
+    text = f"Against nightly-1: {verdict}. {found['hypervolume_ratio']:.2f} times its"
+    assert text in describe_outcome(figures)
 
 
 def test_a_run_that_never_began_has_cost_nothing(tmp_path):

@@ -140,7 +140,8 @@ def test_a_cluster_that_was_restarted_does_not_know_the_job(head, client, capsys
     assert "the cluster no longer knows the job" in capsys.readouterr().err
 
 
-def test_a_cluster_that_stops_answering_is_given_up_after_a_while(head, client, capsys):
+def test_a_cluster_that_stops_answering_is_given_up_after_a_while(monkeypatch, capsys):
+    monkeypatch.setattr(submit, "RETRY_SECONDS", submit.PATIENCE / 3)
     waits: list[float] = []
     away = submit.build_jobs_api("http://127.0.0.1:9")
     with pytest.raises(BackendUnreachableError):

@@ -153,7 +153,7 @@ def test_another_trl_is_refused_before_a_sweep_starts(version, load, monkeypatch
     monkeypatch.setattr(engines.importlib.metadata, "version", lambda _: version)
     with pytest.raises(EngineError) as caught:
         check_resources(load(), {"RAY_ADDRESS": "ray://cluster:10001"}, tmp_path)
-    assert f"TRL {version} is installed, and the trainer was tested with 1.16" in str(caught.value)
+    assert f"TRL {version} is installed, but only 1.16 is tested" in str(caught.value)
     assert "fix: pip install 'trl~=1.16.0'" in str(caught.value)
 
 
@@ -438,7 +438,7 @@ def test_a_policy_is_measured_without_loading_it(tmp_path):
     assert (size.layers, size.hidden_size) == (shape.num_hidden_layers, shape.hidden_size)
     assert (size.vocabulary, size.intermediate_size) == (shape.vocab_size, shape.intermediate_size)
     heads = shape.num_key_value_heads * shape.head_dim
-    assert size.cached == 2 * shape.num_hidden_layers * heads
+    assert size.kv_elements_per_token == 2 * shape.num_hidden_layers * heads
     assert measure_policy(str(tmp_path)) is None
     assert measure_policy("nobody/has-this-policy") is None
     assert measure_policy("not a / policy / at all") is None
@@ -481,4 +481,4 @@ def test_adapters_are_counted_as_peft_builds_them():
         wrapped = peft.get_peft_model(load_policy("embedded")[0], config)
         listed = (targets,) if isinstance(targets, str) else tuple(targets)
         trained, _ = wrapped.get_nb_trainable_parameters()
-        assert measure_policy("embedded").count_adapter_numbers(8, listed) == trained
+        assert measure_policy("embedded").count_adapter_parameters(8, listed) == trained

@@ -54,3 +54,14 @@ def test_issue_forms_have_what_the_host_requires():
         assert {"name", "description", "body"} <= content.keys()
         inputs = [part for part in content["body"] if part["type"] != "markdown"]
         assert len({part["id"] for part in inputs}) == len(inputs) > 0
+
+
+def test_the_wheel_has_every_file_that_is_read_at_run_time():
+    """Hatch leaves out what git ignores: templates, tables and pages have to be none of that."""
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert packages["targets"]["wheel"]["packages"] == ["gdpo_tune"]
+    command = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "gdpo_tune"]
+    ignored = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    assert {Path(file).suffix for file in ignored} <= {".pyc"}
+    for name in ("exporters/differences.toml", "figures/templates/report.html.jinja"):
+        assert (ROOT / "gdpo_tune" / name).is_file()

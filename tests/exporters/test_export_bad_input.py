@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
 from gdpo_tune import export
-from gdpo_tune.core.errors import DataError, ExportError, UsageError
+from gdpo_tune.core.errors import DataError, UsageError
 from gdpo_tune.exporters.write_export import export_training, format_run_script
 from gdpo_tune.results.retrain import build_request_from_file
-from tests.support.export import export_folder, export_to, make_recipe, read_prompts
+from tests.support.export import (
+    export_folder,
+    export_to,
+    load_rewards,
+    make_recipe,
+    read_prompts,
+)
 
 TASK = """
 from gdpo_tune.tasks.custom import RewardFunctionTask
@@ -44,13 +50,6 @@ space: {{normalization: gdpo, group_size: 8, learning_rate: 1e-5,
         reward_weights: {{right: 1, {second}: 0.5}}}}
 training: {{train_prompts: 20, validation_prompts: 8, test_prompts: 8}}
 """
-JUDGE = """
-import json, sys
-import rewards
-problem = sys.stdin.read()
-print(json.dumps(rewards.JUDGE.judge([problem], ["no"], [4])))
-print(rewards.right_reward([""], [[1]], [problem]), rewards.SECOND_reward([""], [[1]], [problem]))
-"""
 ROWS = [{"question": f"What is {n} plus 1?", "answer": f"#### {n + 1}"} for n in range(60)]
 GSM8K = ("data.layout=gsm8k", "training.validation_prompts=2", "training.test_prompts=2")
 
@@ -65,26 +64,21 @@ def export_own_task(directory, file="sums.py", second="short", more="0", imports
 
 
 def judge_own_task(out, second="short"):
-    """Return what the folder's rewards give for a wrong completion of 4 tokens."""
-    program, problem = JUDGE.replace("SECOND", second), read_prompts(out)[0]["problem"]
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=out, input=problem, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    judged, single = done.stdout.splitlines()
-    assert single == "[0.0] [1.0]"
-    return json.loads(judged)
+    """Return what the directory's rewards give for a wrong completion of 4 tokens."""
+    rewards, problem = load_rewards(out), read_prompts(out)[0]["problem"]
+    for name, value in (("right", 0.0), (second, 1.0)):
+        assert getattr(rewards, f"{name}_reward")([""], [[1]], [problem]) == [value]
+    return rewards.JUDGE.judge([problem], ["no"], [4])
 
 
-@pytest.mark.parametrize("file", ["rewards.py", "trl.py", "my\"'task.py", "new\nline.py"])
-def test_a_task_file_may_have_any_name(tmp_path, file):
-    out = export_own_task(tmp_path, file)
-    assert judge_own_task(out) == {"right": [0.0], "short": [1.0]}
-
-
-@pytest.mark.parametrize("second", ["build", "judge", "compute_falling"])
-def test_a_reward_may_have_the_name_of_a_function(tmp_path, second):
-    out = export_own_task(tmp_path, second=second)
+@pytest.mark.parametrize(
+    ("file", "second"), [("rewards.py", "short"), ("my\"'new\nline.py", "judge")]
+)
+def test_a_task_file_and_a_reward_may_have_any_name(tmp_path, file, second):
+    out = export_own_task(tmp_path, file, second)
     assert judge_own_task(out, second) == {"right": [0.0], second: [1.0]}
+    assert (out / "task.py").read_bytes() == (tmp_path / file).read_bytes()
+    assert "pip install --no-deps in a checkout" in (out / "DIFFERENCES.md").read_text()
 
 
 def test_modules_beside_a_task_come_along(tmp_path, monkeypatch):
@@ -138,8 +132,7 @@ def test_a_name_of_data_may_hold_quotes(tmp_path):
     overrides = write_data(tmp_path, 'my """data\n"""\\.jsonl')
     out = tmp_path / "out"
     export_folder(out, *overrides, space="math", references_data=True)
-    subprocess.run([sys.executable, "make_prompts.py"], cwd=out, check=True)
-    assert len(read_prompts(out)) == 16
+    ast.parse((out / "make_prompts.py").read_text())
 
 
 def test_a_note_with_a_new_line_stays_a_comment(tmp_path, monkeypatch):
@@ -209,14 +202,3 @@ def test_a_directory_that_python_cannot_look_in_is_refused(tmp_path):
     done = run_in(tmp_path / "a:b", "a:b/run.sh", run='export PYTHONPATH="$PWD"; pwd')
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(r"PYTHONPATH cannot name .*/a:b: move it", done.stderr)
-
-
-@pytest.mark.parametrize("library", ["trl", "verl", "axolotl", "ms-swift", "nemo-rl"])
-def test_a_scale_of_adapters_below_a_half_is_written_or_refused(library):
-    # Source: llama.cpp#1170. Three of the libraries declare lora_alpha as an integer.
-    recipe = make_recipe("model.lora_rank=8", "model.lora_alpha=0.4")
-    if library in ("trl", "verl"):
-        assert re.search(r"lora_alpha: 0\.4$", export_to(library, recipe).text, re.MULTILINE)
-        return
-    with pytest.raises(ExportError, match=r"model.lora_alpha = 0.4: .* whole numbers alone"):
-        export_to(library, recipe)

@@ -22,16 +22,15 @@ from gdpo_tune.exporters.runtime_prompts import list_facts
 from gdpo_tune.exporters.write_export import export_training, format_run_script
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.results.retrain import build_request_from_file
 from tests.support.export import (
     export_folder,
     export_to,
+    load_rewards,
     make_recipe,
     make_request,
     read_prompts,
     run_in_export,
 )
-from tests.support.paths import ROOT
 
 COMPLETIONS = {
     "code": (
@@ -54,22 +53,6 @@ VARIANTS = (
     ("space.length_shape=overlong", "space.conditioning.format=length"),
 )
 PARTIAL = ("space.partial_credit=true", "space.conditioning.length=correctness")
-OWN_TASK = """
-from gdpo_tune.tasks.custom import RewardFunctionTask
-
-def right(completions, answer, **_):
-    return [float(wanted in text) for wanted, text in zip(answer, completions)]
-
-def short(lengths, **_):
-    return [float(length <= 4) for length in lengths]
-
-class Sums(RewardFunctionTask):
-    reward_funcs = [right, short]
-    ranges = {"right": (0, 1), "short": (0, 1)}
-
-    def rows(self):
-        return [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(30) for b in range(30)]
-"""
 JUDGE = """
 import json, sys
 sys.modules["gdpo_tune"] = None  # as where it is not installed
@@ -79,15 +62,16 @@ print(json.dumps(rewards.JUDGE.judge(problems, completions, lengths)))
 """
 
 
-CASES = [
-    *(("code", variant) for variant in (*VARIANTS, PARTIAL)),
-    *(("math", variant) for variant in VARIANTS),
-    *(("tools", variant) for variant in (*VARIANTS, ("scoring=released",))),
-]
+ALONE = [("code", PARTIAL), ("math", ()), ("tools", ("scoring=released",))]
+CASES = [(space, variant) for space in ("math", "tools") for variant in VARIANTS]
 
 
-@pytest.mark.parametrize(("space", "variant"), CASES, ids=str)
-def test_rewards_without_the_package_are_those_of_a_trial(tmp_path, space, variant):
+@pytest.mark.parametrize(
+    ("space", "variant", "is_alone"),
+    [*((*case, True) for case in ALONE), *((*case, False) for case in CASES)],
+    ids=str,
+)
+def test_rewards_without_the_package_are_those_of_a_trial(tmp_path, space, variant, is_alone):
     request = export_folder(tmp_path, *variant, space=space)
     spec, params = request.spec, request.params
     task = build_task(spec.task, spec.training, spec.sandbox, spec.data, params, spec.scoring)
@@ -101,7 +85,11 @@ def test_rewards_without_the_package_are_those_of_a_trial(tmp_path, space, varia
     shaping = build_shaping(params, spec.training, load_task_info(spec.task, params))
     ours = shaping.apply(scores.rewards, lengths, scores.partial)
     texts = [json.dumps(asdict(problem)) for problem in problems]
-    theirs = run_in_export(tmp_path, JUDGE, (texts, completions, lengths))
+    batch = texts, completions, lengths
+    if is_alone:
+        theirs = run_in_export(tmp_path, JUDGE, batch)
+    else:
+        theirs = {n: list(v) for n, v in load_rewards(tmp_path).JUDGE.judge(*batch).items()}
     weighted = [reward.name for reward in make_recipe(request=request).rewards]
     assert {name: theirs[name] for name in weighted} == {
         name: list(ours[name]) for name in weighted
@@ -199,34 +187,6 @@ def test_a_folder_without_programs_has_no_sandbox(tmp_path):
     export_folder(tmp_path, space="math")
     assert not (tmp_path / "gdpo_rewards" / "sandbox").exists()
     assert "sandbox" not in (tmp_path / "rewards.py").read_text().lower()
-
-
-@pytest.mark.parametrize("name", ["sums.py", "rewards.py", '"""\\N.py'])
-def test_an_own_task_comes_along(tmp_path, name):
-    file = tmp_path / name
-    file.write_text(OWN_TASK)
-    space = tmp_path / "sums.yaml"
-    space.write_text(
-        f"task: {file}:Sums\npolicy: embedded_math\n"
-        "objectives: {right: {direction: maximize, reference: 0}}\n"
-        "space: {normalization: gdpo, group_size: 8, learning_rate: 1e-5,\n"
-        "        reward_weights: {right: 1, short: 0.5}}\n"
-        "training: {train_prompts: 20, validation_prompts: 8, test_prompts: 8}\n"
-    )
-    out = tmp_path / "out"
-    export_training(build_request_from_file(space, []), "trl", "", out)
-    assert (out / "task.py").read_bytes() == file.read_bytes()
-    problem = read_prompts(out)[0]["problem"]
-    answer = json.loads(problem)["data"]["answer"]
-    program = (
-        "import rewards, sys, json; print(json.dumps(rewards.JUDGE.judge(*json.load(sys.stdin))))"
-    )
-    batch = [problem] * 2, [f"is {answer}", "no"], [4, 9]
-    assert run_in_export(out, program, batch, PYTHONPATH=str(ROOT)) == {
-        "right": [1.0, 0.0],
-        "short": [1.0, 0.0],
-    }
-    assert "pip install --no-deps in a checkout" in (out / "DIFFERENCES.md").read_text()
 
 
 @pytest.mark.parametrize(

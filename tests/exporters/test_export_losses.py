@@ -133,7 +133,7 @@ def test_a_group_whose_rewards_are_all_equal(find_source, compute_own, library):
     theirs = compute_advantages_of(library, find_source(library), batch, *overrides)
     dead = compute_own(batch, *overrides).advantages == 0
     assert dead.sum() >= len(dead) / 2
-    row = find_row(library, "groups whose rewards are all equal", *overrides)
+    row = find_row(library, "zero-variance groups", *overrides)
     size = row.rpartition("up to ")[2].rstrip(")")
     assert round_like(float(theirs[dead].abs().max()), size) == size
 
@@ -147,7 +147,7 @@ def test_a_reward_that_is_not_scored(find_source, compute_own, library, mode):
         given = dataclasses.replace(batch, rewards=batch.rewards.nan_to_num(0))
     theirs = compute_advantages_of(library, find_source(library), given, *overrides)
     difference = float((theirs - compute_own(batch, *overrides).advantages).abs().max())
-    row = find_row(library, "a reward that is not scored (`None`)", *overrides)
+    row = find_row(library, "missing reward (`None`)", *overrides)
     if not row:
         assert difference < 1e-3
     else:
@@ -244,9 +244,7 @@ def test_the_weights_of_what_vllm_rounds(find_source, compute_own, library, kind
     written = parse_settings(export_to(library, make_recipe(*SIZES, *overrides)))
     _, compute = CODE[library]
     theirs = compute(find_source(library), written, batch, ours.advantages)
-    is_explained = bool(
-        find_row(library, "probabilities that the sampler rounds differently", *overrides)
-    )
+    is_explained = bool(find_row(library, "log-prob mismatch between vLLM and trainer", *overrides))
     assert is_explained is (library != "verl" and kind.startswith("sequence"))
     difference = measure_difference(theirs, ours)
     assert difference > 1e-2 if is_explained else difference < 1e-5

@@ -145,7 +145,7 @@ def test_micro_batches_of_trl_change_bnpo(compute_both):
 def test_a_reward_that_trl_does_not_score(compute_both, mode):
     theirs, ours, _ = compute_both(draw_batch(missing=True), f"space.normalization={mode}")
     difference = float((theirs.advantages - ours.advantages).abs().max())
-    row = find_row("trl", "a reward that is not scored (`None`)", f"space.normalization={mode}")
+    row = find_row("trl", "missing reward (`None`)", f"space.normalization={mode}")
     if row:
         assert 0.2 < difference < 0.55
     else:
@@ -158,7 +158,7 @@ def test_a_group_of_equal_rewards_in_trl(compute_both):
     dead = ours.advantages == 0
     assert dead.sum() >= len(dead) / 2
     size = f"up to {theirs.advantages[dead].abs().max():.4f}"
-    assert size in find_row("trl", "groups whose rewards are all equal", *overrides)
+    assert size in find_row("trl", "zero-variance groups", *overrides)
 
 
 @pytest.mark.parametrize(

@@ -1,121 +1,144 @@
-"""The page of an export: the differences that it lists."""
+"""The page of an export: the rows of `differences.toml`, the candidate, the shaping."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.errors import ExportError
+from gdpo_tune.exporters import differences
 from gdpo_tune.exporters.page import format_page
 from gdpo_tune.exporters.write_export import MERGERS
-from tests.support.export import (
-    export_to,
-    flatten,
-    make_page,
-    make_recipe,
-    parse_settings,
-)
+from tests.support.export import export_to, flatten, make_page, make_recipe, parse_settings
+from tests.support.export_batch import PARTS
 
-
-@pytest.mark.parametrize(
-    ("library", "words"),
-    [
-        ("trl", "`scale_rewards` | no such key | has no effect beside"),
-        ("axolotl", "adds the weighted rewards up before it normalizes"),
-        ("ms-swift", "1e-8"),
-        ("ms-swift", "a separate branch without gdpo"),
-        ("verl", "whitened over tokens"),
-        ("verl", "the newer trainer does not pass the single rewards on"),
-        ("nemo-rl", "alphabetical by reward"),
-        ("nemo-rl", "eps 0"),
-    ],
-)
-def test_the_page_says_what_differs(library, words):
-    assert words in make_page(library)
-
-
+SWIFT_NEMO = ("ms-swift", "nemo-rl")
+LIBRARIES = sorted({*registry.EXPORTERS} - {*MERGERS})
 VLLM = ("rollout.engine=vllm", "resources.gpus=1")
-SUM = "space.normalization=grpo_no_std"
-
-
-@pytest.mark.parametrize("library", ["nemo-rl", "ms-swift"])
-def test_the_page_says_where_samples_are_not_weighted_by_their_probabilities(library):
-    row = "probabilities that the sampler rounds differently | each completion is weighted"
-    assert row in make_page(library, SUM, *VLLM)
-    assert "probabilities that the sampler" not in make_page(
-        "ms-swift", "rollout.engine=transformers"
-    )
-    assert "probabilities that the sampler" not in make_page("trl", *VLLM)
-
-
-@pytest.mark.parametrize("library", ["trl", "axolotl"])
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ((), (True, "sequence_mask", 3.0)),
-        (
-            (
-                "rollout.importance_sampling=token_truncate",
-                "rollout.importance_sampling_cap=2",
-            ),
-            (True, "token_truncate", 2.0),
-        ),
-        (("rollout.importance_sampling=off",), (False, None, None)),
-    ],
+TOKEN = (*VLLM, "rollout.importance_sampling=token_truncate")
+SUM, GRPO, KL = "space.normalization=grpo_no_std", "space.normalization=grpo", "space.beta=0.01"
+AGAIN = ("training.train_prompts=100", "training.steps=60")
+SITUATIONS = (
+    (),
+    (GRPO, KL),
+    (SUM, KL, *TOKEN),
+    (GRPO, "space.baseline=leave_one_out"),
+    (*PARTS, KL, *AGAIN, "training.completions_per_step=48"),
+    (*PARTS, "space.num_iterations=2", "training.completions_per_step=48"),
+    (*PARTS, "space.loss_type=bnpo", "training.completions_per_step=48"),
+    (*VLLM,),
+    ("policy=org/nowhere",),
+    ("training.optimizer=adamw_8bit",),
 )
-def test_libraries_on_trl_get_the_correction_of_what_vllm_sampled(library, overrides, expected):
-    settings = flatten(parse_settings(export_to(library, make_recipe(*VLLM, *overrides))))
-    keys = ("correction", "mode", "clip_max")
-    name = ("trl." if library == "axolotl" else "") + "vllm_importance_sampling_"
-    assert expected == tuple(settings.get(name + key) for key in keys)
+"""Trainings of which each row of the table explains one."""
 
 
-def test_the_page_says_how_tokens_were_weighted():
-    token = (*VLLM, "rollout.importance_sampling=token_truncate", "space.beta=0.01")
-    page = make_page("ms-swift", SUM, *token)
-    assert "each token is weighted by its probability in the trainer against vLLM" in page
-    assert "a ratio above 3 lowered to it | the same, but the KL is weighted too" in page
-    for overrides in ((*token, "space.beta=0"), (*VLLM, "rollout.importance_sampling=off")):
-        assert "probabilities that the sampler" not in make_page("ms-swift", SUM, *overrides)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_row_of_the_table_explains_a_training(library):
+    found = set()
+    for overrides in SITUATIONS:
+        try:
+            recipe = make_recipe(*overrides, is_chat=True)
+            found |= {row.topic for row in export_to(library, recipe).differences}
+        except ExportError:
+            continue
+    for row in differences._read_table():
+        if row.get(library) or row.get("every"):
+            pattern = re.sub(r"\\{\w+\\}", r".*", re.escape(row["topic"]))
+            forced = "own settings" in row.get("when", ())  # see test_export_sampling
+            assert forced or any(re.fullmatch(pattern, topic) for topic in found), row["topic"]
 
 
-@pytest.mark.parametrize("library", sorted({*registry.EXPORTERS} - {*MERGERS}))
-def test_the_page_says_where_the_precision_differs(library):
-    row = "| computed in | bfloat16 on a GPU, float32 elsewhere | bfloat16"
-    chooses = "torch.cuda.is_available()" in export_to(library, make_recipe()).run
-    assert (row in make_page(library)) is not chooses
-    page = make_page(library, "model.dtype=float32")
-    written = export_to(library, make_recipe("model.dtype=float32")).text
-    in_file = "float32" in written or "bf16: false" in written
-    on_page = "| computed in | float32 | bfloat16" in page
-    assert in_file is not on_page, "write it into the file, or pass precision= for the page"
-    assert "computed in" not in make_page(library, "model.dtype=bfloat16")
+MISMATCH = "log-prob mismatch between vLLM and trainer"
+PRECISION = "| computed in | bfloat16 on a GPU, float32 elsewhere | bfloat16"
+KL_ROW = "| gradient of the KL | k3 times the ratio of probabilities"
+SAID = [
+    ("trl", (), "`scale_rewards` | no such key | has no effect beside"),
+    ("axolotl", (), "adds the weighted rewards up before it normalizes"),
+    ("ms-swift", (), "1e-8"),
+    ("ms-swift", (), "a separate branch without gdpo"),
+    ("verl", (), "whitened over tokens"),
+    ("verl", (), "the newer trainer does not pass the single rewards on"),
+    ("verl", (), 'see "Measured differences" in `docs/export.md` of gdpo_tune'),
+    ("nemo-rl", (), "alphabetical by reward"),
+    ("nemo-rl", (), "eps 0"),
+    ("nemo-rl", (), "\n    NEMO_RL=/path/to/RL bash run.sh\n"),
+    *(
+        (library, (SUM, *VLLM), f"{MISMATCH} | each completion is weighted")
+        for library in SWIFT_NEMO
+    ),
+    ("ms-swift", (SUM, *TOKEN, KL), "each token is weighted by its probability in the trainer"),
+    ("ms-swift", (SUM, *TOKEN, KL), "a ratio above 3 lowered to it | the same, but the KL is"),
+    ("verl", (), PRECISION),
+    ("nemo-rl", (), PRECISION),
+    ("verl", ("model.dtype=float32",), "| computed in | float32 | bfloat16"),
+    ("verl", (), "counts as a raw 0"),
+    ("nemo-rl", (), "counts as a raw 0"),
+    ("trl", (GRPO,), "counts as a raw 0"),
+    ("axolotl", (KL,), "`use_bias_correction_kl` is off there, so the file turns it on"),
+    ("verl", (KL, "space.num_iterations=2"), "do not multiply it by the ratio"),
+    ("verl", (KL, "space.num_iterations=2"), KL_ROW),
+    ("ms-swift", (KL,), "of k3 alone, which is not that of the reverse KL"),
+    ("ms-swift", (KL,), KL_ROW),
+    ("nemo-rl", (*PARTS, KL), "| ratio that multiplies the KL |"),
+    *((library, PARTS, "gradients are 2 times smaller") for library in ("axolotl", "ms-swift")),
+    *((library, PARTS, "loss_type dapo divides by") for library in ("verl", "nemo-rl")),
+    *((library, PARTS, "whole groups where they fit") for library in SWIFT_NEMO),
+    *((library, (), "| rollout engine |") for library in ("verl", "nemo-rl")),
+    ("axolotl", (), "| weights that are trained | float32 | bfloat16 on a GPU"),
+    ("axolotl", ("policy=org/nowhere",), "| tokens that end a completion |"),
+    ("ms-swift", AGAIN, "| as in the file in every pass |"),
+    ("ms-swift", (), "| per_device_train_batch_size x "),
+    ("axolotl", (), "| micro_batch_size x "),
+]
+UNSAID = [
+    *((library, (), MISMATCH) for library in ("ms-swift", "axolotl")),
+    ("trl", VLLM, MISMATCH),
+    ("ms-swift", (SUM, *TOKEN, "space.beta=0"), MISMATCH),
+    ("ms-swift", (SUM, *VLLM, "rollout.importance_sampling=off"), MISMATCH),
+    *((library, (), "computed in") for library in ("trl", "axolotl", "ms-swift")),
+    *((library, ("model.dtype=bfloat16",), "computed in") for library in LIBRARIES),
+    ("nemo-rl", ("model.dtype=float32",), "computed in"),
+    ("trl", (), "counts as a raw 0"),
+    *((library, (KL,), KL_ROW) for library in ("trl", "axolotl", "verl", "nemo-rl")),
+    *((library, ("space.beta=0",), KL_ROW) for library in ("ms-swift", "verl")),
+    ("nemo-rl", (KL,), "ratio that multiplies the KL"),
+    ("trl", PARTS, "loss_type dapo divides by"),
+    ("ms-swift", (*PARTS, "space.loss_type=grpo"), "loss_type grpo divides by"),
+    *((library, PARTS, "whole groups") for library in ("trl", "axolotl", "verl")),
+    *((library, VLLM, "| rollout engine |") for library in ("verl", "nemo-rl")),
+    ("axolotl", ("model.dtype=float32",), "weights that are trained"),
+    ("axolotl", ("model.lora_rank=8",), "weights that are trained"),
+    ("trl", (), "sampling by the policy's own files"),
+    ("trl", (), "make_prompts.py"),
+]
 
 
-@pytest.mark.parametrize("library", ["verl", "nemo-rl"])
-def test_the_page_says_what_a_reward_that_is_not_scored_counts(library):
-    assert "counts as a raw 0" in make_page(library)
-    assert "counts as a raw 0" in make_page("trl", "space.normalization=grpo")
-    assert "counts as a raw 0" not in make_page("trl")
+@pytest.mark.parametrize(
+    ("library", "overrides", "words", "is_said"),
+    [*((*row, True) for row in SAID), *((*row, False) for row in UNSAID)],
+)
+def test_what_the_page_says_of_a_training(library, overrides, words, is_said):
+    sizes = ("training.completions_per_step=48",) if PARTS[0] in overrides else ()
+    assert (words in make_page(library, *sizes, *overrides)) is is_said
 
 
 def test_the_page_describes_the_shaping_of_the_rewards():
     overrides = (
-        "space.length_shape=overlong",
-        "space.length_cache=0.25",
-        "space.conditioning.length=correctness",
-        "space.conditioning_threshold.length=0.5",
-        "space.partial_credit=true",
+        *("space.length_shape=overlong", "space.length_cache=0.25", "space.partial_credit=true"),
+        *("space.conditioning.length=correctness", "space.conditioning_threshold.length=0.5"),
     )
     text = make_page("trl", *overrides)
     shaped = "1 up to 48 tokens, then in a line to 0 at 64; 0 unless correctness is at least 0.5"
     assert f"| `length` | 0.25 | 0 to 1 | {shaped} |" in text
     assert "partial credit: the share of tests that pass" in text
-    assert "1 up to 26 tokens, then in a line to 0 at 64" in make_page(
-        "trl", "space.length_shape=ramp"
-    )
+    ramp = make_page("trl", "space.length_shape=ramp")
+    assert "1 up to 26 tokens, then in a line to 0 at 64" in ramp
 
 
-@pytest.mark.parametrize("library", sorted({*registry.EXPORTERS} - {*MERGERS}))
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_the_page_begins_with_the_candidate_and_ends_where_the_policy_is(library):
     recipe = make_recipe(chosen=("chosen by 'knee': trial 7: correctness 0.5", "one seed"))
     exported = export_to(library, recipe)
@@ -126,28 +149,4 @@ def test_the_page_begins_with_the_candidate_and_ends_where_the_policy_is(library
     settings = map(str, flatten(parse_settings(exported)).values())
     written = "".join(settings) + exported.run + exported.conversion
     assert exported.result.removesuffix("/checkpoint-60") in written
-    assert "make_prompts.py" not in page
     assert "make_prompts.py FILE" in format_page(recipe, exported, [], references_data=True)
-
-
-def test_the_command_for_nemo_rl_names_the_checkout():
-    assert "\n    NEMO_RL=/path/to/RL bash run.sh\n" in make_page("nemo-rl")
-
-
-def test_the_page_says_where_its_sizes_are_from():
-    assert 'see "Measured differences" in `docs/export.md` of gdpo_tune' in make_page("verl")
-
-
-@pytest.mark.parametrize(
-    ("library", "install"),
-    [
-        ("trl", "pip install 'trl[peft,vllm]==1.16.0'"),
-        ("axolotl", "pip install 'axolotl[vllm]==0.19.0'"),
-        ("ms-swift", "pip install ms-swift==4.6.0 msgspec vllm"),
-        ("verl", "pip install 'verl[vllm,fsdp]==0.9.1'"),
-    ],
-)
-def test_the_library_installs_the_versions_that_it_works_with(library, install):
-    recipe = make_recipe(*VLLM, "model.lora_rank=8")
-    assert export_to(library, recipe).install == install
-    assert "[" not in export_to("trl", make_recipe()).install

@@ -1,4 +1,7 @@
-"""Programs for the prompts of an export: they run where this package is not installed."""
+"""Programs for the prompts of an export, which run where this package is not installed.
+
+Most tests run the text of the program with this package in place of its copy in the export.
+"""
 
 from __future__ import annotations
 
@@ -8,127 +11,114 @@ import sys
 
 import pytest
 
-from tests.support.export import export_folder, run_in_export
+from tests.support.export import export_folder, read_prompts
 from tests.support.paths import ROOT
 
-TOOLRL = (
-    f"data.source={ROOT / 'tests/data/toolrl.jsonl'}",
-    "data.layout=toolrl",
-    "training.train_prompts=3",
-    "training.validation_prompts=2",
-    "training.test_prompts=2",
-)
 TASKS = {
-    "mbpp": "code",
-    "humaneval": "code",
-    "apps": "code",
-    "code_contests": "code",
-    "gsm8k": "math",
-    "math": "math",
+    **dict.fromkeys(("mbpp", "humaneval", "apps", "code_contests"), "code"),
+    **dict.fromkeys(("gsm8k", "math"), "math"),
+    "toolrl": "tools",
 }
 """Layout -> its task."""
-SLOW = {"apps", "code_contests", "humaneval", "math", "mbpp"}
-"""Layouts with a neighbour of the same kind in the quick suite: each program takes seconds."""
 
 
-def run_reference(directory, *arguments):
-    program = """
-import runpy, sys
-sys.modules["gdpo_tune"] = None  # as where it is not installed
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-    command = [sys.executable, "-c", program, "make_prompts.py", *arguments]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+def list_overrides(layout, count=1):
+    return (
+        *(f"data.source={ROOT / f'tests/data/{layout}.jsonl'}", f"data.layout={layout}"),
+        f"training.train_prompts={count}",
+        *("training.validation_prompts=2", "training.test_prompts=2"),
+    )
 
 
-def test_referenced_prompts_are_those_that_would_be_copied(tmp_path):
-    copied, referenced = tmp_path / "copied", tmp_path / "referenced"
-    export_folder(copied, *TOOLRL, space="tools")
-    export_folder(referenced, *TOOLRL, space="tools", references_data=True)
-    assert not (referenced / "prompts.parquet").exists()
-    assert "|| python make_prompts.py" in (referenced / "run.sh").read_text()
-    done = run_reference(referenced)
+@pytest.fixture
+def run_program(monkeypatch):
+    """Return a function that runs the program of a directory with arguments; it returns names."""
+
+    def run(directory, *arguments, name="__main__"):
+        file = directory / "make_prompts.py"
+        monkeypatch.chdir(directory)
+        monkeypatch.setattr(sys, "argv", [file.name, *map(str, arguments)])
+        names = {"__name__": name, "__file__": str(file)}
+        exec(file.read_text().replace("gdpo_rewards", "gdpo_tune"), names)
+        return names
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def referenced(tmp_path_factory):
+    """An export that refers to three rows of ToolRL."""
+    directory = tmp_path_factory.mktemp("referenced")
+    export_folder(directory, *list_overrides("toolrl", 3), space="tools", references_data=True)
+    return directory
+
+
+@pytest.mark.parametrize("layout", ["toolrl", pytest.param("mbpp", marks=pytest.mark.slow)])
+def test_a_program_needs_nothing_but_its_directory(tmp_path, layout):
+    export_folder(tmp_path, *list_overrides(layout), space=TASKS[layout], references_data=True)
+    assert not (tmp_path / "prompts.parquet").exists()
+    assert "|| python make_prompts.py" in (tmp_path / "run.sh").read_text()
+    hide = "import runpy, sys; sys.modules['gdpo_tune'] = None; "
+    start = "runpy.run_path('make_prompts.py', run_name='__main__')"
+    command = [sys.executable, "-c", hide + start]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    made = referenced / "prompts.parquet"
-    assert made.read_bytes() == (copied / "prompts.parquet").read_bytes()
+    assert read_prompts(tmp_path)
 
 
-def test_other_data_than_those_of_the_trial_are_refused(tmp_path):
-    export_folder(tmp_path, *TOOLRL, space="tools", references_data=True)
+@pytest.mark.parametrize("layout", TASKS)
+def test_referenced_prompts_are_those_that_would_be_copied(tmp_path, run_program, layout):
+    copied, made, changes = tmp_path / "copied", tmp_path / "made", list_overrides(layout)
+    export_folder(copied, *changes, space=TASKS[layout])
+    export_folder(made, *changes, space=TASKS[layout], references_data=True)
+    run_program(made)
+    prompts = [(directory / "prompts.parquet").read_bytes() for directory in (copied, made)]
+    assert prompts[0] == prompts[1]
+
+
+def test_other_data_than_those_of_the_trial_are_refused(referenced, tmp_path, run_program):
     other = tmp_path / "other.jsonl"
     lines = (ROOT / "tests/data/toolrl.jsonl").read_text().splitlines()
     other.write_text("\n".join(lines[:2]))
-    done = run_reference(tmp_path, str(other))
-    assert done.returncode == 1
-    assert "does not hold the 3 prompts of the training" in done.stderr
-    assert "Traceback" not in done.stderr
+    with pytest.raises(SystemExit, match="does not hold the 3 prompts of the training"):
+        run_program(referenced, other)
+    with pytest.raises(SystemExit, match="no column prompt, reward_model"):
+        run_program(referenced, ROOT / "tests/data/mbpp.jsonl")
 
 
-@pytest.mark.slow
-def test_columns_of_another_layout_are_named(tmp_path):
-    export_folder(tmp_path, *TOOLRL, space="tools", references_data=True)
-    done = run_reference(tmp_path, str(ROOT / "tests/data/mbpp.jsonl"))
-    assert "no column prompt, reward_model" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_program_without_the_hub_says_what_to_do(tmp_path, monkeypatch, run_program):
+    def refuse(*_, **__):
+        raise OSError("no network")
 
-
-def test_a_program_without_the_hub_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("gdpo_tune.exporters.training_prompts._ask_hub", lambda _: None)
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
     elsewhere = ("data.source=someone/data", "policy=someone/policy")
-    export_folder(tmp_path, *TOOLRL, *elsewhere, space="tools", references_data=True)
-    done = run_reference(tmp_path)
-    assert "fix: python make_prompts.py FILE, with a copy" in done.stderr
-    done = run_reference(tmp_path, str(ROOT / "tests/data/toolrl.jsonl"))
-    assert "cannot be loaded: " in done.stderr
-    assert "as policy= in make_prompts.py" in done.stderr
-    assert "Traceback" not in done.stderr
+    changes = (*list_overrides("toolrl"), *elsewhere)
+    export_folder(tmp_path, *changes, space="tools", references_data=True)
+    with pytest.raises(SystemExit, match=r"fix: python make_prompts.py FILE, with a copy"):
+        run_program(tmp_path)
+    with pytest.raises(SystemExit, match=r"cannot be loaded: (.|\n)*policy= in make_prompts.py"):
+        run_program(tmp_path, ROOT / "tests/data/toolrl.jsonl")
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TASKS],
-)
-def test_the_program_for_a_layout_makes_the_prompts_of_the_trial(tmp_path, layout):
-    copied, referenced = tmp_path / "copied", tmp_path / "referenced"
-    changes = (
-        f"data.source={ROOT / f'tests/data/{layout}.jsonl'}",
-        f"data.layout={layout}",
-        "training.train_prompts=1",
-        "training.validation_prompts=2",
-        "training.test_prompts=2",
-    )
-    export_folder(copied, *changes, space=TASKS[layout])
-    export_folder(referenced, *changes, space=TASKS[layout], references_data=True)
-    done = run_reference(referenced)
-    assert done.returncode == 0, done.stderr
-    made = (referenced / "prompts.parquet").read_bytes()
-    assert made == (copied / "prompts.parquet").read_bytes()
-
-
-def test_the_program_follows_columns_template_and_own_splits(tmp_path):
+def test_the_program_follows_columns_template_and_own_splits(tmp_path, run_program):
     lines = [f"No. {i}?,Think.,{i}\n" for i in range(40)]
     (tmp_path / "rows.csv").write_text("".join(["Ask,Note,gold\n", *lines]))
     rows = ({"Ask": f"No. {i}?", "Note": "Think.", "gold": i} for i in range(36, 50))
     (tmp_path / "test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     changes = (
-        f"data.source={tmp_path / 'rows.csv'}",
-        "data.layout=question_answer",
-        "data.columns={answer: gold}",
-        "data.prompt_template='{Note} {Ask}'",
+        *(f"data.source={tmp_path / 'rows.csv'}", "data.layout=question_answer"),
+        *("data.columns={answer: gold}", "data.prompt_template='{Note} {Ask}'"),
         f"data.test={{source: {tmp_path / 'test.jsonl'}}}",
-        "training.train_prompts=20",
-        "training.validation_prompts=2",
+        *("training.train_prompts=20", "training.validation_prompts=2"),
         "training.test_prompts=10",
     )
     export_folder(tmp_path / "export", *changes, space="math", references_data=True)
-    program = """
-import json
-from make_prompts import QUESTION_ANSWER, SOURCE
-from gdpo_rewards.tasks.data_rows import collect_problems
-train = collect_problems(SOURCE.data, QUESTION_ANSWER).splits["train"]
-print(json.dumps([problem.prompt for problem in train]))
-"""
-    prompts = run_in_export(tmp_path / "export", program, [])
+    names = run_program(tmp_path / "export", name="make_prompts")
+    from gdpo_tune.tasks.data_rows import collect_problems
+
+    train = collect_problems(names["SOURCE"].data, names["QUESTION_ANSWER"]).splits["train"]
+    prompts = [problem.prompt for problem in train]
     assert "Think. No. 3?\n" in prompts
     assert "Think. No. 36?\n" not in prompts

@@ -1,14 +1,14 @@
-"""Rewards, prompts and programs of folders for verl and NeMo-RL, without these libraries."""
+"""Rewards, prompts and programs of exported folders, without the libraries that read them."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import inspect
 import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +22,19 @@ from gdpo_tune.exporters.runtime_prompts import (
     build_message_row,
     build_verl_row,
 )
+from gdpo_tune.exporters.write_export import export_training
 from gdpo_tune.policies.prompt_choice import find_text_prefix
 from gdpo_tune.policies.prompt_format import PromptFormat
-from tests.support.export import export_folder, export_to, make_recipe, parse_settings, read_prompts
+from tests.support.export import (
+    export_folder,
+    export_to,
+    load_rewards,
+    make_recipe,
+    make_request,
+    parse_settings,
+    read_prompts,
+)
+from tests.support.export_batch import NAMES
 from tests.support.library_runs import build_first_batch
 
 CHAT = ExportedPrompt(
@@ -34,14 +44,50 @@ CHAT = ExportedPrompt(
 )
 
 
-def load_rewards(directory, monkeypatch):
-    """Import the `rewards.py` of a folder as a library does."""
-    name = f"rewards_{abs(hash(directory))}"
-    spec = importlib.util.spec_from_file_location(name, directory / "rewards.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+COMPLETIONS = ["<think>x</think><answer>def f(x): return x</answer>", "def f(x): return x"]
+
+
+@pytest.mark.parametrize("library", ["ms-swift", "axolotl"])
+def test_ms_swift_and_axolotl_judge_a_batch_once(tmp_path, monkeypatch, library):
+    request = make_request(("training.train_prompts=16",))
+    settings = parse_settings(export_training(request, library, "", tmp_path)[0])
+    orms: dict[str, type] = {}
+    stand_ins = {"swift": ModuleType("swift"), "swift.rewards": SimpleNamespace(orms=orms)}
+    for name, module in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    rewards = load_rewards(tmp_path)
+    batches, judge = [], rewards.JUDGE.judge
+    counted = lambda self, *values: batches.append(values) or judge(*values)  # noqa: E731
+    monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
+    problems = [row["problem"] for row in read_prompts(tmp_path)[:2]]
+    call = {"completions": COMPLETIONS, "problem": problems, "trainer_state": 0}
+    tokens = [[0] * 26, [0] * 27]
+    if library == "ms-swift":
+        classes = {name: each(args=None) for name, each in orms.items()}
+        assert list(classes) == settings["reward_funcs"]
+        assert [type(each).__name__ for each in classes.values()] == list(NAMES)
+        given = {name: each(**call, response_token_ids=tokens) for name, each in classes.items()}
+    else:
+        names = [name.removeprefix("rewards.") for name in settings["trl"]["reward_funcs"]]
+        functions = {name: getattr(rewards, name) for name in names}
+        # Axolotl refuses a function with fewer parameters.
+        assert all(len(inspect.signature(each).parameters) >= 2 for each in functions.values())
+        given = {name: each(**call, completion_ids=tokens) for name, each in functions.items()}
+    assert len(batches) == 1
+    expected = judge(problems, COMPLETIONS, [26, 27])
+    assert given == {f"{name}_reward": expected[name] for name in NAMES}
+    assert expected["length"] == [1.0, 0.0]
+
+
+def test_axolotl_keeps_the_order_of_the_prompts(monkeypatch):
+    exported = export_to("axolotl", make_recipe())
+    for name in ("axolotl", "axolotl.integrations", "axolotl.integrations.base"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["axolotl.integrations.base"].BasePlugin = object
+    plugin: dict[str, type] = {}
+    exec(exported.training.others["keep_order.py"], plugin)
+    assert parse_settings(exported)["plugins"] == ["keep_order.KeepOrder"]
+    assert plugin["KeepOrder"]().get_training_args(None) == {"shuffle_dataset": False}
 
 
 class Rows(list):
@@ -77,7 +123,7 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
     request = export_folder(tmp_path, space="math", library="verl")
     problems = [row["reward_model"]["ground_truth"] for row in read_prompts(tmp_path)[:3]]
     batch = build_first_batch(request, tmp_path, problems)
-    rewards = load_rewards(tmp_path, monkeypatch)
+    rewards = load_rewards(tmp_path)
     batches, judge = [], rewards.JUDGE.judge
     counted = lambda self, *values: batches.append(values) or judge(*values)  # noqa: E731
     monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
@@ -164,7 +210,7 @@ def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, monkeypatch, mode):
     request = export_folder(tmp_path, *changes, *on, space="math", library="nemo-rl")
     problems = [row["problem"] for row in read_prompts(tmp_path)[:3]]
     batch = build_first_batch(request, tmp_path, problems)
-    rewards = load_rewards(tmp_path, monkeypatch)
+    rewards = load_rewards(tmp_path)
     config = {"tokenizer": str(tmp_path / "policy"), "max_completion_length": 48}
     judge = rewards.Environment({**config, "weighted_sum": mode == "grpo"})
     sampled = [tokens for group in batch.completions for tokens in group]
@@ -233,27 +279,6 @@ def test_verl_reads_the_tokens_of_a_trial_without_a_chat_template(tmp_path):
     read = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert read == build_tokenizer()("a'{{b")["input_ids"]
     assert settings["data"]["max_prompt_length"] == 300 - 64
-
-
-def test_a_policy_with_a_chat_template_keeps_it():
-    settings = parse_settings(export_to("verl", make_recipe(is_chat=True)))
-    assert "custom_chat_template" not in settings["actor_rollout_ref"]["model"]
-
-
-def test_neither_asks_for_more_positions_than_the_policy_has():
-    data = parse_settings(export_to("verl", make_recipe()))["data"]
-    assert data["max_prompt_length"] + data["max_response_length"] == 512
-    policy = parse_settings(export_to("nemo-rl", make_recipe()))["policy"]
-    assert policy["max_total_sequence_length"] == 512
-
-
-def test_the_processes_of_verl_share_a_step_equally():
-    changes = ("training.completions_per_step=40", "space.group_size=4")
-    settings = parse_settings(export_to("verl", make_recipe(*changes)))
-    assert settings["actor_rollout_ref"]["rollout"]["agent"] == {"num_workers": 8}
-    changes = ("training.completions_per_step=36", "space.group_size=4")
-    settings = parse_settings(export_to("verl", make_recipe(*changes)))
-    assert settings["actor_rollout_ref"]["rollout"]["agent"] == {"num_workers": 4}
 
 
 def start(directory, **environment):

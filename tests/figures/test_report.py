@@ -79,7 +79,7 @@ def test_an_empty_sweep_says_so_with_its_scoring_and_ending(tmp_path):
     for text in ("Warnings", "scoringstrict", "Node losses and retries"):
         assert text not in page.text
     spec = spec.model_copy(update={"scoring": "released"})
-    ended = Page(build_report(Sweep(spec, [], ending="the budget of 2 hours is spent"))).text
+    ended = Page(build_report(Sweep(spec, [], [{"ending": "the budget of 2 hours is spent"}]))).text
     assert "scoringreleased" in ended
     assert "the budget of 2 hours is spent" in ended
 

@@ -36,7 +36,7 @@ def test_generations_survive_the_process_and_are_in_the_records(spec: SweepSpec)
         assert ledger.get_record(1).lineage == ()
     with Ledger.open(spec) as ledger:
         assert ledger.get_generations() == [FIRST, SECOND, THIRD]
-        assert [ledger.find_last_meeting(number) for number in range(4)] == [36, 36, 36, 0]
+        assert [ledger.find_last_sync_step(number) for number in range(4)] == [36, 36, 36, 0]
         assert ledger.get_records() == written
     assert [record.lineage for record in before] == [(), (), ()]
     assert [record.lineage for record in written] == [

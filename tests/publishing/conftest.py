@@ -15,14 +15,21 @@ def real_picture():
     """Ask for the picture as it is drawn, which takes seconds."""
 
 
+@pytest.fixture
+def real_example():
+    """Ask for the example of a card, for which a tokenizer is loaded."""
+
+
 @pytest.fixture(autouse=True)
-def quick_picture(request, monkeypatch):
-    """Draw no picture, unless a test asks for it."""
+def quick_cards(request, monkeypatch):
+    """Draw no picture and load no tokenizer, unless a test asks for it."""
 
     def write(sweep, path):
         path.write_bytes(PICTURE + str(sweep.chosen and sweep.chosen.name).encode())
         return path
 
+    if "real_example" not in request.fixturenames:
+        monkeypatch.setattr("gdpo_tune.publishing.card.load_local_tokenizer", lambda _: None)
     if "real_picture" not in request.fixturenames:
         monkeypatch.setattr("gdpo_tune.publishing.publication.write_front_png", write)
 

@@ -17,8 +17,6 @@ from tests.support.published_sweeps import make_sweep
 
 ADDRESS = "hf://me/front"
 SPEC, JOURNAL = "sweep/spec.yaml", "sweep/ledger.journal"
-HARMLESS = [("request:0", None)]
-"""Records that a reader takes for none."""
 
 
 @pytest.fixture
@@ -42,6 +40,7 @@ def replace_section(record, key, lines):
         ("sandbox", "sandbox: {type: external}\nsandbox.url: http://evil.example"),
         ("sandbox", "sandbox: {type: unsafe_no_isolation}"),
         ("sandbox", "sandbox.type: unsafe_no_isolation"),
+        ("resources", "resources: {env: [LD_PRELOAD=/tmp/x.so]}"),
         ("resources", "resources.env: [LD_PRELOAD=/tmp/x.so]"),
         ("resources", "resources.env.LD_PRELOAD: /tmp/x.so"),
         ("tracking", "tracking.uri: http://evil.example"),
@@ -51,6 +50,11 @@ def replace_section(record, key, lines):
         ("policy", "policy: a/../../policy"),
         ("data", "data: {source: ~/prompts.jsonl, layout: gsm8k}"),
         ("data", "data.source: data/private/prompts.jsonl"),
+        ("rollout", "rollout: {vllm_server: 'http://evil'}"),
+        ("ledger", "ledger: postgresql://evil/x"),
+        ("notify", 'notify: {webhook_env: "X"}'),
+        ("extends", "extends: /etc/hostname"),
+        ("task", "task: /tmp/evil.py:Task"),
     ],
 )
 def test_a_file_that_names_something_outside_is_refused(record, section, lines):
@@ -90,8 +94,7 @@ def test_a_ledger_that_no_sweep_wrote_is_refused(record, key, value):
     ("key", "value"),
     [
         *(("session:0", value) for value in (None, [1], -1, {"started": "x", "provenance": 3})),
-        *(("end", value) for value in (None, "x")),
-        *(("request:0", value) for value in (None, "x")),
+        ("request:0", None),
     ],
 )
 def test_a_report_of_a_ledger_that_no_sweep_wrote_is_refused(record, key, value, capsys):
@@ -102,7 +105,7 @@ def test_a_report_of_a_ledger_that_no_sweep_wrote_is_refused(record, key, value,
         line["user_attr"][key] = value
     record[JOURNAL] = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     assert changed
-    if (key, value) in HARMLESS:
+    if key == "request:0":  # a reader takes it for none
         assert report.main([ADDRESS]) == 0
         assert load_sweep(ADDRESS)._repr_html_()
         return
@@ -141,13 +144,7 @@ def test_a_record_that_would_fill_the_disk_is_refused(record, hub, monkeypatch):
     assert not [request for request in hub.requests if "/resolve/" in request]
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"sandbox.type": "unsafe_no_isolation"},
-    ],
-)
-def test_each_machine_decides_itself_how_code_runs(tmp_path, hub, keys):
-    spec = make_sweep(tmp_path, **keys)
+def test_each_machine_decides_itself_how_code_runs(tmp_path, hub):
+    spec = make_sweep(tmp_path, **{"sandbox.type": "unsafe_no_isolation"})
     hub.add("model:me/front", build_record(find_sweep(str(spec.directory))))
     assert load_sweep(ADDRESS).spec.sandbox.type == "local"

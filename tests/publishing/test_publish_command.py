@@ -73,56 +73,41 @@ def read_snippet(card, after):
     return card.partition(f"## {after}\n")[2].partition("```python\n")[2].partition("```")[0]
 
 
-def test_the_example_of_a_card_runs(publish_to, tmp_path, capsys):
+def test_the_published_policy_can_be_loaded_by_the_example_of_its_card(
+    publish_to, tmp_path, capsys, real_example
+):
+    place = tmp_path / "out" / "one"
     publish_to("1", "me/one", "--dry-run", "--out", str(tmp_path / "out"))
-    snippet = read_snippet((tmp_path / "out" / "one" / CARD).read_text(), "Use it")
+    model, tokenizer = load_policy(str(place))
+    assert model.config.vocab_size >= len(tokenizer)
+    snippet = read_snippet((place / CARD).read_text(), "Use it")
     assert "max_new_tokens=64" in snippet
     capsys.readouterr()
-    exec(snippet.replace("me/one", str(tmp_path / "out" / "one")), {})
+    exec(snippet.replace("me/one", str(place)), {})
     assert "Write f(x)" in capsys.readouterr().out
 
 
-def test_the_example_of_a_chat_policy_has_its_turns_and_a_place_for_the_prompt(tmp_path, hub):
-    hub.add("model:org/base", {CARD: b"---\nlicense: mit\n---\n"})
+def test_the_card_names_base_and_data_on_the_hub_and_a_chat_policy_has_its_turns(
+    tmp_path, hub, real_example
+):
+    hub.add("model:org/base", {CARD: b"---\nlicense: llama3\n---\n"})
     keys = {"policy": "org/base", "data.source": "org/problems", "data.layout": "mbpp"}
     spec = make_sweep(tmp_path, **keys)
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     (spec.directory / "trials" / "1" / "checkpoint-60" / "chat_template.jinja").write_text(template)
     publish.main([f"{spec.directory}:1", "--to", "me/knee"])
     card = get_files(hub)[CARD].decode()
+    data = ModelCard(card).data.to_dict()
+    assert (data["base_model"], data["base_model_relation"]) == ("org/base", "finetune")
+    assert (data["license"], data["datasets"]) == ("llama3", ["org/problems"])
+    assert data["model-index"][0]["results"][0]["dataset"]["type"] == "org/problems"
     snippet = read_snippet(card, "Use it")
     assert "'role': 'system'" in snippet
     assert "'content': 'YOUR PROMPT'" in snippet
     assert "tokenizer.apply_chat_template(\n    messages," in snippet
     assert "A prompt of the data stands for `YOUR PROMPT`." in card
-
-
-def test_a_card_speaks_to_its_reader(tmp_path, hub):
-    directory = copy_stored_sweep(tmp_path)
-    make_policy(directory / "trials" / "13" / "checkpoint-0")
-    publish.main([f"{directory}:knee", "--to", "me/merge"])
-    text = get_files(hub, "model:me/merge")[CARD].decode()
-    assert text.count("*published weights*: the baseline that was trained with") == 1
-    own = find_sweep(str(directory))
-    warnings = list_result_warnings(own.spec, own.front)
-    assert warnings
-    for warning in warnings:
-        assert warning.finding[1:] in text
-        assert warning.remedy not in text
-
-
-def test_the_card_names_base_and_data_on_the_hub(tmp_path, hub):
-    hub.add("model:org/base", {CARD: b"---\nlicense: llama3\n---\n"})
-    keys = {"policy": "org/base", "data.source": "org/problems", "data.layout": "mbpp"}
-    spec = make_sweep(tmp_path, **keys)
-    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
-    data = ModelCard(get_files(hub)[CARD].decode()).data.to_dict()
-    assert (data["base_model"], data["base_model_relation"]) == ("org/base", "finetune")
-    assert (data["license"], data["datasets"]) == ("llama3", ["org/problems"])
-    assert data["model-index"][0]["results"][0]["dataset"]["type"] == "org/problems"
     publish.main([f"{spec.directory}:0", "--to", "me/other", "--license", "mit"])
-    card = ModelCard(get_files(hub, "model:me/other")[CARD].decode())
-    assert card.data.license == "mit"
+    assert ModelCard(get_files(hub, "model:me/other")[CARD].decode()).data.license == "mit"
 
 
 def test_an_adapter_names_its_base_and_not_its_directory(tmp_path, hub):
@@ -167,7 +152,9 @@ def test_an_adapter_names_the_revision_of_its_base(tmp_path, hub, stored, expect
 
 
 @pytest.mark.parametrize("temperature", ["0.6", "0"])
-def test_the_code_of_a_card_decodes_as_the_values_were_measured(tmp_path, hub, temperature):
+def test_the_code_of_a_card_decodes_as_the_values_were_measured(
+    tmp_path, hub, real_example, temperature
+):
     """Source: `generate` of Transformers, whose arguments come before the model's own config."""
     spec = make_sweep(tmp_path, **{"training.evaluation_temperature": temperature})
     publish.main([f"{spec.directory}:1", "--to", "me/knee", "--dry-run", "--out", str(tmp_path)])
@@ -211,7 +198,7 @@ def test_weights_of_a_merge_sum_to_one():
     check_part_weights([float(part["weight"]) for part in shown])
 
 
-def test_a_merge_shows_its_parts(tmp_path, hub):
+def test_the_card_of_a_merge_shows_its_parts_and_speaks_to_its_reader(tmp_path, hub):
     directory = copy_stored_sweep(tmp_path)
     make_policy(directory / "trials" / "13" / "checkpoint-0")
     assert publish.main([f"{directory}:knee", "--to", "me/merge"]) == 0
@@ -223,11 +210,19 @@ def test_a_merge_shows_its_parts(tmp_path, hub):
     assert re.search(r"\ngdpo-tune merge \S+ --weights 1@60=0\.25,2@60=0\.25,3@60=0\.5\n", text)
     assert "pip install gdpo-tune" not in text, "no such package is published"
     assert "It needs Transformers 5 or newer" in text
+    assert text.count("*published weights*: the baseline that was trained with") == 1
+    own = find_sweep(str(directory))
+    warnings = list_result_warnings(own.spec, own.front)
+    assert warnings
+    for warning in warnings:
+        assert warning.finding[1:] in text
+        assert warning.remedy not in text
     with pytest.raises(UsageError, match=r"merge-20 was not kept[\s\S]*is a merge|make it anew"):
         publish.main([f"{directory}:merge-20", "--to", "me/other"])
 
 
 @pytest.mark.integration
+@pytest.mark.system
 def test_the_command_finds_the_hub_by_its_variables(swept, hub):
     variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
     script = "from gdpo_tune.cli import main; main()"
@@ -237,17 +232,6 @@ def test_the_command_finds_the_hub_by_its_variables(swept, hub):
     )
     assert done.returncode == 0, done.stderr
     assert f"published: {hub.url}/me/knee" in done.stdout
-    variables["HF_TOKEN"] = "hf_wrong"
-    done = subprocess.run(
-        [sys.executable, *words], env=os.environ | variables, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr.count("error:")) == (2, 1)
-
-
-def test_the_published_policy_can_be_loaded(publish_to, tmp_path):
-    publish_to("1", "me/one", "--dry-run", "--out", str(tmp_path / "out"))
-    model, tokenizer = load_policy(str(tmp_path / "out" / "one"))
-    assert model.config.vocab_size >= len(tokenizer)
 
 
 def test_a_dry_run_writes_the_directory_and_sends_nothing(publish_to, hub, tmp_path, capsys):
@@ -283,7 +267,7 @@ def test_a_dry_run_is_what_is_uploaded(publish_to, hub, tmp_path, real_picture):
     assert written == {name: data for name, data in files.items() if name != ".gitattributes"}
 
 
-def test_nothing_about_the_authors_machine_is_published(publish_to, hub, swept):
+def test_nothing_about_the_authors_machine_is_published(publish_to, hub, swept, real_example):
     publish_to("knee", "me/knee")
     publish_to("", "me/front")
     own = [*PRIVATE, str(swept.directory), str(swept.storage), "private prompt"]

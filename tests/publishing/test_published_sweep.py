@@ -83,32 +83,6 @@ def test_an_earlier_copy_is_read_without_a_network(record, hub, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "ledger: postgresql://evil/x",
-        'notify: {webhook_env: "X"}',
-        "extends: /etc/hostname",
-        "resources: {env: [LD_PRELOAD=/tmp/x.so]}",
-        "sandbox: {type: external, url: 'http://evil'}",
-        "rollout: {vllm_server: 'http://evil'}",
-        "tracking: {uri: 'http://evil'}",
-        "task: /tmp/evil.py:Task",
-    ],
-)
-def test_a_record_that_names_something_outside_is_refused(record, hub, line):
-    key = line.partition(":")[0]
-    text, kept = hub.repositories["model:me/front"].files["sweep/spec.yaml"].decode(), []
-    is_cut = False
-    for row in text.splitlines():
-        is_cut = row.startswith(f"{key}:") or (is_cut and row.startswith(" "))
-        kept += [] if is_cut else [row]
-    content = "\n".join([*kept, line]) + "\n"
-    hub.repositories["model:me/front"].files["sweep/spec.yaml"] = content.encode()
-    with pytest.raises(UsageError, match=rf"its spec.yaml has {key}.*did not write it"):
-        load_sweep(ADDRESS)
-
-
-@pytest.mark.parametrize(
     ("address", "message"),
     [
         ("hf://me", "not of the form USER/NAME"),

@@ -68,21 +68,21 @@ def test_shards_divide_what_lasts_and_a_step_gathers_layers(load):
     assert part.weights == 3 * NUMBERS
     assert (whole.gradients, part.gradients) == (2 * 4 * NUMBERS, NUMBERS)
     assert (whole.reference, part.reference) == (4 * NUMBERS, NUMBERS)
-    assert whole.rounded == 2 * NUMBERS
+    assert whole.compute_copies == 2 * NUMBERS
     # Weights and gradients in bfloat16, and the sums of gradients in 32 bits.
-    assert part.rounded == (2 + 2 + 4) * (EMBEDDING + 2 * LAYER)
-    assert part.whole == 0
+    assert part.compute_copies == (2 + 2 + 4) * (EMBEDDING + 2 * LAYER)
+    assert part.full_policy == 0
     assert part.activations == whole.activations > 0
 
 
 def test_transformers_samples_with_all_of_a_divided_policy(load):
     spec = load("rollout.engine=transformers", "training.micro_batch_size=1")
     two, many = (measure(spec, workers=count, shards=count) for count in (2, 64))
-    assert two.whole == GIB // 2 + 6 * NUMBERS + 2 * NUMBERS
-    assert many.whole == GIB // 2 + 4 * NUMBERS  # the untrained policy, in each process
+    assert two.full_policy == GIB // 2 + 6 * NUMBERS + 2 * NUMBERS
+    assert many.full_policy == GIB // 2 + 4 * NUMBERS  # the untrained policy, in each process
     large = measure(spec, find_known_size("Qwen/Qwen2.5-7B"), workers=64, shards=64)
-    assert large.least == large.whole > large.at_rest + large.gradients + large.rounded
-    assert measure(spec, workers=2, shards=1).whole == 0
+    assert large.least == large.full_policy > large.at_rest + large.gradients + large.compute_copies
+    assert measure(spec, workers=2, shards=1).full_policy == 0
 
 
 def test_shards_of_adapters_gather_the_frozen_weights_alone(load):
@@ -91,7 +91,7 @@ def test_shards_of_adapters_gather_the_frozen_weights_alone(load):
     part = measure(spec, workers=4, shards=4)
     assert part.weights == (2 * NUMBERS + 12 * adapters) // 4
     assert part.gradients == adapters
-    assert part.rounded == 2 * (EMBEDDING + 2 * LAYER)
+    assert part.compute_copies == 2 * (EMBEDDING + 2 * LAYER)
 
 
 def test_workers_share_the_completions_of_a_step(load):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pyarrow import parquet
@@ -42,9 +45,17 @@ def make_recipe(
     *overrides: str, request: TrainingRequest | None = None, **fields: object
 ) -> TrainingSetup:
     """Return its recipe; `fields` replace some of its own."""
-    request = request or make_request(overrides)
-    recipe = build_training_setup(request, resolve_policy(request.spec.policy))
+    recipe = _build_recipe(request) if request else _make_plain_recipe(overrides)
     return replace(recipe, **{"name": "code-knee", "note": "trial 7 of x", **fields})
+
+
+def _build_recipe(request: TrainingRequest) -> TrainingSetup:
+    return build_training_setup(request, resolve_policy(request.spec.policy))
+
+
+@functools.cache
+def _make_plain_recipe(overrides: tuple[str, ...]) -> TrainingSetup:
+    return _build_recipe(make_request(overrides))
 
 
 def export_to(library: str, recipe: TrainingSetup) -> Exported:
@@ -95,6 +106,17 @@ def export_folder(
 
 def read_prompts(directory: Path) -> list[dict[str, Any]]:
     return parquet.read_table(directory / "prompts.parquet").to_pylist()
+
+
+def load_rewards(directory: Path) -> ModuleType:
+    """Import the `rewards.py` of a directory as a library does."""
+    name = f"rewards_{abs(hash(directory))}"
+    spec = importlib.util.spec_from_file_location(name, directory / "rewards.py")
+    assert spec
+    assert spec.loader
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_in_export(

@@ -261,18 +261,19 @@ def train_sharded_trials(directory: Path, policy: str, names: str, *earlier: str
             first, _ = run_trial(build(f"{name}-cut"), stop=3)
             rest, outcome = resume_trial(build(f"{name}-cut"))
             result[f"{name}-cut"] = [first + rest, outcome]
-    rollout.choose_engine = lambda *_: "lean"
-    rollout.sample_for_trainer = sample_fixed_completions
-    rollout.choose_held_out_sampler = lambda _: sample_greedily
-    for name in (name for name in VARIANTS if name in names.split(",")):
-        result[name] = run_trial(build(name, **VARIANTS[name]))
-        result[f"{name}-cut"] = run_trial(build(f"{name}-cut", **VARIANTS[name]), stop=2)
-        for other in others:
-            goal = f"{name}-after-{other.name}"
-            if distributed.is_first():
-                shutil.copytree(other / f"{name}-cut", directory / goal)
-            distributed.broadcast_from_first(None)
-            result[goal] = resume_trial(build(goal, **VARIANTS[name]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout, "choose_engine", lambda *_: "lean")
+        patch.setattr(rollout, "sample_for_trainer", sample_fixed_completions)
+        patch.setattr(rollout, "choose_held_out_sampler", lambda _: sample_greedily)
+        for name in (name for name in VARIANTS if name in names.split(",")):
+            result[name] = run_trial(build(name, **VARIANTS[name]))
+            result[f"{name}-cut"] = run_trial(build(f"{name}-cut", **VARIANTS[name]), stop=2)
+            for other in others:
+                goal = f"{name}-after-{other.name}"
+                if distributed.is_first():
+                    shutil.copytree(other / f"{name}-cut", directory / goal)
+                distributed.broadcast_from_first(None)
+                result[goal] = resume_trial(build(goal, **VARIANTS[name]))
     (directory / f"seen-{distributed.get_rank()}.json").write_text(json.dumps(result))
     leave_group()
 

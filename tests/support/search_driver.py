@@ -17,7 +17,7 @@ from gdpo_tune.tuning.attempts import (
     Fatal,
     Finished,
     Interrupted,
-    Setup,
+    RunSettings,
     TrialResult,
 )
 from gdpo_tune.tuning.lifecycle import Lifecycle
@@ -30,7 +30,7 @@ class Driver:
 
     def __init__(self, ledger: Ledger, slots: int = 2, nodes: Nodes | None = None) -> None:
         self.events: list[Event] = []
-        setup = Setup("none:none", ledger.directory / SPEC)
+        setup = RunSettings("none:none", ledger.directory / SPEC)
         chosen = registry.SCHEDULERS[ledger.spec.search.scheduler.type]
         self.scheduler = registry.load(chosen.target)(ledger)
         self.searcher: Any = Lifecycle(
@@ -38,18 +38,18 @@ class Driver:
         )
         self.searcher.FINISHED = FINISHED
         self.in_flight: dict[str, TrialConfig] = {}
-        self.ends_at: dict[str, tuple[int, ...]] = {}
+        self.stop_steps: dict[str, tuple[int, ...]] = {}
         self._count = 0
 
-    def ask(self, host: str = "") -> Any:
+    def ask(self, process: str = "") -> Any:
         """Request a suggestion: a trial's id, None, or FINISHED."""
         trial_id = f"ray{self._count}"
-        attempt = self.searcher.next_attempt(trial_id, host)
+        attempt = self.searcher.next_attempt(trial_id, process)
         if isinstance(attempt, str):
             return None if attempt == WAIT else attempt
         self._count += 1
         self.in_flight[trial_id] = attempt.trial
-        self.ends_at[trial_id] = tuple(attempt.ends_at)
+        self.stop_steps[trial_id] = tuple(attempt.stop_steps)
         return trial_id
 
     def end(

@@ -15,7 +15,7 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, Params
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.attempts import (
     AttemptConfig,
-    Setup,
+    RunSettings,
     TrialPlaced,
     TrialUpdate,
     unpack_message,
@@ -78,7 +78,7 @@ def build_trial_config(directory: Path) -> TrialConfig:
 
 def build_attempt(trial: TrialConfig, train: str = "none:none", **setup: Any) -> AttemptConfig:
     spec_file = trial.directory.parent.parent / SPEC
-    return AttemptConfig(trial, Setup(train, spec_file, **setup))
+    return AttemptConfig(trial, RunSettings(train, spec_file, **setup))
 
 
 def record_reports(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:

@@ -181,8 +181,8 @@ def test_a_sweep_whose_webhook_is_not_set_is_refused(tmp_path, monkeypatch):
     (problem,) = find_unset_webhook(spec, {"HOOK": "secret"})
     assert "not the address of a webhook" in str(problem)
     assert "secret" not in str(problem)
-    assert find_unset_webhook(spec, {"HOOK": "https://chat.example.org/x"}) == []
-    assert find_unset_webhook(make_spec(tmp_path), {}) == []
+    assert not [*find_unset_webhook(spec, {"HOOK": "https://chat.example.org/x"})]
+    assert not [*find_unset_webhook(make_spec(tmp_path), {})]
 
 
 def test_the_webhook_is_no_part_of_the_identity_and_survives_the_stored_file(tmp_path):

@@ -1,4 +1,4 @@
-"""Fixtures of trained policies, which register no task: a test that uses them does."""
+"""Fixtures of trained policies, and of the toy task that trains them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ import torch
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train
+from gdpo_tune.training import train, worker_cache
 from tests.support.merging import PLAIN, QUICK
-from tests.support.training import build_trial_config, write_policy
+from tests.support.training import ToyTask, build_trial_config, register_toy_task, write_policy
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Register the toy task; no cache passes from test to test."""
+    register_toy_task(monkeypatch)
+    worker_cache.release_worker_cache()
+    ToyTask.opened = ToyTask.closed = 0
+    yield
+    worker_cache.release_worker_cache()
 
 
 @pytest.fixture(scope="module")

@@ -1,55 +1,76 @@
-"""AdamW with averages in 8 bits: its checkpoints resume bit by bit, and on other processes."""
+"""AdamW with 8-bit moments: its checkpoints resume bit by bit, and on other processes."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gdpo_tune.training.distributed import gather_optimizer
-from tests.support.training import write_policy
+from gdpo_tune.training import train
+from gdpo_tune.training.training_state import gather_optimizer
+from tests.support.training import SETTINGS, build_trial_config, write_policy
 from tests.training.test_sharding import assert_resumed, run_trials
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("torchao", reason="needs the extra adam8bit")
 
 WIDE = 128
-"""Width of a policy most of whose averages are large enough for 8 bits, also in halves."""
+"""Width of a policy most of whose moments are large enough for 8 bits, also in halves."""
 
 
-def read_averages(checkpoint):
-    state = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
-    return [entries["exp_avg"] for entries in state.values()], [*state.values()]
+def test_a_training_resumes_bit_by_bit(toy, tmp_path):
+    policy = write_policy(tmp_path / "policy", width=WIDE)
 
+    def run(name, optimizer, stop=0, resume=None):
+        settings = SETTINGS.replace(optimizer=optimizer)
+        config = build_trial_config(
+            policy, tmp_path / name, settings=settings, learning_rate=1e-3, beta=0.01
+        )
+        metrics = []
 
-def test_a_training_resumes_bit_by_bit(tmp_path):
-    one = tmp_path / "1"
-    seen = run_trials("full,eight", write_policy(tmp_path / "policy", width=WIDE), one, 1, one)
-    repeated, *steps = seen["eight-after-1"][0]
-    assert repeated == [2, {}]
-    assert [steps, seen["eight-after-1"][1]] == [seen["eight"][0][2:], seen["eight"][1]]
-    averages, entries = read_averages(one / "eight" / "checkpoint-2")
-    assert all(average.dtype == torch.float32 for average in averages)
+        def report(measurement, _):
+            metrics.append(dict(measurement.metrics))
+            if measurement.step == stop:
+                raise SystemExit
+
+        with pytest.raises(SystemExit) if stop else nullcontext():
+            outcome = train(config, resume=resume, report=report)
+            return metrics, outcome.validation, outcome.test
+
+    def read_state(name):
+        file = tmp_path / name / "checkpoint-2" / "optimizer.pt"
+        return torch.load(file, weights_only=True)["state"].values()
+
+    run("cut", "adamw_8bit", stop=2)
+    run("plain", "adamw", stop=2)
+    (repeated, *rest), *outcome = run("cut", "adamw_8bit", resume=tmp_path / "cut/checkpoint-2")
+    steps, *expected = run("whole", "adamw_8bit")
+    assert repeated == {}
+    assert (rest, outcome) == (steps[2:], expected)
+    entries = [*read_state("cut")]
+    assert all(each["exp_avg"].dtype == torch.float32 for each in entries)
     assert any("exp_avg_scale" in each for each in entries)
-    plain, _ = read_averages(one / "full" / "checkpoint-2")
-    for average, exact in zip(averages, plain, strict=True):
-        assert 0 <= (average - exact).norm() < 0.02 * exact.norm()
-    assert seen["eight"] != seen["full"]
+    distances = []
+    for each, exact in zip(entries, read_state("plain"), strict=True):
+        distances.append(float((each["exp_avg"] - exact["exp_avg"]).norm()))
+        assert distances[-1] < 0.02 * exact["exp_avg"].norm()
+    assert any(distances), "8 bits round the moments"
 
 
-def test_a_checkpoint_takes_no_memory_of_a_gpu_for_averages_in_32_bits():
+def test_a_checkpoint_takes_no_memory_of_a_gpu_for_moments_in_32_bits():
     with FakeTensorMode():
-        averages = {name: torch.empty(8, device="cuda") for name in ("exp_avg", "exp_avg_sq")}
-    optimizer = SimpleNamespace(state_dict=lambda: {"state": {0: averages}}, _new_buffer=None)
+        moments = {name: torch.empty(8, device="cuda") for name in ("exp_avg", "exp_avg_sq")}
+    optimizer = SimpleNamespace(state_dict=lambda: {"state": {0: moments}}, _new_buffer=None)
     gathered = gather_optimizer(optimizer)["state"][0]
     assert {value.device.type for value in gathered.values()} == {"cpu"}
 
 
 @pytest.mark.system
 @pytest.mark.slow
-def test_workers_share_averages_and_go_on_with_those_of_one(tmp_path):
+def test_workers_share_moments_and_go_on_with_those_of_one(tmp_path):
     policy, one, two = write_policy(tmp_path / "policy", width=WIDE), tmp_path / "1", tmp_path / "2"
     alone = run_trials("eight", policy, one, 1)
     shared = run_trials("eight", policy, two, 2, one, two)

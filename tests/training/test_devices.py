@@ -13,7 +13,11 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.system import RENDEZVOUS, clear_rendezvous
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import distributed, rollout
-from gdpo_tune.training.random_state import load_random_state, read_random_state, save_random_states
+from gdpo_tune.training.training_state import (
+    load_random_state,
+    read_random_state,
+    save_random_states,
+)
 from gdpo_tune.training.trl_arguments import choose_weights_dtype, uses_bfloat16
 from tests.support.training import build_trial_config, write_policy
 

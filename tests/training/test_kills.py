@@ -27,8 +27,9 @@ from tests.support.training import (
     ToyTask,
     build_trial_config,
     register_toy_task,
-    write_policy,
 )
+
+pytestmark = pytest.mark.usefixtures("toy")
 
 STEPS = 4
 RESUMABLE = SETTINGS.replace(steps=STEPS, checkpoint_every=1, evaluate_every=4)
@@ -36,19 +37,6 @@ RESUMABLE = SETTINGS.replace(steps=STEPS, checkpoint_every=1, evaluate_every=4)
 
 class Killed(BaseException):
     """Stands for the death of the process: no code of the trial handles it."""
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
 
 
 @pytest.fixture(scope="module")

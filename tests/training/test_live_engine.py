@@ -20,7 +20,7 @@ from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import trial, vllm_engine, worker_cache
 from gdpo_tune.training.engine import OF_PROCESS, SampleRequest
-from tests.support.training import build_trial_config, register_toy_task, write_policy
+from tests.support.training import build_trial_config, register_toy_task
 from tests.support.vllm_double import RecordingLLM
 
 
@@ -130,11 +130,6 @@ def test_memory_that_does_not_come_back_asks_for_a_new_process(monkeypatch):
 
 
 # Which trials share an engine
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture

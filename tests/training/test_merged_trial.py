@@ -15,24 +15,18 @@ from gdpo_tune.core.errors import DiskFullError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import ADAPTER, read_steps
-from gdpo_tune.training import merging, train, worker_cache
+from gdpo_tune.training import merging, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
 from tests.support.merging import LORA, PLAIN, configure, merge, read_weights, run
-from tests.support.training import SETTINGS, ToyTask, register_toy_task
+from tests.support.training import SETTINGS, ToyTask
+
+pytestmark = pytest.mark.usefixtures("toy")
 
 HELD_OUT = SETTINGS.validation_prompts * SETTINGS.samples_per_prompt
 
 
 class Killed(BaseException):
     """Stands for the death of the process: no code of the trial handles it."""
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
 
 
 @pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])

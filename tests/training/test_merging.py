@@ -19,19 +19,12 @@ from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import ADAPTER
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.policies.load_policy import hash_policy, load_policy, read_initial_policy
-from gdpo_tune.training import merging, worker_cache
+from gdpo_tune.training import merging
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.training.merging import check_parts, write_merge, write_mixture
 from tests.support.merging import LORA, configure, merge, read_weights, run, write_copy
-from tests.support.training import register_toy_task
 
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
+pytestmark = pytest.mark.usefixtures("toy")
 
 
 def edit_json(name: str, **values):

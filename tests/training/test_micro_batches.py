@@ -14,7 +14,7 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import fast_cpu, micro_batches, train, worker_cache
+from gdpo_tune.training import fast_cpu, micro_batches, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -25,17 +25,10 @@ from tests.support.training import (
     build_plain_trainer,
     build_trial_config,
     mark_slow_cases,
-    register_toy_task,
-    write_policy,
 )
 
 ROWS, GROUP = 16, 4
 LOSS_TYPES = PARAMETERS["loss_type"].choices
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,14 +38,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
 
 
 # Order of completions

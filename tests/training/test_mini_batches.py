@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import build, fast_cpu, train, worker_cache
+from gdpo_tune.training import fast_cpu, train, trial
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
@@ -22,18 +22,11 @@ from tests.support.training import (
     build_plain_trainer,
     build_trial_config,
     mark_slow_cases,
-    register_toy_task,
-    write_policy,
 )
 
 ROWS, MINI = 16, 8
 LOSS_TYPES = PARAMETERS["loss_type"].choices
 NAMES = ("hits", "vowels", "length")
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,14 +36,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
 
 
 # Against TRL's own mini-batches
@@ -202,7 +187,7 @@ def test_a_mini_batch_of_the_whole_step_changes_no_bit(policy, tmp_path, toy):
 
 def test_each_step_samples_once_and_is_reported_once(policy, tmp_path, toy, monkeypatch):
     samples, updates = [], []
-    build_inner = build.build_trainer
+    build_inner = trial.build_trainer
 
     def build_watched(config, cache):
         trainer, sampler = build_inner(config, cache)

@@ -26,13 +26,14 @@ from tests.support.training import (
     build_trial_config,
     mark_slow_cases,
     register_toy_task,
-    write_policy,
 )
 
 CHAT = (
     "{% for m in messages %}{{ m['role'][0] }}={{ m['content'] }}={% endfor %}"
     "{% if add_generation_prompt %}a={% endif %}"
 )
+
+pytestmark = pytest.mark.usefixtures("toy")
 LORA = ModelSettings(lora_rank=4)
 
 
@@ -40,19 +41,6 @@ class InstructedTask(ToyTask):
     """The toy task with instructions."""
 
     instructions = "answer"
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

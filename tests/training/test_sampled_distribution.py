@@ -21,9 +21,11 @@ from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings, TrainingSettings
 from gdpo_tune.core.trial_files import ADAPTER
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import rollout, train, worker_cache
+from gdpo_tune.training import rollout, train
 from gdpo_tune.training.lora import build_adapter_config
-from tests.support.training import SETTINGS, build_trial_config, register_toy_task, write_gpt2
+from tests.support.training import SETTINGS, build_trial_config, write_gpt2
+
+pytestmark = pytest.mark.usefixtures("toy")
 
 ONE_STEP = SETTINGS.replace(steps=1)
 DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
@@ -68,14 +70,6 @@ OWN_DECODING = {
 """Every kind of key that a generation_config.json may have, each with a value that would show."""
 
 
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
-
-
 def run(policy, directory, settings=ONE_STEP, model=None, **params):
     """Train and return the metrics of all steps and the outcome."""
     config = build_trial_config(policy, directory, settings=settings, **params)
@@ -117,21 +111,11 @@ def test_no_key_of_a_generation_config_changes_a_held_out_draw(draw, plain_draw,
     assert draw(**sampled, **{key: OWN_DECODING[key]}) == plain_draw
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ("min_p",),
-        ("suppress_tokens", "min_new_tokens"),
-        ("num_return_sequences",),
-        ("num_beams", "stop_strings"),
-        ("a_key_of_a_later_version", "return_dict_in_generate"),
-    ],
-)
-def test_no_key_of_a_generation_config_changes_a_training(tmp_path, keys):
+def test_no_key_of_a_generation_config_changes_a_training(tmp_path):
     # Source: trl#5783.
-    own = {key: OWN_DECODING[key] for key in keys}
+    own = {**OWN_DECODING, "do_sample": True}
     plain = run(write_gpt2(tmp_path / "plain"), tmp_path / "first")
-    changed = run(write_gpt2(tmp_path / "own", own | {"do_sample": True}), tmp_path / "second")
+    changed = run(write_gpt2(tmp_path / "own", own), tmp_path / "second")
     assert changed[0] == plain[0]
     assert changed[1].test == plain[1].test
 
@@ -256,10 +240,10 @@ def test_the_temperature_of_evaluations_is_a_setting(tmp_path, monkeypatch):
 
     monkeypatch.setattr(rollout, "choose_held_out_sampler", lambda _: sample)
     policy = write_gpt2(tmp_path / "policy")
-    for temperature in (1.0, 0.5, 0.0):
+    for temperature in (0.5, 0.0):
         settings = ONE_STEP.replace(evaluation_temperature=temperature)
         run(policy, tmp_path / f"{temperature}", settings, temperature=0.7)
-    assert list(dict.fromkeys(used)) == [1.0, 0.5, None]  # None: the most likely token
+    assert list(dict.fromkeys(used)) == [0.5, None]  # None: the most likely token
 
 
 @pytest.mark.parametrize("model", [ModelSettings(), ModelSettings(lora_rank=2)])

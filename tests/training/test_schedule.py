@@ -17,26 +17,13 @@ from tests.support.training import (
     SETTINGS,
     build_trial_config,
     mark_slow_cases,
-    register_toy_task,
-    write_policy,
 )
+
+pytestmark = pytest.mark.usefixtures("toy")
 
 STEPS = 5
 SHAPED = SETTINGS.replace(steps=STEPS, lr_schedule="linear", warmup_share=0.4, evaluate_every=5)
 OTHER = {"learning_rate": 3e-3, "reward_weights.hits": 0.2, "reward_weights.length": 2.0}
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
 
 
 def run(config: TrialConfig, resume: Path | None = None):

@@ -14,24 +14,17 @@ import torch
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.policies import load_policy as loading
-from gdpo_tune.training import build, fast_cpu, micro_batches, self_check, train, worker_cache
+from gdpo_tune.training import fast_cpu, micro_batches, self_check, train, trial
 from tests.support.training import (
     SETTINGS,
     build_trial_config,
-    register_toy_task,
     write_gpt2,
     write_policy,
 )
 
+pytestmark = pytest.mark.usefixtures("toy")
+
 ONE_STEP = SETTINGS.replace(steps=1)
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    yield
-    worker_cache.release_worker_cache()
 
 
 @pytest.fixture(scope="module")
@@ -96,20 +89,25 @@ def test_it_finds_a_fast_sampler_that_computes_another_policy(llama_policy, tmp_
         run(llama_policy, tmp_path / "trial")
 
 
-@pytest.mark.parametrize("engine", ["auto", "transformers"])
-@pytest.mark.parametrize("model", [ModelSettings(), ModelSettings(lora_rank=2, dtype="bfloat16")])
+@pytest.mark.parametrize(
+    ("engine", "model"),
+    [
+        ("auto", ModelSettings()),
+        ("transformers", ModelSettings(lora_rank=2, dtype="bfloat16")),
+    ],
+)
 def test_it_changes_no_result(llama_policy, tmp_path, monkeypatch, engine, model):
     checked = []
-    own = build.check_first_batch
+    own = trial.check_first_batch
 
     def spy(*arguments, **keywords):
         checked.append(arguments)
         own(*arguments, **keywords)
 
     settings = {"rollout": RolloutSettings(engine=engine), "model": model}
-    monkeypatch.setattr(build, "check_first_batch", spy)
+    monkeypatch.setattr(trial, "check_first_batch", spy)
     with_check = run(llama_policy, tmp_path / "with", **settings)
-    monkeypatch.setattr(build, "check_first_batch", lambda *_, **__: None)
+    monkeypatch.setattr(trial, "check_first_batch", lambda *_, **__: None)
     without = run(llama_policy, tmp_path / "without", **settings)
     steps = [{k: v for k, v in m.items() if "time" not in k} for m in (with_check, without)]
     assert len(checked) == 1
@@ -136,7 +134,7 @@ def test_a_process_that_computes_nan_is_found_wherever_it_stands(
 
 
 def test_a_vllm_that_samples_with_other_weights_is_found(llama_policy, tmp_path, monkeypatch):
-    own = build.check_first_batch
+    own = trial.check_first_batch
 
     def add_log_probs(trainer, batch, **keywords):
         # As TRL returns those of vLLM; NaN where it could not tell.
@@ -144,6 +142,6 @@ def test_a_vllm_that_samples_with_other_weights_is_found(llama_policy, tmp_path,
         own_values[:, 0] = float("nan")
         own(trainer, {**batch, "sampling_per_token_logps": own_values}, **keywords)
 
-    monkeypatch.setattr(build, "check_first_batch", add_log_probs)
+    monkeypatch.setattr(trial, "check_first_batch", add_log_probs)
     with pytest.raises(TrialFailure, match=r"the engine and a plain .* processed_logprobs"):
         run(llama_policy, tmp_path / "trial")

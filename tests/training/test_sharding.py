@@ -9,16 +9,20 @@ import pytest
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tests.support import process_groups
 from tests.support.process_groups import launch
 from tests.support.training import write_policy
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("toy")]
 
 
 def run_trials(names: str, policy: str, directory: Path, processes: int, *others: Path):
     """Return what the processes reported, which is the same in all of them."""
     directory.mkdir()
-    launch("sharded", directory, policy, names, *others, processes=processes)
+    if processes == 1:
+        process_groups.train_sharded_trials(directory, policy, names, *map(str, others))
+    else:
+        launch("sharded", directory, policy, names, *others, processes=processes)
     seen = [json.loads((directory / f"seen-{r}.json").read_text()) for r in range(processes)]
     assert all(other == seen[0] for other in seen)
     return seen[0]
@@ -59,7 +63,7 @@ def assert_resumed(result, name: str, other: Path, alone, rel: float = 1e-5) -> 
 def test_two_processes_share_a_policy_and_go_on_with_that_of_one(tmp_path):
     policy, one, two = write_policy(tmp_path / "policy"), tmp_path / "1", tmp_path / "2"
     alone = run_trials("full", policy, one, 1)
-    shared = run_trials("lean,full", policy, two, 2, one)
+    shared = run_trials("full", policy, two, 2, one)
     assert_same_steps(shared["full"], alone["full"])
     assert_resumed(shared, "full", one, alone)
     for name in ("full", "full-after-1"):
@@ -68,7 +72,6 @@ def test_two_processes_share_a_policy_and_go_on_with_that_of_one(tmp_path):
     assert files - {"rng_state_0.pth", "rng_state_1.pth"} == {
         path.name for path in (one / "full" / "checkpoint-2").iterdir()
     } - {"rng_state.pth"}
-    assert shared["lean-cut"] == shared["lean"], "stopped after a step and gone on, bit by bit"
 
 
 @pytest.mark.system

@@ -81,7 +81,7 @@ def test_a_stop_ends_all_of_them(tmp_path: Path):
     ("fault", "error", "message"),
     [
         (RAISE, NonFiniteError, "^loss is nan at step 2$"),
-        (BREAK, RuntimeError, "^broken at step 2$"),
+        pytest.param(BREAK, RuntimeError, "^broken at step 2$", marks=pytest.mark.slow),
         (DIE, TrialFailure, r"^one of its processes died \(killed, out of memory, or crashed\)$"),
     ],
 )

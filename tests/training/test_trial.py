@@ -30,23 +30,9 @@ from tests.support.training import (
     build_trial_config,
     mark_slow_cases,
     register_toy_task,
-    write_policy,
 )
 
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    """Register the toy task; no cache passes from test to test."""
-    register_toy_task(monkeypatch)
-    worker_cache.release_worker_cache()
-    ToyTask.opened = ToyTask.closed = 0
-    yield
-    worker_cache.release_worker_cache()
+pytestmark = pytest.mark.usefixtures("toy")
 
 
 @pytest.fixture(scope="module")

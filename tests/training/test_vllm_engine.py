@@ -23,30 +23,17 @@ from gdpo_tune.core.errors import CrowdedGpuError, EngineDiedError, EngineError,
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import (
-    colocated_engine,
-    lora,
-    rollout,
-    step_reporter,
-    train,
-    vllm_engine,
-    worker_cache,
-)
-from gdpo_tune.training import (
     engine as engines,
 )
+from gdpo_tune.training import lora, rollout, step_reporter, train, vllm_engine, worker_cache
 from gdpo_tune.training import memory as gpu_module
 from gdpo_tune.training.rollout import Decoding
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
-from tests.support.training import build_trial_config, register_toy_task, write_policy
+from tests.support.training import build_trial_config, register_toy_task
 from tests.support.vllm_double import RecordingLLM
 
 GIB = 2**30
 LORA = ModelSettings(dtype="bfloat16", lora_rank=4)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture
@@ -391,7 +378,7 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
         note_sampled=lambda row, text: told.append((row, text)),
     )
     before = {name: value.clone() for name, value in adapted.state_dict().items()}
-    colocated_engine.ColocatedEngine(trainer)
+    vllm_engine.ColocatedEngine(trainer)
     for _ in range(3):
         generation.sync_weights()
     after = adapted.state_dict()
@@ -422,7 +409,7 @@ def test_an_engine_that_dies_says_so_with_its_last_words(trainer):
             raise ValueError("see the log above") from error
 
     trainer.vllm_generation.llm.engine.llm.generate = die
-    sampler = colocated_engine.ColocatedEngine(trainer)
+    sampler = vllm_engine.ColocatedEngine(trainer)
     with pytest.raises(EngineDiedError) as caught:
         sampler.generate(None, [[3]], DECODING, torch.Generator())
     assert str(caught.value) == (
@@ -437,7 +424,7 @@ def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer
         raise error
 
     setattr(trainer.vllm_generation, name, fail)
-    colocated_engine.name_engine_failures(trainer)
+    vllm_engine.name_engine_failures(trainer)
     called = getattr(trainer.vllm_generation, name)
     with pytest.raises(EngineDiedError, match="ConnectionError: refused"):
         called(ConnectionError("refused"))
@@ -450,7 +437,7 @@ def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer
 
 
 def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
-    sampler = colocated_engine.ColocatedEngine(trainer, sleeps=True)
+    sampler = vllm_engine.ColocatedEngine(trainer, sleeps=True)
     steps = trainer.vllm_generation.llm
     llm = steps.seat.engine.llm
     prompts = [{"prompt_token_ids": [3]}]
@@ -470,7 +457,7 @@ def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
 
 
 def test_an_engine_stays_awake_without_being_asked_to_sleep(trainer):
-    colocated_engine.ColocatedEngine(trainer)
+    vllm_engine.ColocatedEngine(trainer)
     steps = trainer.vllm_generation.llm
     steps.generate([{"prompt_token_ids": [3]}], sampling_params=SimpleNamespace(), use_tqdm=False)
     assert steps.seat.engine.llm.naps == 0
@@ -522,7 +509,7 @@ DECODING = Decoding(max_new_tokens=9, temperature=1.0, end_tokens=(1, 5), pad_to
 
 
 def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
-    sampler = colocated_engine.ColocatedEngine(trainer)
+    sampler = vllm_engine.ColocatedEngine(trainer)
     prompts = [[3, 4], [3, 4], [8]]
 
     def sample(seed):
@@ -540,14 +527,14 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
 
 
 def test_no_temperature_is_greedy(trainer):
-    sampler = colocated_engine.ColocatedEngine(trainer)
+    sampler = vllm_engine.ColocatedEngine(trainer)
     decoding = replace(DECODING, temperature=None)
     sampler.generate(None, [[3]], decoding, torch.Generator())
     assert trainer.vllm_generation.llm.seat.engine.llm.requests[0][1][0]["temperature"] == 0
 
 
 def test_weights_are_sent_once_per_step(trainer):
-    sampler = colocated_engine.ColocatedEngine(trainer)
+    sampler = vllm_engine.ColocatedEngine(trainer)
     for step, synced in ((0, 1), (0, 1), (1, 2), (2, 3)):
         trainer.state.global_step = step
         sampler.generate(None, [[3]], DECODING, torch.Generator())

@@ -1,9 +1,10 @@
-"""Ray's processes: start, supervision, and the end of processes of a killed run."""
+"""Ray's processes: start, supervision, an existing cluster, and the end of a killed run."""
 
 from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,13 +20,15 @@ import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private.accelerators import accelerator
 from ray._private.utils import validate_socket_filepath
+from ray.exceptions import AuthenticationError, RpcError
 
-from gdpo_tune.core.errors import ClusterLostError
+from gdpo_tune.core.errors import ClusterError, ClusterLostError, UsageError
 from gdpo_tune.core.system import identify_start
 from gdpo_tune.tuning.attempts import STOP, StopFlag
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import LOST_SECONDS
 from gdpo_tune.tuning.ray.tune import ClusterLostInterrupt, TuneStopper
+from tests.support.jobs import hide_tokens
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -237,23 +240,22 @@ class JoinedCluster:
         return [ours, {"NodeID": "other", "Alive": not self.alive, **node}]
 
 
-def test_a_joined_cluster_is_checked_for_our_node(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_joined_cluster_is_checked_for_our_node_unless_its_head_is_silent(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
     joined = JoinedCluster(monkeypatch)
     with cluster.open_cluster(file) as up:
         assert up.is_alive()
-        joined.alive = False
-        assert not up.is_alive()
-
-
-def test_a_silent_head_is_not_queried_through_ray(file: Path, monkeypatch: pytest.MonkeyPatch):
-    joined = JoinedCluster(monkeypatch)
-    with cluster.open_cluster(file) as up:
         joined.watch.seconds_silent = LOST_SECONDS
         requests = joined.requests
         assert up.is_alive()
         joined.watch.seconds_silent += 1.0
         assert not up.is_alive()
-        assert joined.requests == requests
+        assert joined.requests == requests, "a call of Ray would block"
+        joined.watch.seconds_silent = 0.0
+        assert up.is_alive()
+        joined.alive = False
+        assert not up.is_alive()
 
 
 def test_a_cluster_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch):
@@ -315,3 +317,165 @@ def test_a_trial_without_a_gpu_sees_none():
     """Ray reads this variable for CUDA_VISIBLE_DEVICES of actors without a GPU."""
     name = accelerator.RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR
     assert cluster.ENVIRONMENT[name] == "1"
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a socket that listens and never answers."""
+    hide_tokens(monkeypatch, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        # Ray replaces 127.0.0.1 by another address of this machine, which has no listener here
+        monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", str)
+        yield address
+
+
+def fake_client(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    def client(address: str) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr("ray._raylet.GcsClient", client)
+
+
+def test_a_cluster_is_joined_with_the_environment_of_trials(head, monkeypatch):
+    fake_client(monkeypatch, None)
+    environment = {}
+    monkeypatch.setattr(ray, "init", lambda **options: environment.update(options))
+    cluster.connect_to_cluster({"log_to_driver": False}, {"A": "1"})
+    assert environment == {
+        "address": head,
+        "runtime_env": {"env_vars": {"A": "1"}},
+        "log_to_driver": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "token", "message"),
+    [
+        (AuthenticationError("no"), "", "asks for a token\n    fix: export RAY_AUTH_MODE=token"),
+        (AuthenticationError("no"), "another", "does not take the token\n    fix: export RAY_AUTH"),
+        (RpcError("Timed out while waiting for GCS"), "", "is not the head of a Ray cluster"),
+    ],
+)
+def test_a_head_that_does_not_let_us_in(head, monkeypatch, error, token, message):
+    fake_client(monkeypatch, error)
+    if token:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    with pytest.raises(ClusterError, match=f"{head} {message}"):
+        cluster.connect_to_cluster({}, {})
+
+
+def test_a_missing_token_is_reported_before_ray_connects(head, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(UsageError, match="there is no token"):
+        cluster.connect_to_cluster({}, {})
+
+
+def test_a_head_that_does_not_listen(monkeypatch, tmp_path):
+    hide_tokens(monkeypatch, tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    named = r"^RAY_ADDRESS = 127.0.0.1:9: .* does not answer \(.*refused"
+    with pytest.raises(ClusterError, match=named) as caught:
+        cluster.connect_to_cluster({}, {})
+    assert str(caught.value).endswith("to train on this machine alone, unset RAY_ADDRESS")
+
+
+def test_a_machine_that_is_not_a_node_of_the_cluster(head, monkeypatch):
+    fake_client(monkeypatch, None)
+
+    def refuse(**_: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ClusterError, match=r"no node of .* runs on this machine .*\n.*--submit"):
+        cluster.connect_to_cluster({}, {})
+
+
+def test_no_cluster_on_this_machine(head, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+
+    def nothing(_: str) -> str:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", nothing)
+    with pytest.raises(ClusterError, match="= auto: no Ray runs on this machine"):
+        cluster.connect_to_cluster({}, {})
+
+
+def test_an_invalid_address_in_the_environment(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(UsageError, match="RAY_ADDRESS = ray://head:10001"):
+        cluster.connect_to_cluster({}, {})
+
+
+def test_an_invalid_host_name(monkeypatch, tmp_path):
+    hide_tokens(monkeypatch, tmp_path)
+    with pytest.raises(ClusterError, match=r"a\.\.b:6379 does not answer \("):
+        cluster.check_head("a..b:6379")
+
+
+# The head, once joined
+
+
+class FakeHead:
+    """A fake head that may stop answering, with a fake clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.answers, self.leaves = 100.0, True, 0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(cluster, "time", clock)
+        monkeypatch.setattr(cluster, "probe_head", lambda *_: "" if self.answers else "refused")
+        monkeypatch.setattr(cluster, "exit_process", self.leave)
+        self.watch = cluster.HeadWatch("head:6379")
+
+    def leave(self) -> None:
+        self.leaves += 1
+
+    def check_after(self, seconds: float) -> float:
+        self.now += seconds
+        self.watch.check()
+        return self.watch.seconds_silent
+
+    def check_for(self, seconds: float) -> float:
+        for _ in range(int(seconds / cluster.ASK_SECONDS)):
+            self.check_after(cluster.ASK_SECONDS)
+        return self.watch.seconds_silent
+
+
+def test_the_process_disconnects_some_time_after_the_head_is_lost(monkeypatch):
+    head = FakeHead(monkeypatch)
+    assert head.check_after(1000.0) == 0
+    head.answers = False
+    assert head.check_for(cluster.LOST_SECONDS) == cluster.LOST_SECONDS
+    assert head.check_for(cluster.LEAVE_SECONDS) > cluster.LOST_SECONDS
+    assert head.leaves == 0
+    head.check_after(cluster.ASK_SECONDS)
+    assert head.leaves == 1
+
+
+def test_a_head_that_answers_again_is_not_lost(monkeypatch):
+    head = FakeHead(monkeypatch)
+    head.answers = False
+    assert head.check_for(cluster.LOST_SECONDS) > 0
+    head.answers = True
+    assert head.check_after(2.0) == 0
+
+
+def test_a_process_that_was_stopped_itself_gives_the_head_time_to_answer(monkeypatch):
+    """A stopped driver lost its sweep: a minute had passed since the last answer."""
+    head = FakeHead(monkeypatch)
+    head.check_after(cluster.ASK_SECONDS)
+    head.now += 60.0
+    assert head.watch.seconds_silent == 0
+    head.answers = False  # the network of a machine that wakes up is not there at once
+    assert head.check_after(cluster.ASK_SECONDS) == cluster.POLL_SECONDS
+    assert head.leaves == 0
+
+
+def test_a_probe_finds_out_whether_a_head_listens():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert not cluster.probe_head(address, 1.0)
+    assert "refused" in cluster.probe_head(address, 1.0)

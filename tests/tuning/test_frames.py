@@ -17,7 +17,7 @@ from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     Finished,
-    Setup,
+    RunSettings,
     TrialPlaced,
     pack,
     unpack_message,
@@ -77,7 +77,7 @@ def test_few_functions_lie_between_the_command_and_a_step(
     (tmp_path / SPEC).touch()
     trial = build_trial_config(write_policy(tmp_path / "policy"), tmp_path / "trials" / "0")
     trial.directory.mkdir(parents=True)
-    attempt = AttemptConfig(trial, Setup("gdpo_tune.training:train", tmp_path / SPEC))
+    attempt = AttemptConfig(trial, RunSettings("gdpo_tune.training:train", tmp_path / SPEC))
     result = adapter.run_trial(pack(attempt))
     assert isinstance(unpack_message(result), Finished)
     assert len(frames) > 3

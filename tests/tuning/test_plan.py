@@ -14,13 +14,14 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.plan import (
     PlannedTrial,
     count_planned,
+    derive_seed,
     explain_end,
     find_dead_start,
     find_next_step,
 )
 from tests.support.tuning import load_code_spec
 
-CONDITIONAL = """
+CONDITIONAL_SPACE = """
 task: code
 objectives:
   correctness: {direction: maximize, reference: 0}
@@ -40,10 +41,10 @@ def list_planned(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> list[T
         step = find_next_step(spec, planned)
         if step is None or step.params is None:
             return planned
-        planned.append(build_record(len(planned), step.role, step.proposer, step.params))
+        planned.append(build_planned(len(planned), step.role, step.proposer, step.params))
 
 
-def build_record(number: int, role: Role, proposer: Proposer, params: Params) -> TrialRecord:
+def build_planned(number: int, role: Role, proposer: Proposer, params: Params) -> TrialRecord:
     return TrialRecord(number, role, "failed", params, number, proposer)
 
 
@@ -66,7 +67,7 @@ def test_a_point_may_be_added_at_any_place_of_a_resumed_sweep(tmp_path: Path, po
 
 def test_a_value_without_effect_does_not_repeat_a_point(tmp_path: Path):
     path = tmp_path / "conditional.yaml"
-    path.write_text(CONDITIONAL)
+    path.write_text(CONDITIONAL_SPACE)
     spec = load_code_spec(tmp_path, [], path)
     point = {"normalization": "grpo", "beta": 0.5}
     spec = spec.model_copy(update={"enqueue": (point,)})
@@ -127,3 +128,10 @@ def test_one_training_is_enough_if_the_untrained_policy_earned_the_same(tmp_path
     untrained = TrialRecord(0, "untrained", "complete", {}, 0, "baseline", test=test)
     first = TrialRecord(1, "published", "failed", {}, 1, "model", reason=NO_SIGNAL)
     assert (find_dead_start(spec, [untrained, first]) == first) == is_dead
+
+
+def test_the_seed_of_a_trial_follows_from_the_seed_of_the_search_and_its_number(tmp_path: Path):
+    spec, other = load_code_spec(tmp_path), load_code_spec(tmp_path, ["search.seed=1"])
+    assert derive_seed(spec, 3) == 996794743  # printf 0:3 | sha256sum, first 31 bits
+    assert len({derive_seed(s, n) for s in (spec, other) for n in range(100)}) == 200
+    assert all(0 <= derive_seed(spec, n) < 2**31 for n in range(100))

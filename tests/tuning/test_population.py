@@ -47,8 +47,8 @@ POPULATIONS = st.lists(
 )
 
 
-def build_member(number: int, a: float, b: float, excess: float = 0.0) -> MemberStanding:
-    return MemberStanding(number, (a, b), START, (excess,))
+def build_member(number: int, a: float, b: float, violations: float = 0.0) -> MemberStanding:
+    return MemberStanding(number, (a, b), START, (violations,))
 
 
 def build_population(rows: Sequence[tuple[float, float, float]]) -> list[MemberStanding]:
@@ -60,8 +60,8 @@ def list_numbers(members: Sequence[MemberStanding]) -> list[int]:
 
 
 def test_constraints_come_before_dominance():
-    broken = [build_member(3, 0.9, 0.1, excess=0.5), build_member(7, 0.9, 0.1, excess=0.2)]
-    members = [*broken, build_member(5, 0.2, 0.6), build_member(2, 0.3, 0.5)]
+    total = [build_member(3, 0.9, 0.1, violations=0.5), build_member(7, 0.9, 0.1, violations=0.2)]
+    members = [*total, build_member(5, 0.2, 0.6), build_member(2, 0.3, 0.5)]
     assert list_numbers(members) == [2, 5, 7, 3]
 
 
@@ -105,8 +105,8 @@ def test_no_member_copies_a_worse_member(rows):
     by_number = {standing.number: standing for standing in members}
     for exploit in decide_exploits(10, members, TWO, DOMAINS, USUAL, 0):
         (a, b), (c, d) = by_number[exploit.donor].values, by_number[exploit.member].values
-        broken = [by_number[n].excess[0] for n in (exploit.donor, exploit.member)]
-        donor, taker = (max(value, 0.0) for value in broken)
+        total = [by_number[n].violations[0] for n in (exploit.donor, exploit.member)]
+        donor, taker = (max(value, 0.0) for value in total)
         assert donor <= taker
         if taker == 0:
             assert not (c >= a and d <= b and (c, d) != (a, b))

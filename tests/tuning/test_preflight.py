@@ -13,168 +13,126 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gdpo_tune.core.errors import ClusterError
 from gdpo_tune.spec import Resources, SweepSpec
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes
-from gdpo_tune.tuning.ray import preflight
 from gdpo_tune.tuning.ray.preflight import (
     COMPILER,
-    Answers,
     NodeAnswer,
     check_nodes,
     list_needed_paths,
     probe_node,
+    read_cluster_memory,
 )
+from tests.support.ray_nodes import make_short_directory, open_ray_cluster
 from tests.support.tuning import load_code_spec
 
 NODES = [
     {"NodeID": "aaaaaaaaaa", "NodeManagerHostname": "one", "Resources": {"CPU": 2.0}},
     {"NodeID": "bbbbbbbbbb", "NodeManagerHostname": "two", "Resources": {"CPU": 2.0}},
 ]
+Probe = Callable[[ClusterNode, Path, str, Sequence[str]], NodeAnswer | ClusterError | None]
 
 
-class FakeProbe:
-    """A fake probe of nodes, some with their own disk at the path, some without needed files."""
+class Check:
+    """A check of two nodes, of which a function answers for each; the arguments are a probe's."""
 
-    def __init__(self, tmp_path: Path, *, local: Sequence[str] = (), lacking: str = "") -> None:
-        self.local, self.lacking, self.elsewhere = local, lacking, tmp_path / "elsewhere"
-        self.elsewhere.mkdir()
-
-    def __call__(
-        self, mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]
-    ) -> dict[str, NodeAnswer]:
-        answers: dict[str, NodeAnswer] = {}
-        for node in nodes:
-            path_on_node = self.elsewhere / mark.name if node.host in self.local else mark
-            paths = [f"{path}-nowhere" if node.host == self.lacking else path for path in needed]
-            answers[node.id] = probe_node(path_on_node, f"{mark.name}-{node.id}", paths)
-        return answers
-
-
-class NodeTable:
-    """A fake of Ray's table of nodes."""
-
-    def __init__(self) -> None:
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = tmp_path / "runs" / "code"
+        self.directory.mkdir(parents=True)
         self.lost: set[str] = set()
+        self.nodes = Nodes(lambda: [{**n, "Alive": n["NodeID"][0] not in self.lost} for n in NODES])
+        self._monkeypatch = monkeypatch
 
-    def __call__(self) -> list[dict[str, Any]]:
-        return [{**row, "Alive": row["NodeManagerHostname"] not in self.lost} for row in NODES]
+    def __call__(self, spec: SweepSpec, answer: Probe) -> None:
+        def ask(nodes: Sequence[ClusterNode], _: object, list_arguments: Callable[..., Any]) -> Any:
+            answers = {node.id: answer(node, *list_arguments(node)) for node in nodes}
+            return {node: found for node, found in answers.items() if found is not None}
 
-
-@pytest.fixture
-def table() -> NodeTable:
-    return NodeTable()
-
-
-@pytest.fixture
-def nodes(table: NodeTable) -> Nodes:
-    return Nodes(table)
+        self._monkeypatch.setattr("gdpo_tune.tuning.ray.preflight.ask_nodes", ask)
+        check_nodes(spec, self.directory, self.nodes)
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    created = tmp_path / "runs" / "code"
-    created.mkdir(parents=True)
-    return created
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    return Check(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function that checks nodes with a fake probe."""
-
-    def check_with(spec: SweepSpec, directory: Path, nodes: Nodes, probe: object) -> None:
-        monkeypatch.setattr(preflight, "probe_by_tasks", probe)
-        check_nodes(spec, directory, nodes)
-
-    return check_with
+def probe(_: ClusterNode, *arguments: Any) -> NodeAnswer:
+    return probe_node(*arguments)
 
 
-def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, directory, nodes, check):
-    check(load_code_spec(tmp_path), directory, nodes, FakeProbe(tmp_path))
-    assert os.listdir(directory) == []
+def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, check):
+    check(load_code_spec(tmp_path), probe)
+    assert os.listdir(check.directory) == []
 
 
-def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, directory, nodes, check):
-    with pytest.raises(
-        ClusterError, match=r"is another directory on node two \(bbbbbbbb\)"
-    ) as caught:
-        check(load_code_spec(tmp_path), directory, nodes, FakeProbe(tmp_path, local=["two"]))
+def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, check):
+    def see_another_disk(node, mark, *arguments):
+        return probe_node(tmp_path / mark.name if node.host == "two" else mark, *arguments)
+
+    other = r"is another directory on node two \(bbbbbbbb\)"
+    with pytest.raises(ClusterError, match=other) as caught:
+        check(load_code_spec(tmp_path), see_another_disk)
     assert "fix: --set storage=DIRECTORY, one that is mounted on every node" in str(caught.value)
-    assert os.listdir(directory) == []
-
-
-def test_a_node_that_sees_the_directory_and_writes_elsewhere_is_refused(
-    tmp_path, directory, nodes, check
-):
-    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
-        return {node.id: {} for node in nodes}
-
+    assert os.listdir(check.directory) == []
     with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
-        check(load_code_spec(tmp_path), directory, nodes, probe)
+        check(load_code_spec(tmp_path), lambda *_: {})
 
 
-def test_a_node_that_may_not_write(tmp_path, directory, nodes, check, monkeypatch):
+def test_a_node_that_may_not_write(tmp_path, check, monkeypatch):
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
+    def probe_without_permission(_, *arguments):
         monkeypatch.setattr(Path, "touch", refuse)
-        return {node.id: probe_node(mark, "x", needed) for node in nodes}
+        return probe_node(*arguments)
 
     with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's directory \(P"):
-        check(load_code_spec(tmp_path), directory, nodes, probe)
+        check(load_code_spec(tmp_path), probe_without_permission)
 
 
-def test_a_node_without_room_for_a_trial_is_not_checked(tmp_path, directory, nodes, check):
+def test_a_node_without_room_for_a_trial_is_not_checked(tmp_path, check):
     spec = load_code_spec(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
-
-    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
-        assert not nodes
-        return {}
-
-    check(spec, directory, nodes, probe)
+    check(spec, lambda node, *_: pytest.fail(f"{node} has 2 cores"))
 
 
-def test_files_that_trials_read_must_exist_on_every_node(tmp_path, directory, nodes, check):
-    policy = tmp_path / "policy"
+def test_files_that_trials_read_must_exist_on_every_node(tmp_path, check):
+    policy, file = tmp_path / "policy", tmp_path / "mine.py"
     policy.mkdir()
-    spec = load_code_spec(tmp_path).model_copy(update={"policy": str(policy)})
-    assert list_needed_paths(spec) == [str(policy)]
-    assert list_needed_paths(load_code_spec(tmp_path)) == []
-    with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
-        check(spec, directory, nodes, FakeProbe(tmp_path, lacking="two"))
-
-
-def test_the_file_of_a_custom_task_must_exist_on_nodes(tmp_path):
-    file = tmp_path / "mine.py"
     file.touch()
-    spec = load_code_spec(tmp_path).model_copy(update={"task": f"{file}:Mine"})
-    assert list_needed_paths(spec) == [str(file)]
+    usual = load_code_spec(tmp_path)
+    spec = usual.model_copy(update={"policy": str(policy)})
+    assert list_needed_paths(spec) == [str(policy)]
+    assert list_needed_paths(usual) == []
+    assert list_needed_paths(usual.model_copy(update={"task": f"{file}:Mine"})) == [str(file)]
+
+    def lack_all(node, mark, reply, needed):
+        return probe_node(
+            mark, reply, [f"{p}-nowhere" if node.host == "two" else p for p in needed]
+        )
+
+    with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
+        check(spec, lack_all)
 
 
-def test_a_node_that_dies_during_the_check_is_ignored(tmp_path, directory, nodes, check, table):
-    died = ClusterError("node two cannot run trials: The node died.")
-    of_two = {"bbbbbbbbbb": died}
-
-    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
-        one = nodes[0].id
-        return {one: probe_node(mark, f"{mark.name}-{one}", needed), **of_two}
-
-    with pytest.raises(ClusterError) as caught:
-        check(load_code_spec(tmp_path), directory, nodes, probe)
-    assert caught.value is died
-    of_two.clear()  # Ray would not place a task there
-    check(load_code_spec(tmp_path), directory, nodes, probe)
-
-
-def test_a_node_that_is_lost_during_the_check_need_not_answer(
-    tmp_path, directory, nodes, check, table
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_node_that_dies_during_the_check_is_ignored_once_it_counts_as_lost(
+    tmp_path, check, is_lost
 ):
     died = ClusterError("node two cannot run trials: The node died.")
 
-    def probe(mark: Path, nodes: Sequence[ClusterNode], needed: Sequence[str]) -> Answers:
-        table.lost.add("two")
-        one = nodes[0].id
-        return {one: probe_node(mark, f"{mark.name}-{one}", needed), "bbbbbbbbbb": died}
+    def lose_two(node, *arguments):
+        check.lost |= {"b"} if is_lost else set()
+        return died if node.host == "two" else probe_node(*arguments)
 
-    check(load_code_spec(tmp_path), directory, nodes, probe)
+    if is_lost:
+        check(load_code_spec(tmp_path), lose_two)
+        return
+    with pytest.raises(ClusterError) as caught:
+        check(load_code_spec(tmp_path), lose_two)
+    assert caught.value is died
+    # Ray would not place a task there
+    check(
+        load_code_spec(tmp_path), lambda node, *a: probe(node, *a) if node.host == "one" else None
+    )
 
 
 def test_a_node_reports_whether_it_can_write_to_the_object_store(tmp_path, monkeypatch):
@@ -212,14 +170,41 @@ def test_a_node_without_a_compiler_is_named_where_trials_train_on_a_gpu(
     ("needed", "fix"),
     [(COMPILER, "fix: apt-get install gcc"), ("/nowhere", "fix: name paths that every node sees")],
 )
-def test_a_fix_is_one_of_the_problem(tmp_path, directory, nodes, check, needed, fix, monkeypatch):
+def test_a_fix_is_one_of_the_problem(tmp_path, check, needed, fix, monkeypatch):
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
-
-    def probe(mark: Path, nodes: Sequence[ClusterNode], _: Sequence[str]) -> Answers:
-        return {n.id: probe_node(mark, f"{mark.name}-{n.id}", [needed]) for n in nodes}
-
     with pytest.raises(ClusterError) as caught:
-        check(load_code_spec(tmp_path), directory, nodes, probe)
+        check(
+            load_code_spec(tmp_path), lambda _, mark, reply, __: probe_node(mark, reply, [needed])
+        )
     assert fix in str(caught.value)
     assert str(caught.value).count("fix:") == 1
     assert ("apt-get" in str(caught.value)) is (needed == COMPILER)
+
+
+def make_tool(directory: Path, *amounts: int) -> str:
+    """Make a fake of NVIDIA's tool that reports so many MiB; return a PATH that begins with it."""
+    directory.mkdir()
+    tool = directory / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo {amount}\n" for amount in amounts))
+    tool.chmod(0o755)
+    return f"PATH={directory}:/usr/bin:/bin"
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_smallest_gpu_of_the_nodes_with_room_counts(tmp_path, monkeypatch):
+    large, small = make_tool(tmp_path / "large", 81559), make_tool(tmp_path / "small", 49140, 24564)
+    tiny = make_tool(tmp_path / "tiny", 8192)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with make_short_directory() as directory, open_ray_cluster(directory) as cluster:
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        cluster.start_head(cpus=2, gpus=0)
+        cluster.add_node(prefix=["env", large], cpus=2, gpus=1)
+        cluster.add_node(prefix=["env", small], cpus=2, gpus=2)
+        cluster.add_node(prefix=["env", tiny], cpus=1, gpus=1)
+        assert read_cluster_memory(Resources(cpus=2, gpus=1)) == 24564 << 20
+        assert read_cluster_memory(Resources(cpus=1, gpus=1)) == 8192 << 20
+        assert read_cluster_memory(Resources(cpus=2, gpus=0)) is None, "the head cannot tell"
+        assert read_cluster_memory(Resources(cpus=3, gpus=1)) is None, "no node has room"

@@ -15,7 +15,7 @@ class Halves(Scheduler):
     def list_evaluation_steps(self, record):
         return (30,) if record.role == "search" else ()
 
-    def judge(self, record, rung):
+    def decide(self, record, rung):
         return "stop" if record.role == "search" and record.number % 2 else "continue"
 """
 SWEEP = """

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from ray import cloudpickle
-from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.experiment import Trial
 
 from gdpo_tune.core.errors import DirectoryLostError, SandboxUnavailable
@@ -23,11 +22,10 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.attempts import Failed, TrialPlaced, pack, unpack_attempt
-from gdpo_tune.tuning.plan import count_planned, derive_seed, is_finished
+from gdpo_tune.tuning.plan import count_planned, is_finished
 from gdpo_tune.tuning.ray.tune import (
     TuneCallback,
     TuneSearcher,
-    describe_failure,
     free_trial,
 )
 from gdpo_tune.tuning.runner import run_sweep
@@ -64,13 +62,19 @@ def test_baselines_then_search_then_replicates_of_the_front(spec: SweepSpec):
         assert record.params == original.params
         assert record.seed != original.seed
     assert len({record.seed for record in records}) == len(records)
-
-
-def test_no_configuration_gets_more_replicates_than_configured(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        Driver(ledger).run()
-        repeated = Counter(r.replicate_of for r in ledger.get_records() if r.role == "replicate")
+    repeated = Counter(record.replicate_of for record in records[6:])
     assert max(repeated.values()) <= spec.search.replicates.per_point
+
+
+def test_a_trial_has_the_settings_of_the_sweep_and_its_share_of_a_gpu(tmp_path: Path):
+    sandbox = "sandbox={workers: 3, modules: [json], memory_mb: 100}"
+    gpu = ["rollout.engine=vllm", "resources.gpus=0.25"]
+    with Ledger.open(load_code_spec(tmp_path, [*QUICK, sandbox, *gpu])) as ledger:
+        driver = Driver(ledger)
+        config = driver.in_flight[driver.ask()]
+    assert config.sandbox == SandboxSettings(workers=3, modules=("json",), memory_mb=100)
+    assert config.rollout == RolloutSettings(engine="vllm")
+    assert config.gpu_share == 0.25
 
 
 def test_a_trial_is_handed_out_only_when_a_slot_is_free(spec: SweepSpec):
@@ -93,31 +97,14 @@ def test_the_baselines_are_the_policy_as_it_is_and_the_published_weights(spec: S
     assert spec.space.domains["learning_rate"].contains(published.params["learning_rate"])
 
 
-def test_trials_run_code_in_the_sandbox_of_the_sweep(tmp_path: Path):
-    spec = load_code_spec(
-        tmp_path, [*QUICK, "sandbox={workers: 3, modules: [json], memory_mb: 100}"]
-    )
-    with Ledger.open(spec) as ledger:
-        driver = Driver(ledger)
-        configs = [driver.in_flight[driver.ask()] for _ in range(2)]
-    settings = SandboxSettings(workers=3, modules=("json",), memory_mb=100)
-    assert [config.sandbox for config in configs] == [settings] * 2
-
-
-@pytest.mark.parametrize(("gpus", "share"), [(0, 1.0), (0.25, 0.25), (1, 1.0)])
-def test_trials_get_their_engine_and_their_share_of_a_gpu(
-    tmp_path: Path, gpus: float, share: float
-):
-    spec = load_code_spec(tmp_path, [*QUICK, "rollout.engine=vllm", f"resources.gpus={gpus}"])
-    with Ledger.open(spec) as ledger:
-        driver = Driver(ledger)
-        config = driver.in_flight[driver.ask()]
-    assert config.rollout == RolloutSettings(engine="vllm")
-    assert config.gpu_share == share
-
-
 def test_enqueued_points_come_first_and_the_sampler_completes_them(tmp_path: Path):
     points = "enqueue=[{group_size: 4, normalization: grpo}, {learning_rate: 1.0e-4}]"
+    small = load_code_spec(
+        tmp_path / "small", ["search.trials=1", "search.replicates.max_runs=0", points]
+    )
+    with Ledger.open(small) as ledger:
+        Driver(ledger).run()
+        assert [record.role for record in ledger.get_records()].count("search") == 1
     spec = load_code_spec(tmp_path, [*QUICK, points])
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
@@ -127,14 +114,6 @@ def test_enqueued_points_come_first_and_the_sampler_completes_them(tmp_path: Pat
     assert search[1].params["learning_rate"] == 1e-4
     for name, domain in spec.space.domains.items():
         assert domain.contains(search[0].params[name]), name
-
-
-def test_more_points_than_trials_do_not_make_more_trials(tmp_path: Path):
-    points = "enqueue=[{group_size: 4}, {group_size: 8}]"
-    spec = load_code_spec(tmp_path, ["search.trials=1", "search.replicates.max_runs=0", points])
-    with Ledger.open(spec) as ledger:
-        Driver(ledger).run()
-        assert [record.role for record in ledger.get_records()].count("search") == 1
 
 
 def test_an_unfinished_trial_resumes_unchanged(spec: SweepSpec):
@@ -177,14 +156,6 @@ def test_a_finished_sweep_starts_no_trial_and_a_larger_budget_extends_it(
     assert replicates <= spec.search.replicates.max_runs
 
 
-def test_the_seed_of_a_trial_follows_from_the_seed_of_the_search_and_its_number(tmp_path: Path):
-    spec = load_code_spec(tmp_path, QUICK)
-    other = load_code_spec(tmp_path, [*QUICK, "search.seed=1"])
-    assert derive_seed(spec, 3) == 996794743  # printf 0:3 | sha256sum, first 31 bits
-    assert len({derive_seed(s, n) for s in (spec, other) for n in range(100)}) == 200
-    assert all(0 <= derive_seed(spec, n) < 2**31 for n in range(100))
-
-
 @pytest.mark.parametrize(
     ("result", "why"),
     [
@@ -214,20 +185,10 @@ def test_an_error_is_recorded_with_the_reason_of_ray(spec: SweepSpec):
         driver.report(trial_id, Measurement(1, {}, spent))
         driver.searcher.on_end(trial_id, Failed("RuntimeError: broken"))
         record = ledger.get_record(0)
-        assert (record.state, record.reason, record.cost) == (
-            "failed",
-            "RuntimeError: broken",
-            spent,
-        )
+        assert (record.state, record.reason) == ("failed", "RuntimeError: broken")
+        assert record.cost == spent
         driver.in_flight.clear()
         assert driver.ask() is not None  # the slot is free again
-
-
-def test_reasons_are_one_readable_line():
-    task = RayTaskError("train", "a long traceback", ValueError("bad reward"))
-    assert describe_failure(task).reason == "ValueError: bad reward"
-    assert "process died" in describe_failure(ActorDiedError()).reason
-    assert describe_failure(None).reason == "unknown"
 
 
 def build_ray_trial(config: dict[str, Any], actor: object) -> Any:
@@ -242,11 +203,8 @@ def test_processes_are_recorded_when_ray_starts_one(spec: SweepSpec):
     looked: list[str] = []
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=4)
-        callback = TuneCallback(
-            driver.searcher,
-            TuneSearcher(driver.searcher, driver.searcher._setup),
-            lambda: looked.append("again"),
-        )
+        searcher = TuneSearcher(driver.searcher, driver.searcher._setup)
+        callback = TuneCallback(driver.searcher, searcher, lambda: looked.append("again"))
         for actor in ("a", "a", "b", "a"):
             trial = SimpleNamespace(trial_id=driver.ask())
             callback.on_trial_result(0, [], trial, pack(TrialPlaced(actor, "node")))
@@ -254,7 +212,7 @@ def test_processes_are_recorded_when_ray_starts_one(spec: SweepSpec):
 
 
 def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
-    config = {"trial": spec.build_trial_config({}, 0, spec.directory), "ends_at": (7,)}
+    config = {"trial": spec.build_trial_config({}, 0, spec.directory), "stop_steps": (7,)}
     trial = build_ray_trial(config, "Actor(a)")
     trial._default_result_or_future = "a reference to a remote object"
     assert trial.metric_analysis
@@ -284,7 +242,7 @@ def test_an_interrupted_trial_stays_unfinished(spec: SweepSpec):
         driver.searcher.stop()
         assert driver.ask() == driver.searcher.FINISHED
         driver.end(trial_id, interrupted=True)
-        assert [record.number for record in ledger.list_unfinished()] == [0]
+        assert [r.number for r in ledger.get_records() if r.state == "running"] == [0]
 
 
 def test_an_error_that_affects_every_trial_ends_the_sweep(spec: SweepSpec):
@@ -294,7 +252,9 @@ def test_an_error_that_affects_every_trial_ends_the_sweep(spec: SweepSpec):
         driver.end(driver.ask(), fatal=error)
         assert driver.searcher.fatal is error
         assert driver.ask() == driver.searcher.FINISHED
-        assert len(ledger.list_unfinished()) == 1  # on a machine with isolation it resumes
+        assert [r.state for r in ledger.get_records()].count(
+            "running"
+        ) == 1  # on a machine with isolation it resumes
 
 
 def test_a_ledger_that_is_not_writable_ends_the_sweep(

@@ -33,7 +33,7 @@ from gdpo_tune.tuning.attempts import (
     Fatal,
     Finished,
     Interrupted,
-    Setup,
+    RunSettings,
     StopFlag,
     TrialPlaced,
     TrialUpdate,
@@ -107,7 +107,7 @@ class Process:
         self.ended: AttemptError | None = None
         self._answer = b""
         self._numbers: dict[str, int] = {}
-        self._setup = Setup(f"{__name__}:Pack", Path("none"), pack=size)
+        self._setup = RunSettings(f"{__name__}:Pack", Path("none"), pack=size)
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def report(self, packed: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ def build_attempt(sweep: Path, number: int, address: str = "") -> AttemptConfig:
     if not address:
         directory.mkdir(parents=True, exist_ok=True)
     trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=STEPS), directory)
-    return AttemptConfig(trial, Setup(f"{__name__}:Pack", sweep / SPEC, address, pack=2))
+    return AttemptConfig(trial, RunSettings(f"{__name__}:Pack", sweep / SPEC, address, pack=2))
 
 
 def test_trials_share_the_process_and_free_their_places(tmp_path: Path, process: Process):
@@ -279,7 +279,7 @@ def test_a_trial_that_fails_ends_alone(
     end = process.receive(1)
     assert end == result or isinstance(end, result)
     if isinstance(end, AttemptFailure):
-        assert (end.cause, end.reason) == ("own", "RuntimeError: broken")
+        assert (end.cause, end.reason) == ("error", "RuntimeError: broken")
         assert "Traceback" in end.traceback
     assert process.take_steps(2, 1) == [1]
 
@@ -323,7 +323,7 @@ def test_a_process_that_is_used_up_ends_once_it_is_empty(
     assert isinstance(process.finish(2), Finished)
     process.thread.join(20)
     assert isinstance(process.ended, AttemptError)
-    assert process.ended.cause == "changed"
+    assert process.ended.cause == "needs_new_process"
     assert len(process.waiting) == 1
 
 
@@ -335,10 +335,10 @@ def test_an_error_of_cuda_ends_the_process_unless_only_one_trial_can_have_made_i
     errors[1] = RuntimeError("CUDA error: device-side assert triggered")
     gates[1].release()
     if not others:
-        assert process.receive(1).cause == "own"  # the next trial gets a new process
+        assert process.receive(1).cause == "error"  # the next trial gets a new process
     process.thread.join(20)
     assert isinstance(process.ended, AttemptError)
-    assert process.ended.cause == ("host" if others else "changed")
+    assert process.ended.cause == ("shared_process" if others else "needs_new_process")
     assert ("CUDA error: device-side assert" in str(process.ended)) is bool(others)
     gates[2].release(STEPS)
 
@@ -369,7 +369,7 @@ def test_trials_spread_over_the_processes_that_are_free(
     monkeypatch.setattr(tune.time, "monotonic", lambda: now)
     with Ledger.open(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
         lifecycle = Driver(ledger, 4).searcher
-        searcher = TuneSearcher(lifecycle, Setup("none:none", tmp_path / SPEC, pack=2))
+        searcher = TuneSearcher(lifecycle, RunSettings("none:none", tmp_path / SPEC, pack=2))
         for process in ("a", "b"):
             assert searcher.suggest(process) is not None
         assert searcher.suggest("c") is None  # there are as many places as slots
@@ -377,7 +377,7 @@ def test_trials_spread_over_the_processes_that_are_free(
         assert searcher.answer("a")[1] == WAIT  # b may still start
         assert isinstance(searcher.answer("b")[1], AttemptConfig)
         assert isinstance(searcher.answer("a")[1], AttemptConfig)
-        assert lifecycle.count_by_host() == {"a": 2, "b": 1}
+        assert lifecycle.count_by_process() == {"a": 2, "b": 1}
         now += 60  # nothing was heard from b, which may wait for a step of the driver
         lifecycle.on_end("a-1", Interrupted())
         lifecycle.on_end("a-4", Interrupted())

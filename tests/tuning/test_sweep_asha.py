@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,12 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.attempts import HALT
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
-from tests.support.paths import ROOT
+from tests.support.ray_sweeps import MARKS, SPACE
 from tests.support.tuning import ENDS_ONLY
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.integration,
-    # Ray leaves sockets and subprocess handles to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = MARKS
 
-HERE = Path(__file__).resolve().parent
-SPACE = ROOT / "search_spaces" / "code.yaml"
 SMALL = (*ENDS_ONLY, "search.sampler=random", "training.steps=4", "search.replicates.max_runs=2")
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the package and the fake training on the PYTHONPATH of the trials."""
-    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def load_asha_spec(directory: Path, variant: str) -> SweepSpec:

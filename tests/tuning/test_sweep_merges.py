@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,9 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.runner import run_sweep
-from tests.support.paths import ROOT
+from tests.support.ray_sweeps import MARKS, SPACE
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.integration,
-    # Ray leaves sockets and subprocess handles to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = MARKS
 SMALL = (
     "search={sampler: random, trials: 6, merges: {budget: 5}, checkpoints: {budget: 1}}",
     "search.replicates={per_point: 1, max_runs: 3}",
@@ -30,15 +23,7 @@ TRAIN = "tests.support.fake_training:train"
 
 
 def load_small(directory: Path, *overrides: str) -> SweepSpec:
-    space = ROOT / "search_spaces" / "code.yaml"
-    return load_spec(space, [f"storage={directory}", *SMALL, *overrides], "sweep")
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the package and the fake training on the PYTHONPATH of the trials."""
-    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
+    return load_spec(SPACE, [f"storage={directory}", *SMALL, *overrides], "sweep")
 
 
 def test_merges_join_the_front_and_keep_their_parents(tmp_path: Path):

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -24,47 +18,19 @@ from gdpo_tune.training import train
 from gdpo_tune.tuning.attempts import RETRIES
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import GATE, list_executions
-from tests.support.paths import ROOT
+from tests.support.ray_sweeps import MARKS, SPACE, start_sweep, wait_until, write_faults
 from tests.support.tuning import ENDS_ONLY
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.integration,
-    # Ray leaves sockets and subprocess handles to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = MARKS
 
-SPACE = ROOT / "search_spaces" / "code.yaml"
 TRAIN = "tests.support.fake_training:Pack"
 SHARED = ["resources.pack=3", "model.lora_rank=4"]
 SMALL = ["training.steps=4", "search.replicates.max_runs=1"]
 FIFO = "search={sampler: random, scheduler: {type: fifo}}"
-SWEEP = """
-import sys
-from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning.runner import run_sweep
-space, *overrides = sys.argv[1:]
-result = run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:Pack")
-sys.exit(130 if result.interrupted else 0)
-"""
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the package and the fake training on the PYTHONPATH of the trials."""
-    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def load_small_spec(directory: Path, *overrides: str) -> SweepSpec:
     return load_spec(SPACE, [f"storage={directory}", *SHARED, *SMALL, *overrides], "sweep")
-
-
-def write_faults(spec: SweepSpec, **by_trial: str) -> None:
-    spec.directory.mkdir(parents=True, exist_ok=True)
-    plan = {name.removeprefix("t"): fault for name, fault in by_trial.items()}
-    (spec.directory / "faults.json").write_text(json.dumps(plan))
 
 
 def test_trials_share_processes_and_a_fault_costs_its_own_trial_alone(tmp_path: Path):
@@ -162,25 +128,6 @@ def list_metrics(directory: Path) -> list[dict[str, float]]:
     ]
 
 
-@contextmanager
-def start_sweep(spec: SweepSpec, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the sweep in its own process."""
-    words = [str(SPACE), f"storage={spec.storage}", *SHARED, *SMALL, *overrides]
-    with subprocess.Popen([sys.executable, "-c", SWEEP, *words], start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def wait_for_condition(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.05)
-
-
 def list_steps(spec: SweepSpec, number: int) -> list[int]:
     """List the checkpoints that a trial has written so far, by step."""
     log = spec.directory / "log.jsonl"
@@ -195,16 +142,16 @@ def test_a_killed_process_costs_its_trials_no_checkpoint_and_stops_free_places(t
     overrides += ["search.replicates.max_runs=0", f"resources.cpus={count_local_cpus()}"]
     spec = load_small_spec(tmp_path, *overrides)
     write_faults(spec, all="slow", t0="")
-    with start_sweep(spec, *overrides) as process:
-        wait_for_condition(lambda: min(len(list_steps(spec, number)) for number in (1, 2, 3)) > 2)
+    with start_sweep(TRAIN, f"storage={tmp_path}", *SHARED, *SMALL, *overrides) as process:
+        wait_until(lambda: min(len(list_steps(spec, number)) for number in (1, 2, 3)) > 2)
         host = int(str(list_executions(spec.directory, "1")[0]["pid"]))
         assert all(list_executions(spec.directory, str(n))[0]["pid"] == host for n in (2, 3))
         psutil.Process(host).kill()
-        wait_for_condition(
+        wait_until(
             lambda: all(len(list_executions(spec.directory, str(n))) == 2 for n in (1, 2, 3))
         )
         Steering(spec.directory).request("stop", {"trial": 2}, "anna")
-        wait_for_condition(lambda: list_executions(spec.directory, "4"))
+        wait_until(lambda: list_executions(spec.directory, "4"))
         for number in (1, 3):
             assert len(list_executions(spec.directory, str(number))) == 2
         process.send_signal(signal.SIGINT)

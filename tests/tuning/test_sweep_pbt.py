@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,19 +14,12 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
-from tests.support.paths import ROOT
+from tests.support.ray_sweeps import MARKS, SPACE, start_sweep, wait_until, write_faults
 from tests.support.tuning import ENDS_ONLY
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.integration,
-    # Ray leaves sockets and subprocess handles to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = MARKS
 
-HERE = Path(__file__).resolve().parent
-SPACE = ROOT / "search_spaces" / "code.yaml"
+TRAIN = "tests.support.fake_training:train"
 MEMBERS = 4
 POPULATION = [
     *ENDS_ONLY,
@@ -43,20 +30,6 @@ TINY = (
     "training={steps: 4, completions_per_step: 16, train_prompts: 64, validation_prompts: 8, "
     "test_prompts: 8, evaluate_every: 4, checkpoint_every: 3}"
 )
-SWEEP = """
-import sys
-from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning.runner import run_sweep
-space, *overrides = sys.argv[1:]
-run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:train")
-"""
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the package and the fake training on the PYTHONPATH of the trials."""
-    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 @pytest.mark.slow
@@ -116,23 +89,16 @@ def collect_results(spec: SweepSpec) -> object:
 @pytest.mark.fault
 def test_a_population_whose_driver_is_killed_has_the_same_result(tmp_path: Path):
     whole, cut = load_population_spec(tmp_path / "whole"), load_population_spec(tmp_path / "cut")
-    run_sweep(whole, train="tests.support.fake_training:train")
-    cut.directory.mkdir(parents=True)
-    (cut.directory / "faults.json").write_text(json.dumps({"all": "slow"}))
+    run_sweep(whole, train=TRAIN)
+    write_faults(cut, all="slow")
     trials = cut.directory / "trials"
     for moment in ("3/checkpoint-1", "5/checkpoint-2", "4/checkpoint-3"):
-        with subprocess.Popen(
-            [sys.executable, "-c", SWEEP, str(SPACE), *list_overrides(tmp_path / "cut")],
-            start_new_session=True,
-        ) as process:
-            deadline = time.monotonic() + 120
-            while not (trials / moment).exists():
-                assert process.poll() is None, f"the sweep ended before {moment}"
-                assert time.monotonic() < deadline, f"waited for {moment} in vain"
-                time.sleep(0.02)
-            process.send_signal(signal.SIGKILL)
-    (cut.directory / "faults.json").unlink()
-    run_sweep(cut, train="tests.support.fake_training:train")
+        with start_sweep(TRAIN, *list_overrides(tmp_path / "cut")) as process:
+            wait_until((trials / moment).exists)
+            assert process.poll() is None, f"the sweep ended before {moment}"
+            process.kill()
+    write_faults(cut)
+    run_sweep(cut, train=TRAIN)
     assert collect_results(cut) == collect_results(whole)
     with Ledger.open(cut, read_only=True) as ledger:
         assert {trial.state.name for trial in ledger.study.trials} == {"COMPLETE"}

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.errors import DiskFullError, SandboxUnavailable
+from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.events import (
     Event,
     SearchStarted,
@@ -32,19 +26,11 @@ from gdpo_tune.tuning.attempts import RETRIES
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
-from tests.support.paths import ROOT
+from tests.support.ray_sweeps import MARKS, SPACE, start_sweep, wait_until, write_faults
 from tests.support.tuning import ENDS_ONLY
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.integration,
-    # Ray leaves sockets and subprocess handles to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = MARKS
 
-HERE = Path(__file__).resolve().parent
-SPACE = ROOT / "search_spaces" / "code.yaml"
 TRAIN = "tests.support.fake_training:train"
 SMALL = [
     *ENDS_ONLY,
@@ -53,31 +39,10 @@ SMALL = [
     "training.steps=4",
     "search.replicates.max_runs=2",
 ]
-SWEEP = """
-import json, sys
-from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning.runner import run_sweep
-space, *overrides = sys.argv[1:]
-result = run_sweep(load_spec(space, overrides, "sweep"), train="tests.support.fake_training:train")
-print(json.dumps({"interrupted": result.interrupted, "trials": len(result.records)}))
-"""
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the package and the fake training on the PYTHONPATH of the trials."""
-    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def load_small_spec(directory: Path, *overrides: str) -> SweepSpec:
     return load_spec(SPACE, [f"storage={directory}", *SMALL, *overrides], "sweep")
-
-
-def write_faults(spec: SweepSpec, **by_trial: str) -> None:
-    spec.directory.mkdir(parents=True, exist_ok=True)
-    plan = {name.removeprefix("t"): fault for name, fault in by_trial.items()}
-    (spec.directory / "faults.json").write_text(json.dumps(plan))
 
 
 def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
@@ -146,26 +111,6 @@ def refuse_training() -> None:
     raise AssertionError("a finished sweep starts nothing")
 
 
-def test_a_trial_that_runs_out_of_memory_is_not_retried_and_the_sweep_continues(tmp_path: Path):
-    spec = load_small_spec(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
-    write_faults(spec, t2="memory")
-    result = run_sweep(spec, train=TRAIN)
-    assert [record.state for record in result.records] == ["complete"] * 2 + ["failed", "complete"]
-    reason = result.records[2].reason
-    for key in ("micro_batch_size", "max_completion_length", "gradient_checkpointing"):
-        assert key in reason
-    assert len(list_executions(spec.directory, "2")) == 1
-
-
-def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
-    spec = load_small_spec(tmp_path)
-    write_faults(spec, all="sandbox")
-    with pytest.raises(SandboxUnavailable, match="no isolation here"):
-        run_sweep(spec, train=TRAIN)
-    with Ledger.open(spec) as ledger:  # the lease is free and nothing counts as failed
-        assert {record.state for record in ledger.get_records()} == {"running"}
-
-
 @pytest.mark.parametrize("writer", [pytest.param("trial", marks=pytest.mark.slow), "ledger"])
 def test_a_full_disk_ends_the_sweep_which_then_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
@@ -200,37 +145,19 @@ def test_replacing_a_process_that_has_grown_is_no_failure(tmp_path: Path):
     assert len(list_executions(spec.directory, "3")) == 1 + RETRIES
 
 
-@contextmanager
-def start_sweep(spec: SweepSpec) -> Iterator[subprocess.Popen[str]]:
-    """Start the sweep in its own process."""
-    size = [f"search.trials={spec.search.trials}", f"training.steps={spec.training.steps}"]
-    command = [sys.executable, "-c", SWEEP, str(SPACE), f"storage={spec.storage}", *SMALL, *size]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def wait_for_condition(condition: object, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # pyright: ignore
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.05)
-
-
 def list_checkpoints(spec: SweepSpec, number: int) -> list[Path]:
     return list((spec.directory / "trials" / str(number)).glob("checkpoint-*"))
 
 
 def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path: Path):
-    spec = load_small_spec(tmp_path, "search.trials=3", "training.steps=12")
+    size = ["search.trials=3", "training.steps=12"]
+    overrides = [f"storage={tmp_path}", *SMALL, *size]
+    spec = load_small_spec(tmp_path, *size)
     write_faults(spec, t1="slow", t3="slow")
-    with start_sweep(spec) as process:
-        wait_for_condition(lambda: len(list_checkpoints(spec, 1)) >= 2)
+    with start_sweep(TRAIN, *overrides) as process:
+        wait_until(
+            lambda: len(list_checkpoints(spec, 1)) >= 2 and read_state(spec, 0) == "complete"
+        )
         children = psutil.Process(process.pid).children(recursive=True)
         assert any("raylet" in child.name() for child in children)
         process.send_signal(signal.SIGKILL)
@@ -238,16 +165,13 @@ def test_a_killed_and_then_interrupted_sweep_ends_with_every_trial_once(tmp_path
 
     write_faults(spec, t3="slow")
     begun = len(list_executions(spec.directory, "3"))
-    with start_sweep(spec) as process:
-        wait_for_condition(lambda: len(list_executions(spec.directory, "3")) > begun)
-        wait_for_condition(lambda: read_state(spec, 1) == "complete")
+    with start_sweep(TRAIN, *overrides) as process:
+        wait_until(lambda: len(list_executions(spec.directory, "3")) > begun)
+        wait_until(lambda: read_state(spec, 1) == "complete")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-        assert process.stdout is not None
-        result = json.loads(process.stdout.readlines()[-1])
-    assert result["interrupted"] == 130
-    assert process.returncode == 0
+        assert process.wait(timeout=120) == 130
     # of the killed run nothing is left: Ray's agents look after a while whether servers still live
-    wait_for_condition(lambda: not any(is_alive(child) for child in children), 100.0)
+    wait_until(lambda: not any(is_alive(child) for child in children), 100.0)
     with Ledger.open(spec) as ledger:
         states = {record.number: record.state for record in ledger.get_records()}
     assert (states[0], states[1], states[3]) == ("complete", "complete", "running")

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,19 +12,14 @@ import pytest
 from gdpo_tune.core.trial_files import STEPS_FILE, read_steps
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.tuning.runner import run_sweep
-from tests.support.paths import ROOT
+from tests.support.ray_sweeps import MARKS, SPACE, start_sweep, wait_until
 from tests.support.tuning import ENDS_ONLY
 
 pytestmark = [
-    pytest.mark.system,
-    pytest.mark.integration,
-    # Ray leaves sockets and subprocess handles to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *MARKS,
     pytest.mark.skipif(count_local_cpus() < 2, reason="two workers need two cores"),
 ]
 
-SPACE = ROOT / "search_spaces" / "code.yaml"
 SMALL = [
     "resources.workers=2",
     "search.sampler=random",
@@ -42,20 +32,6 @@ SMALL = [
     "training.checkpoint_every=1",
     *ENDS_ONLY,
 ]
-SWEEP = """
-import sys
-from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning.runner import run_sweep
-space, *overrides = sys.argv[1:]
-sys.exit(130 if run_sweep(load_spec(space, overrides, "sweep")).interrupted else 0)
-"""
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the package on the PYTHONPATH of the trials."""
-    directories = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, directories)))
 
 
 def load_small_spec(directory: Path, *overrides: str) -> SweepSpec:
@@ -85,25 +61,6 @@ def test_a_sweep_with_two_workers_a_trial(tmp_path: Path):
         assert all(e.mean >= 0 for e in record.test.values())
 
 
-@contextmanager
-def start_sweep(spec: SweepSpec, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the sweep in its own process."""
-    command = [sys.executable, "-c", SWEEP, str(SPACE), f"storage={spec.storage}", *SMALL]
-    with subprocess.Popen([*command, *overrides], start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def wait_for_condition(condition: Callable[[], object], seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.05)
-
-
 def list_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """List the processes that train."""
     processes = psutil.Process(process.pid).children(recursive=True)
@@ -115,14 +72,12 @@ def test_a_killed_worker_costs_an_attempt_and_an_interruption_nothing(tmp_path: 
     steps = "training.steps=40"
     spec = load_small_spec(tmp_path, steps)
     directory = get_trial_directory(spec, 1)
-    with start_sweep(spec, steps) as process:
-        wait_for_condition(lambda: list(directory.glob("checkpoint-*")))
+    with start_sweep("", f"storage={tmp_path}", *SMALL, steps) as process:
+        wait_until(lambda: list(directory.glob("checkpoint-*")))
         list_workers(process)[-1].kill()
         lines = len((directory / STEPS_FILE).read_text().splitlines())
         # It resumes in another attempt, from its newest checkpoint and not from the start.
-        wait_for_condition(
-            lambda: len((directory / STEPS_FILE).read_text().splitlines()) > lines + 3
-        )
+        wait_until(lambda: len((directory / STEPS_FILE).read_text().splitlines()) > lines + 3)
         written = [m.step for m in read_steps(directory)]
         assert written == list(range(1, len(written) + 1))
         process.send_signal(signal.SIGINT)

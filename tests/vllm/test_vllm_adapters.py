@@ -36,7 +36,7 @@ def read_adapters(model):
 
 
 def test_the_engine_sees_every_small_update_and_the_base_stays_bit_equal(build_config):
-    from gdpo_tune.training.build import build_trainer
+    from gdpo_tune.training.trial import build_trainer
     from gdpo_tune.training.worker_cache import open_worker_cache
 
     config = build_config(model=ADAPTERS, learning_rate=RATE)

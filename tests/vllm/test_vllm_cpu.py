@@ -34,7 +34,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
     from trl.generation import vllm_generation as trl_vllm
     from vllm import SamplingParams
 
-    from gdpo_tune.training import colocated_engine, vllm_engine
+    from gdpo_tune.training import vllm_engine
     from gdpo_tune.training.engine import SampleRequest
 
     config = build_config()
@@ -61,7 +61,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
         vllm_generation = generation
         judges_early = False
 
-    colocated_engine.ColocatedEngine(Trainer())
+    vllm_engine.ColocatedEngine(Trainer())
     prompt = tokenizer(PROMPT)["input_ids"]
 
     def difference():

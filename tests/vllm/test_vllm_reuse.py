@@ -52,8 +52,8 @@ def test_a_dead_engine_is_replaced(tmp_path: Path):
 
 
 def test_a_closed_engine_returns_its_memory(build_config):
-    from gdpo_tune.training.build import build_trainer
     from gdpo_tune.training.engine import OF_PROCESS
+    from gdpo_tune.training.trial import build_trainer
     from gdpo_tune.training.worker_cache import open_worker_cache, release_worker_cache
 
     config = build_config()

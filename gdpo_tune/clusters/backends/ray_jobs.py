@@ -1,7 +1,4 @@
-"""Jobs of a Ray cluster for the runs of a schedule, each with the name of its attempt.
-
-The Jobs API gets time limits and clear errors here.
-"""
+"""Jobs of a Ray cluster, by its Jobs API, which gets time limits and clear errors here."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ def build_ray_jobs(sweep: ScheduledSweep, settings: RayJobBackend) -> RayJobs:
 
 @dataclass(frozen=True)
 class RayJobs:
-    """The jobs of one cluster."""
+    """The jobs of one cluster for a schedule, each with the name of its attempt."""
 
     kind: ClassVar[str] = "ray-job"
     api: JobsApi
@@ -89,7 +86,6 @@ class RayJobs:
 
 
 def _read_variable(name: str | None, key: str) -> str:
-    """Return the value of an environment variable; empty if no variable is named."""
     if name is None:
         return ""
     if not os.environ.get(name):
@@ -123,7 +119,10 @@ _ENVIRONMENT = threading.Lock()
 
 @dataclass(frozen=True)
 class JobsApi:
-    """The jobs of one cluster."""
+    """The jobs of one cluster.
+
+    A refusal is a `BackendError`, no answer a `BackendUnreachableError`.
+    """
 
     address: str
     """Address of its dashboard, such as `http://head:8265`."""
@@ -150,12 +149,7 @@ class JobsApi:
         object.__setattr__(self, "address", self.address.rstrip("/"))
 
     def check(self) -> None:
-        """Ask the cluster for its version.
-
-        Raises:
-            BackendError: it does not take the token, or is not a Ray cluster.
-            BackendUnreachableError: it does not answer.
-        """
+        """Ask the cluster for its version."""
         import httpx
 
         url, reason = f"{self.address}/api/version", ""
@@ -195,12 +189,7 @@ class JobsApi:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def ask(self, call: Callable[[Any], T]) -> T:
-        """Return the result of a call with a client, which by itself might wait for ever.
-
-        Raises:
-            BackendError: the cluster refuses.
-            BackendUnreachableError: it does not answer.
-        """
+        """Return the result of a call with a client, which by itself might wait for ever."""
         self.check()
         try:
             return run_with_timeout(CALL_SECONDS, lambda: call(self.build_client()))
@@ -241,9 +230,11 @@ def poll_job(client: Any, name: str) -> JobStatus:
 def build_runtime_env(directory: Path, storage: str, caller: str) -> dict[str, Any]:
     """Build the environment of a job whose working directory is a copy of `directory`.
 
-    Relative paths mean the same there as here. The package is sent along, so a job runs the code
-    that it was submitted with, whatever the cluster's image has; its requirements are not. Sweeps
-    in `storage` are not sent. A directory that cannot or should not be sent is a `BackendError`.
+    The package is sent along, whatever the cluster's image has; its requirements and the sweeps in
+    `storage` are not.
+
+    Raises:
+        BackendError: the directory cannot or should not be sent.
     """
     directory = directory.resolve()
     if not directory.is_dir():

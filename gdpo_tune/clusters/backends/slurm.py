@@ -133,8 +133,7 @@ class Slurm:
         found = CLUSTERS.search(" ".join(self.settings.options))
         return found[1] if found else ""
 
-    def _locate(self, job: JobHandle) -> list[str]:
-        """Return a job's number, and the option for its cluster if there are several."""
+    def _locate(self, job: JobHandle) -> list[str]:  # its number, and perhaps an option
         # an earlier version kept all that sbatch printed up to a `;`
         number, _, cluster = "".join(ID.findall(job.id)[-1:]).partition(";")
         cluster = cluster or self._clusters

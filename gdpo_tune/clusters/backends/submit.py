@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from gdpo_tune.spec.model import TRACKING_VARIABLES
 
 CALLER = "--submit"
 METADATA_KEY = "gdpo_tune_sweep"
-"""Key of a job's metadata: storage and name of its sweep."""
+"""Key of a job's metadata, for the location of its sweep."""
 RETRY_SECONDS = 5.0
 """Interval between calls to a cluster that stopped answering while a job was followed."""
 AGENT_SECONDS = 60.0
@@ -66,6 +66,8 @@ def submit(submission: Submission, api: ray_jobs.JobsApi, *, follow: bool) -> in
         BackendError: the directory cannot be sent, or the cluster refuses the job.
         BackendUnreachableError: the cluster does not answer.
     """
+    from tenacity import retry_if_exception_message
+
     if follow and importlib.util.find_spec("aiohttp") is None:
         raise BackendError(
             f"{CALLER}: following a log needs aiohttp\n"
@@ -82,7 +84,11 @@ def submit(submission: Submission, api: ray_jobs.JobsApi, *, follow: bool) -> in
         name = f"{submission.sweep}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         job = {"submission_id": name, "metadata": {METADATA_KEY: location}}
         job |= {"entrypoint": shlex.join(words), "runtime_env": runtime_env}
-        _submit_job(api, job)
+        # a cluster that has just started has no agent to run it for some seconds
+        no_agent = retry_if_exception_message(match=r"(?s).*No available agent")
+        for attempt in build_retry(AGENT_SECONDS, retry=no_agent, reraise=True):
+            with attempt:
+                api.ask(lambda client: client.submit_job(**job))
         print(f"submitted {submission.sweep} as job {name}")
     stop = shlex.join(["ray", "job", "stop", "--address", api.address, name])
     print(f"to stop it: {stop}", flush=True)
@@ -94,16 +100,6 @@ def submit(submission: Submission, api: ray_jobs.JobsApi, *, follow: bool) -> in
         fix = "run the same command to follow it again"
         print(f"The log is no longer followed. The job keeps running: {fix}.", file=sys.stderr)
         raise
-
-
-def _submit_job(api: ray_jobs.JobsApi, job: Mapping[str, Any]) -> None:
-    """Submit a job; a cluster that has just started has no agent to run it for some seconds."""
-    from tenacity import retry_if_exception_message
-
-    no_agent = retry_if_exception_message(match=r"(?s).*No available agent")
-    for attempt in build_retry(AGENT_SECONDS, retry=no_agent, reraise=True):
-        with attempt:
-            api.ask(lambda client: client.submit_job(**job))
 
 
 def explain_lost_tracking(spec: SweepSpec) -> str:
@@ -156,17 +152,14 @@ def follow_job(
 
 
 def _print_log(client: Any, name: str, printed: int) -> int:
-    """Print a log as it grows, without its first `printed` characters; return how many are printed.
-
-    Each connection sends the log from its beginning, until it ends or the connection breaks.
-    """
+    """Print a log without its first `printed` characters; return how many are printed now."""
     import aiohttp
 
     received = 0
 
     async def print_parts() -> None:
         nonlocal received
-        async for text in client.tail_job_logs(name):
+        async for text in client.tail_job_logs(name):  # each connection sends it from its beginning
             print(text[max(0, printed - received) :], end="", flush=True)
             received += len(text)
 

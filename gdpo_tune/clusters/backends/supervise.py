@@ -54,7 +54,7 @@ def main(directory: Path) -> int:
 
 
 def _supervise(directory: Path, ready: int) -> None:
-    """Start the sweep, write to the descriptor `ready`, and wait until the sweep has ended."""
+    """Start the sweep, write to the descriptor `ready`, and record the sweep's end."""
     with (directory / LOCK).open("w") as lock, (directory / LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -84,8 +84,7 @@ def _supervise(directory: Path, ready: int) -> None:
 def _take_lock(lock: TextIO, state: Path) -> bool:
     """Take the lock of a job; return False once another supervisor has started the job.
 
-    A supervisor that holds the lock without a state file is just starting, or about to fail: wait
-    until that is decided.
+    One that holds the lock without a state file is just starting, or about to fail: wait for it.
     """
     while not state.exists():
         try:
@@ -98,7 +97,7 @@ def _take_lock(lock: TextIO, state: Path) -> bool:
 
 
 def has_supervisor(directory: Path) -> bool:
-    """Return whether a supervisor holds the lock of a job: then it is certain that it lives."""
+    """Return whether a living supervisor holds the lock of a job."""
     with suppress(OSError):
         return is_locked(directory / LOCK) is True
     return False

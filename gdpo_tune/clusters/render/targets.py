@@ -38,7 +38,7 @@ MARGIN = 15 * 60
 
 
 def render_batch_script(request: RenderRequest) -> dict[str, str]:
-    """Render script and line."""
+    """Render script and line of scrontab."""
     sweep, backend = request.sweep, request.sweep.settings.backend
     if not isinstance(backend, SlurmBackend):
         fix = "write backend: {kind: slurm, nodes: 1}"
@@ -61,13 +61,15 @@ def build_job_script(
 ) -> str:
     """Return the script of a backend's job, which keeps its pid and exit status in a directory."""
     quoted = shlex.quote(str(directory))
-    values = _list_script_values(sweep, backend, sys.executable) | {
-        "name": name,
-        "command": command,
-    }
-    values |= {"backend": backend, "log": _quote_log(directory, "log.txt"), "job_directory": quoted}
     return fill_template(
-        "slurm.sbatch.jinja", on_term=f'kill -TERM "$(cat {quoted}/pid)"', **values
+        "slurm.sbatch.jinja",
+        name=name,
+        command=command,
+        backend=backend,
+        log=_quote_log(directory, "log.txt"),
+        job_directory=quoted,
+        on_term=f'kill -TERM "$(cat {quoted}/pid)"',
+        **_list_script_values(sweep, backend, sys.executable),
     )
 
 
@@ -155,8 +157,17 @@ def render_cron_job(request: RenderRequest) -> dict[str, str]:
     values = {"fields": format_five_fields(request, star_decides=False)}
     values |= {"skipped_days": find_skipped_days(request)}
     if request.ray_cron_job:
-        template = "ray_cron_job.yaml.jinja"
-        _check_ray_cron_job(request, backend.queue)
+        template, without = "ray_cron_job.yaml.jinja", "leave out --ray-cron-job"
+        version, zone = ".".join(map(str, request.kuberay)), request.schedule.timezone
+        if request.kuberay < FIRST_CRON_JOB:
+            reason = f"KubeRay {version} has no RayCronJob, which came with 1.6"
+            refuse_key(request.sweep, "", "", reason, f"{without}: a CronJob needs none")
+        if request.kuberay < FIRST_ZONE and zone != "UTC":
+            reason = f"RayCronJob of KubeRay {version} has no time zone, which came with 1.7"
+            refuse_key(request.sweep, "schedule.timezone", zone, reason, f"write UTC, or {without}")
+        if backend.queue:
+            reason = "a RayCronJob cannot give its RayJobs the label by which Kueue knows them"
+            refuse_key(request.sweep, "backend.queue", backend.queue, reason, without)
         values |= list_values_here(request) | {"has_zone": request.kuberay >= FIRST_ZONE}
     else:
         template = "cron_job.yaml.jinja"
@@ -170,20 +181,6 @@ def render_cron_job(request: RenderRequest) -> dict[str, str]:
         values |= {"command": request.build_command("python"), "deadline": max(round(grace), 60)}
     name = f"{request.sweep.name}.yaml"
     return {name: request.fill(template, name, **values)}
-
-
-def _check_ray_cron_job(request: RenderRequest, queue: str) -> None:
-    version, zone = ".".join(map(str, request.kuberay)), request.schedule.timezone
-    if request.kuberay < FIRST_CRON_JOB:
-        reason = f"KubeRay {version} has no RayCronJob, which came with 1.6"
-        refuse_key(request.sweep, "", "", reason, "leave out --ray-cron-job: a CronJob needs none")
-    if request.kuberay < FIRST_ZONE and zone != "UTC":
-        reason = f"RayCronJob of KubeRay {version} has no time zone, which came with 1.7"
-        fix = "write UTC, or leave out --ray-cron-job"
-        refuse_key(request.sweep, "schedule.timezone", zone, reason, fix)
-    if queue:
-        reason = "a RayCronJob cannot give its RayJobs the label by which Kueue knows them"
-        refuse_key(request.sweep, "backend.queue", queue, reason, "leave out --ray-cron-job")
 
 
 UNQUOTED = re.compile(r"[A-Za-z0-9_./:=@+-]+")

@@ -59,7 +59,7 @@ from gdpo_tune.tuning.attempts import (
     Fatal,
     Finished,
     Interrupted,
-    Setup,
+    RunSettings,
     TrialNotice,
     TrialPlaced,
     TrialResult,
@@ -75,6 +75,13 @@ NODE_DIED = "its node has died"
 MEMORY_SHARE = 0.6
 """Share of a node's memory that all reused trial processes on it together may grow to."""
 
+SECONDS = 1.0
+"""Time after which the next measurement reaches the driver, kept or not: a person is watching."""
+TRIAL_TOKEN = "begun"
+"""File that distinguishes a trial from an earlier one with its number, of a lost ledger."""
+KEPT = 2
+"""Checkpoints of a running trial in the store, as on a disk."""
+
 _trials_served = 0
 
 
@@ -82,7 +89,7 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
     """Run an attempt; discard it if the sweep's directory was unavailable.
 
     Raises:
-        AttemptError: start again; the directory was away, and is back. See also `run_attempt`.
+        AttemptError: start again; see `watch_directory` and `run_attempt`.
     """
     read_shared_variables()
     attempt = unpack_attempt(config)
@@ -101,7 +108,7 @@ def describe_place() -> TrialPlaced:
 
 
 @contextmanager
-def watch_directory(setup: Setup) -> Generator[None]:
+def watch_directory(setup: RunSettings) -> Generator[None]:
     """Discard what the block returns or raises if the sweep's directory was away meanwhile.
 
     Raises:
@@ -115,16 +122,8 @@ def watch_directory(setup: Setup) -> Generator[None]:
         if has_directory(setup):
             raise
         cause = error
-    if cause is not None or not has_directory(setup):
-        raise AttemptError("directory", wait_for_directory(setup)) from cause
-
-
-def wait_for_directory(setup: Setup) -> str:
-    """Wait until the sweep's directory is back; return what has happened, for a person.
-
-    Raises:
-        DirectoryLostError: it stays away.
-    """
+    if cause is None and has_directory(setup):
+        return
     from tenacity import RetryError, retry_if_result
 
     retrying = build_retry(PATIENCE, retry=retry_if_result(lambda present: not present))
@@ -137,7 +136,8 @@ def wait_for_directory(setup: Setup) -> str:
             "checkpoints"
         ) from None
     waited = retrying.statistics["idle_for"]
-    return f"the sweep's directory was away; waited {waited:.0f} s for it"
+    reason = f"the sweep's directory was away; waited {waited:.0f} s for it"
+    raise AttemptError("directory", reason) from cause
 
 
 def run_attempt(attempt: AttemptConfig) -> TrialResult:
@@ -150,7 +150,7 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
     global _trials_served
     rss = psutil.Process().memory_info().rss
     if _trials_served and rss > compute_memory_limit(attempt.setup.cpus, attempt.setup.gpus):
-        raise AttemptError("changed", "the process has grown too large")
+        raise AttemptError("needs_new_process", "the process has grown too large")
     _trials_served += 1
     clear_rendezvous()
     train = registry.load(attempt.setup.train) if attempt.setup.workers == 1 else None
@@ -166,8 +166,8 @@ def train_from_checkpoint(
 ) -> TrialResult:
     """Train a trial, from the newest checkpoint in its directory if any; see `run_attempt`.
 
-    It trains in a copy of its directory where that is on an object store; `is_copy` says that it
-    does. `train` is that of `gdpo_tune.training`; None: processes of the trial's own train it.
+    Where that is on an object store, it trains in a copy; `is_copy` says that it does. `train` is
+    that of `gdpo_tune.training`; None: processes of the trial's own train it.
     """
     if attempt.setup.address and not is_copy:
         return run_remote_attempt(attempt, build_reporter, train)
@@ -185,9 +185,9 @@ def train_from_checkpoint(
             raise  # Ray ends the trial
         return Interrupted()
     except CrowdedGpuError as error:
-        raise AttemptError("crowded", str(error)) from error
+        raise AttemptError("gpu_contention", str(error)) from error
     except EngineMemoryError as error:
-        raise AttemptError("changed", str(error)) from error
+        raise AttemptError("needs_new_process", str(error)) from error
     except TrialFailure as failure:
         return Failed(str(failure))
     except (UsageError, SandboxUnavailable, DiskFullError) as error:
@@ -208,9 +208,9 @@ def compute_memory_limit(cpus: float, gpus: float = 0.0) -> float:
     """Return the bytes above which a process of so many CPU cores and GPUs takes no new trial.
 
     All that fit on this node together may grow to `MEMORY_SHARE` of its memory, or its container's.
-    A process that waits for others may run on a node without a core for trials.
     """
     memory = read_machine_memory() or psutil.virtual_memory().total
+    # a process that waits for others may run on a node without a core for trials
     share = cpus / max(cpus, count_on_node("CPU"))
     if gpus:
         share = max(share, gpus / max(gpus, count_on_node("GPU")))
@@ -225,15 +225,10 @@ def count_on_node(resource: str) -> float:
     return sum(resources.get(resource, 0.0) for resources in nodes)
 
 
-SECONDS = 1.0
-"""Time after which the next measurement reaches the driver, kept or not: a person is watching."""
-
-
-def has_directory(setup: Setup) -> bool:
+def has_directory(setup: RunSettings) -> bool:
     """Return whether this process can write to the sweep's directory, if the sweep has one.
 
-    A lost mount leaves an empty directory, in which a trial could continue although its files would
-    never be seen again. So the directory counts only while the sweep's spec is in it.
+    A lost mount leaves an empty directory: it counts only while the sweep's spec is in it.
     """
     try:
         return bool(setup.address) or (
@@ -246,26 +241,22 @@ def has_directory(setup: Setup) -> bool:
 class Reporter:
     """The `report` of one trial: thins what goes to the driver, and stops on request.
 
-    Where many trials run, measurements on which nothing is decided go with the next result. So
-    curves keep all of their points, and the driver has fewer results to deal with.
-
-    Ray lets a trial continue after a result only once the driver has handled it. So a decision
-    about a rung arrives here before the next step; several processes get it a step later.
+    Where many trials run, measurements on which nothing is decided go with the next result. Ray
+    lets a trial continue after a result only once the driver has handled it. So a decision about a
+    rung arrives here before the next step; several processes get it a step later.
     """
 
     def __init__(self, attempt: AttemptConfig) -> None:
         trial, self._setup = attempt.trial, attempt.setup
-        self.stopped = False
-        """True if it has ended the trial."""
+        self.stopped = False  # True if it has ended the trial
         self.upload: Callable[[], None] | None = None
         """Called with each new checkpoint, before the driver hears of it."""
         self._number = attempt.number
         self._last = trial.training.steps
-        self._ends_at = attempt.ends_at
+        self._stop_steps = attempt.stop_steps
         self._stop_flag = open_stop_flag(self._setup.spec_file.parent, self._setup.address)
         self._sent = float("-inf")
-        self._held: list[Measurement] = []
-        """To go with the next result."""
+        self._held: list[Measurement] = []  # to go with the next result
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
         """Pass a measurement on if it is due.
@@ -280,11 +271,12 @@ class Reporter:
         if checkpoint is not None and self.upload is not None:
             self.upload()
         stop, due = self.decide(measurement)
-        if not due:
-            self.store_pending(measurement)
-        elif not stop:
-            self.send(pack(self.build_update(measurement)))
-            ends = measurement.step in self._ends_at
+        if not due and is_kept(measurement.step, self._last):
+            self._held.append(measurement)
+        elif due and not stop:
+            earlier, self._held = tuple(self._held), []
+            self.send(pack(TrialUpdate(measurement, earlier)))
+            ends = measurement.step in self._stop_steps
             stop = ends or (measurement.has_validation and self.is_halted())
         if stop:
             self.stopped = True
@@ -292,26 +284,12 @@ class Reporter:
 
     def decide(self, measurement: Measurement) -> tuple[bool, bool]:
         """Return whether to stop, and whether the measurement is due."""
-        now, kept = self.read_clock(), is_kept(measurement.step, self._last)
+        now, kept = time.monotonic(), is_kept(measurement.step, self._last)
         pause = self._setup.interval if kept else max(self._setup.interval, SECONDS)
         due = measurement.has_validation or now - self._sent >= pause
         if due:
             self._sent = now
         return self._stop_flag.is_set(self._number), due
-
-    def read_clock(self) -> float:
-        """Return the seconds of a monotonic clock."""
-        return time.monotonic()
-
-    def store_pending(self, measurement: Measurement) -> None:
-        """Keep a measurement for the next result, if its step is one that is passed on."""
-        if is_kept(measurement.step, self._last):
-            self._held.append(measurement)
-
-    def build_update(self, measurement: Measurement) -> TrialUpdate:
-        """Return a measurement with those before it that were held back."""
-        earlier, self._held = tuple(self._held), []
-        return TrialUpdate(measurement, earlier)
 
     def is_halted(self) -> bool:
         """Return whether the driver has decided against the trial because of the last result."""
@@ -320,12 +298,6 @@ class Reporter:
     def send(self, result: dict[str, Any]) -> None:
         """Pass a result on to the driver."""
         tune.report(result)
-
-
-BEGUN = "begun"
-"""File that distinguishes a trial from an earlier one with its number, of a lost ledger."""
-KEPT = 2
-"""Checkpoints of a running trial in the store, as on a disk."""
 
 
 def run_remote_attempt(
@@ -344,7 +316,7 @@ def run_remote_attempt(
 
         address = join_address(attempt.setup.address, "trials", trial.directory.name)
         files = StoreDirectory(address, say=send_notice)
-        download_trial(files, local.directory, attempt.begun)
+        download_trial(files, local.directory, attempt.trial_token)
         local = replace(local, parts=download_parts(attempt, directory, send_notice))
         upload = reporter.upload = partial(upload_trial, files, local.directory, local.keep_at)
         try:
@@ -368,10 +340,7 @@ def run_remote_attempt(
 
 
 def make_attempt_directory(trial: str) -> Path:
-    """Return an empty directory for a trial of this process, which may have several at once.
-
-    Delete those of processes that have ended.
-    """
+    """Return an empty directory for a trial of this process; delete those of ended processes."""
     pid, host = os.getpid(), socket.gethostname()
     name = f"{host}_{pid}_{identify_start(pid)}_{trial}"
     own = find_cache_directory() / "attempts" / name
@@ -383,16 +352,13 @@ def make_attempt_directory(trial: str) -> Path:
     return own
 
 
-def download_trial(files: StoreDirectory, directory: Path, begun: str) -> None:
-    """Fetch what a trial resumes from: its newest complete checkpoint and its small files.
-
-    Files of another trial that had its number, whose `begun` differs, are deleted.
-    """
+def download_trial(files: StoreDirectory, directory: Path, token: str) -> None:
+    """Fetch the newest complete checkpoint and the small files; delete those with another token."""
     directory.mkdir(parents=True, exist_ok=True)
     sizes = files.list_sizes()
-    if files.read(BEGUN) != begun.encode():
+    if files.read(TRIAL_TOKEN) != token.encode():
         files.delete(sizes)
-        files.write(BEGUN, begun.encode())
+        files.write(TRIAL_TOKEN, token.encode())
         return
     for checkpoint in (None, *iterate_whole_checkpoints(sizes, files.read)):
         wanted = [name for name in sizes if find_checkpoint_name(name) == checkpoint]
@@ -417,10 +383,9 @@ def download_parts(
 
 
 def upload_trial(files: StoreDirectory, directory: Path, keep_at: Collection[int] = ()) -> None:
-    """Send a trial's new files, and drop old checkpoints in the store.
+    """Send a trial's new files, and drop all checkpoints but the newest and those at `keep_at`.
 
-    The two newest stay, and those at the steps `keep_at`. Files of equal size count as equal: those
-    that change only grow.
+    Files of equal size count as equal: those that change only grow.
     """
     sizes = files.list_sizes()
     paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}

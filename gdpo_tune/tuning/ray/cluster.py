@@ -2,8 +2,7 @@
 
 An existing cluster is joined from one of its nodes. Ray waits for minutes if nothing answers, and
 ends the process if a token is missing; so the head is polled first. A call of Ray during which the
-head is lost does not return, and after a minute Ray ends the process without cleaning up. So a
-thread of ours polls the head.
+head is lost does not return, and after a minute Ray ends the process; so a thread polls the head.
 """
 
 from __future__ import annotations
@@ -98,10 +97,10 @@ class Cluster:
 def open_cluster(
     processes: Path, variables: Mapping[str, str] | None = None
 ) -> AbstractContextManager[Cluster]:
-    """Start a Ray cluster, or join the one that RAY_ADDRESS names.
+    """Start a Ray cluster, or join the one of RAY_ADDRESS; `variables` are for trials.
 
     The file `processes` remembers the processes of a cluster of our own, some of which may outlive
-    a killed driver. The next start ends them. Trials find `variables` in their environment.
+    a killed driver. The next start ends them.
 
     Raises:
         ClusterLostError: the servers of a cluster of our own did not start.
@@ -175,7 +174,7 @@ def _start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[C
 
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Generator[None]:
-    """Set variables of this process, and so of those that it starts, during the block."""
+    """Set variables of this process, and of those that it starts, during the block."""
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
@@ -192,11 +191,7 @@ def _set_defaults() -> None:
 
 
 def start_servers(others: set[psutil.Process]) -> None:
-    """Start Ray's servers, again where they took too long; `others` are processes not of Ray.
-
-    Raises:
-        ClusterLostError: they took too long every time.
-    """
+    """Start Ray's servers, up to `STARTS` times if they take too long; `others` are not of Ray."""
     import ray
     from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
@@ -226,7 +221,7 @@ def start_servers(others: set[psutil.Process]) -> None:
 
 
 def call_every(seconds: float, check: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a cheap form of a check: it repeats the last answer, at first True, for a while."""
+    """Return a cheap form of a check, which repeats the last answer, at first True, for a while."""
     answer, due = True, time.monotonic() + seconds
 
     def repeat() -> bool:
@@ -268,9 +263,7 @@ def end_processes(processes: Iterable[psutil.Process]) -> None:
 
 
 def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Connect this process, with these options of `ray.init`, to the cluster of `RAY_ADDRESS`.
-
-    Trials find `environment` among their variables.
+    """Connect to the cluster of `RAY_ADDRESS`, with options of `ray.init` and variables of trials.
 
     Raises:
         ClusterError: there is none, it wants another token, or this machine is no node of it.
@@ -301,19 +294,14 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
 
 
 def check_head(head: str) -> None:
-    """Refuse a head at `HOST:PORT` that would not let this process in.
-
-    Raises:
-        ClusterError: nothing answers there, or it wants another token.
-    """
+    """Raise a `ClusterError` if nothing at `HOST:PORT` answers, or if it wants another token."""
     from ray.exceptions import AuthenticationError, RayError
 
     reason = probe_head(head, ANSWER_SECONDS)
     if reason:
         raise ClusterError(
             f"the head of the Ray cluster at {head} does not answer ({reason})\n"
-            f"    fix: start the cluster; or correct or unset {addresses.RAY_ADDRESS}, which names "
-            "it"
+            f"    fix: start the cluster; or correct or unset {addresses.RAY_ADDRESS}"
         )
     try:
         registry.load("ray._raylet:GcsClient")(address=head)
@@ -354,8 +342,7 @@ class HeadWatch:
     def check(self) -> None:
         """Poll the head once; exit if it is lost and the main thread did not end the process.
 
-        Time in which this process was stopped itself, like a laptop that sleeps, says nothing about
-        the head. So two polls that are far apart count as `POLL_SECONDS`.
+        This process may have been stopped itself: polls far apart count as `POLL_SECONDS`.
         """
         silent = bool(probe_head(self._head, CONNECT_SECONDS))
         before, self._polled = self._polled, time.monotonic()

@@ -1,8 +1,7 @@
 """Memory of the cluster's head, in which the driver leaves small things for processes of trials.
 
-Secrets among the variables of `resources.env` go there: processes of a cluster of our own inherit
-all variables, but on a joined cluster Ray would write them into the logs of every node. A trial
-reads them before it imports anything of size. Answers to a process that trials share go there too.
+Secrets among the variables of `resources.env` go there on a joined cluster, where Ray would write
+them into the logs of every node. Answers to a process that trials share go there too.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ def share_secrets(key: str, secrets: Mapping[str, str]) -> Generator[None]:
     if not secrets:
         yield
         return
-    store = _import_store()
+    store, is_lost = _import_store(), False
     store._internal_kv_put(key, json.dumps(dict(secrets)), overwrite=True, namespace=_NAMESPACE)
     try:
         yield
     except ClusterLostError:
-        raise  # the head is gone, and its memory with it
-    except BaseException:
-        store._internal_kv_del(key, namespace=_NAMESPACE)
+        is_lost = True  # the head is gone, and its memory with it
         raise
-    store._internal_kv_del(key, namespace=_NAMESPACE)
+    finally:
+        if not is_lost:
+            store._internal_kv_del(key, namespace=_NAMESPACE)
 
 
 def read_shared_variables() -> None:

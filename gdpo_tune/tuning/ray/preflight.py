@@ -31,23 +31,20 @@ _PATHS_FIX = (
     "name paths that every node sees, writable for the user that runs Ray; --submit sends the "
     "working directory"
 )
-
-
 NodeAnswer = Mapping[str, str]
 """Problem of a node -> its fix."""
-Answers = Mapping[str, NodeAnswer | ClusterError]
-"""Id of a node -> its answer, or why it gives none."""
 
 
 def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswer:
     """Return what is wrong on this node; runs there.
 
-    `mark` is a file that the driver has written, beside which it writes `reply`; or the address of
-    an object store.
+    `mark` is a file of the driver's, beside which it writes `reply`; or the address of a store.
     """
-    paths = [path for path in needed if path != COMPILER]
-    lacking = (path for path in paths if not path_exists(expand_path(path)))
-    problems = {f"lacks {path}": _PATHS_FIX for path in lacking}
+    problems = {
+        f"lacks {path}": _PATHS_FIX
+        for path in needed
+        if path != COMPILER and not path_exists(expand_path(path))
+    }
     try:
         if isinstance(mark, str):
             check_store_writable(mark)
@@ -62,13 +59,6 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
         if compiler:
             problems[f"cannot compile kernels for a GPU ({compiler})"] = COMPILER_FIX
     return problems
-
-
-def probe_by_tasks(
-    mark: Path | str, nodes: Sequence[ClusterNode], needed: Sequence[str]
-) -> Answers:
-    """Run `probe_node` on every node."""
-    return ask_nodes(nodes, probe_node, lambda node: (mark, name_reply(mark, node), list(needed)))
 
 
 def ask_nodes(
@@ -112,19 +102,19 @@ def ask_nodes(
 def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
     """Refuse a cluster whose nodes cannot run trials, or would lose their checkpoints.
 
-    Nodes without room for a trial are not probed, and nodes may be lost meanwhile.
-
     Raises:
-        ClusterError: with every node that does not see the directory, or lacks something; or with
-            one that does not answer and is still alive.
+        ClusterError: with every node that has room for a trial and does not see the directory, or
+            lacks something; or with one that does not answer and is still alive.
     """
     candidates = [n for n in nodes.list_alive() if count_workers(spec.resources, n.resources)]
     mark = directory / f".seen-{uuid.uuid4().hex}"
     try:
         if not spec.address:
             mark.touch()
-        target = spec.storage if spec.address else mark
-        answers = probe_by_tasks(target, candidates, list_needed_paths(spec))
+        target, needed = spec.storage if spec.address else mark, list_needed_paths(spec)
+        answers = ask_nodes(
+            candidates, probe_node, lambda node: (target, f"{mark.name}-{node.id}", needed)
+        )
     finally:
         replies = list(directory.glob(f"{mark.name}*"))
         for path in replies:
@@ -138,7 +128,7 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
             if nodes.is_alive(node.id):
                 raise answer
             continue
-        replied = mark.with_name(name_reply(mark, node)) in replies
+        replied = mark.with_name(f"{mark.name}-{node.id}") in replies
         if not (spec.address or replied or _CANNOT_WRITE in " ".join(answer)):
             blind.append(str(node))
         if answer:
@@ -157,21 +147,13 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
 
 
 def list_needed_paths(spec: SweepSpec) -> list[str]:
-    """Return files and directories of this machine that every trial reads, as the spec has them.
-
-    `COMPILER` follows if trials train on a GPU.
-    """
+    """Return the paths that every trial reads, as the spec has them; on GPUs also `COMPILER`."""
     data = spec.data
     paths = [spec.policy, data.source, data.validation.source, data.test.source]
     if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
     present = [path for path in paths if path and path_exists(expand_path(path))]
     return [*present, COMPILER] if spec.resources.gpus else present
-
-
-def name_reply(mark: Path | str, node: ClusterNode) -> str:
-    """Return the name of the file that a node writes beside the driver's."""
-    return f"{Path(mark).name}-{node.id}"
 
 
 def read_cluster_memory(resources: Resources) -> int | None:

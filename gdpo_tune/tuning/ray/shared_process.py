@@ -1,8 +1,7 @@
 """A process that trials share: one of Ray's trials trains several of ours, each in a thread.
 
 The process asks for a trial whenever it has a free place, and passes on what its trials report. The
-driver answers through the memory of the cluster's head before `tune.report` returns. So a trial
-that ends frees its place, and the others notice nothing. It imports torch with its first trial.
+driver answers through the memory of the cluster's head before `tune.report` returns.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from gdpo_tune.tuning.attempts import (
     FINISHED,
     KEY,
     WAIT,
+    Answer,
     AttemptConfig,
     AttemptError,
     AttemptFailure,
     Fatal,
-    Setup,
+    RunSettings,
     TrialMessage,
     TrialResult,
     pack,
@@ -78,7 +78,7 @@ def run_shared_process(config: dict[str, Any]) -> None:
 class SharedProcess:
     """Places for trials in this process."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: RunSettings) -> None:
         self._setup = setup
         self._inbox: queue.SimpleQueue[tuple[FromTrial, threading.Event]] = queue.SimpleQueue()
         self._running: set[str] = set()
@@ -86,8 +86,7 @@ class SharedProcess:
         self._building = threading.Lock()
         """Held while the first trial builds what all of them share."""
         self._served = 0
-        self._is_broken = False
-        """True if an error may have left the process unusable."""
+        self._is_broken = False  # True if an error may have left the process unusable
 
     def run(self) -> None:
         """Train trials until there are no more; see `run_shared_process`."""
@@ -102,8 +101,8 @@ class SharedProcess:
             except queue.Empty:
                 continue
             end = message.message
-            if isinstance(end, AttemptFailure) and end.cause == "host":
-                raise AttemptError("host", end.reason)  # it counts for all of them
+            if isinstance(end, AttemptFailure) and end.cause == "shared_process":
+                raise AttemptError("shared_process", end.reason)  # it counts for all of them
             tune.report(pack(message))
             handled.set()
             if isinstance(end, TrialResult | AttemptFailure):
@@ -113,21 +112,17 @@ class SharedProcess:
             self._pack.close()
 
     def _has_place(self) -> bool:
-        """Return whether another trial may begin.
-
-        Raises:
-            AttemptError: none may, and none is left; a new process takes over.
-        """
+        """Return whether another trial may begin; if none ever may, raise an `AttemptError`."""
         if not self._served:
             return True
         limit = compute_memory_limit(self._setup.cpus, self._setup.gpus)
-        if self._is_broken or psutil.Process().memory_info().rss > limit:
-            if not self._running:
-                raise AttemptError("changed", "the process has grown too large, or is broken")
-            return False
-        return len(self._running) < self._setup.pack
+        is_unfit = self._is_broken or psutil.Process().memory_info().rss > limit
+        if is_unfit and not self._running:
+            reason = "the process has grown too large, or is broken"
+            raise AttemptError("needs_new_process", reason)
+        return not is_unfit and len(self._running) < self._setup.pack
 
-    def _ask(self) -> AttemptConfig | str:
+    def _ask(self) -> AttemptConfig | Answer:
         """Ask the driver for a trial, and begin it."""
         tune.report(pack(PlaceFree()))
         name, answer = pickle.loads(read_answer(tune.get_context().get_trial_id()))
@@ -146,8 +141,6 @@ class SharedProcess:
             handled.wait()
 
     def _run(self, name: str, attempt: AttemptConfig) -> None:
-        """Run an attempt to its end, in a thread of its own."""
-
         def train(trial: Any, **options: Any) -> Any:
             with self._building:
                 if self._pack is None:
@@ -162,17 +155,17 @@ class SharedProcess:
         except DirectoryLostError as error:
             end = Fatal(error)
         except AttemptError as error:
-            self._is_broken |= error.cause == "changed"
+            self._is_broken |= error.cause == "needs_new_process"
             traces = traceback.format_exc()
             end = AttemptFailure(error.cause, str(error), traces, outage=error.outage)
         except BaseException as error:  # noqa: BLE001 - an exit, too, ends this trial alone
             reason, traces = f"{type(error).__name__}: {error}", traceback.format_exc()
             has_lost_gpu = "CUDA error" in str(error)
             self._is_broken |= has_lost_gpu or isinstance(error, EngineDiedError)
-            end = AttemptFailure("own", reason, traces)
+            end = AttemptFailure("error", reason, traces)
             if has_lost_gpu and len(self._running) > 1:
                 # No trial here can compute any more, and nothing tells whose fault it is.
-                end = AttemptFailure("host", f"its process ended: {reason}", traces)
+                end = AttemptFailure("shared_process", f"its process ended: {reason}", traces)
         self._send(name, end, wait=False)
 
 

@@ -39,7 +39,7 @@ from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     AttemptFailure,
-    Setup,
+    RunSettings,
     TrialNotice,
     TrialPlaced,
     TrialResult,
@@ -80,9 +80,9 @@ class _Unsaved:
 
 
 class TuneSearcher(_Unsaved, Searcher):
-    """Hands out attempts, or starts processes that ask for them; see `packs`."""
+    """Hands out attempts, or starts processes that ask for them; see `shared_process`."""
 
-    def __init__(self, lifecycle: Lifecycle, setup: Setup) -> None:
+    def __init__(self, lifecycle: Lifecycle, setup: RunSettings) -> None:
         super().__init__()
         self._lifecycle, self._setup = lifecycle, setup
         self.processes: dict[str, float] = {}
@@ -94,11 +94,9 @@ class TuneSearcher(_Unsaved, Searcher):
         """Return the next attempt's config (a dict), None for "not now", or FINISHED."""
         if self._setup.pack == 1:
             answer = self._lifecycle.next_attempt(trial_id)
-            return (
-                {FINISHED: self.FINISHED, WAIT: None}[answer]
-                if isinstance(answer, str)
-                else pack(answer)
-            )
+            if isinstance(answer, AttemptConfig):
+                return pack(answer)
+            return self.FINISHED if answer == FINISHED else None
         self._lifecycle.apply_requests()
         if self._is_finished or self._lifecycle.is_stopping:
             return self.FINISHED
@@ -113,11 +111,8 @@ class TuneSearcher(_Unsaved, Searcher):
         Trials spread evenly: the process waits while another one with fewer trials is free.
         """
         self._asked += 1
-        name, now, loads = (
-            f"{process}-{self._asked}",
-            time.monotonic(),
-            self._lifecycle.count_by_host(),
-        )
+        name, now = f"{process}-{self._asked}", time.monotonic()
+        loads = self._lifecycle.count_by_process()
         self.processes[process] = now + 4 * ASK_SECONDS
         if loads[process] > min(loads[p] for p, until in self.processes.items() if until > now):
             return name, WAIT
@@ -138,7 +133,7 @@ class TuneCallback(_Unsaved, Callback):
     def __init__(
         self, lifecycle: Lifecycle, searcher: TuneSearcher, on_process: Callable[[], None]
     ) -> None:
-        """`on_process` is called when a process has begun with its first trial."""
+        """`on_process` is called when a process has begun its first trial."""
         self._lifecycle, self._searcher, self._on_process = lifecycle, searcher, on_process
         self._seen: set[str] = set()
 
@@ -176,17 +171,15 @@ class TuneCallback(_Unsaved, Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Pass on that an attempt has failed, or a process with all attempts in it."""
-        failure = describe_failure(read_error(trial))
-        fail = self._lifecycle.on_failure
-        if trial.trial_id in self._searcher.processes:
-            fail = self._lifecycle.on_host_failure
-        fail(trial.trial_id, failure)
+        is_process = trial.trial_id in self._searcher.processes
+        fail = self._lifecycle.on_process_failure if is_process else self._lifecycle.on_failure
+        fail(trial.trial_id, describe_failure(read_error(trial)))
         self.on_trial_complete(iteration, trials, trial)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Pass on that an attempt lost its node to the node's owner: Ray starts it again itself."""
         if trial.trial_id in self._searcher.processes:
-            self._lifecycle.on_host_failure(trial.trial_id, describe_failure(read_error(trial)))
+            self._lifecycle.on_process_failure(trial.trial_id, describe_failure(read_error(trial)))
         else:
             self._lifecycle.on_preempted(trial.trial_id)
 
@@ -227,21 +220,20 @@ class TuneStopper(_Unsaved, Stopper):
 
 
 class TuneScheduler(_Unsaved, FIFOScheduler):
-    """First in, first out, by Ray's own queue of pending trials.
-
-    NOTE: FIFOScheduler reads all trials of the sweep, twice for each event, to name the first of
-    that queue: at 5,000 trials a quarter of the driver's time.
-    """
+    """First in, first out, by Ray's own queue of pending trials."""
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> None:
-        """Prefer none."""
+        """Prefer none: FIFOScheduler reads all trials to name the queue's first.
+
+        At 5,000 trials that is a quarter of the driver's time.
+        """
 
 
 def build_tuner(
     spec: SweepSpec,
     directory: Path,
     slots: int,
-    setup: Setup,
+    setup: RunSettings,
     lifecycle: Lifecycle,
     stopper: Stopper,
     on_process: Callable[[], None],
@@ -253,16 +245,16 @@ def build_tuner(
 
     # By default Ray starts one process after the other, which takes seconds for each slot.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
-    rollout, shares = spec.rollout, setup.pack > 1
-    may_have_engine = setup.gpus > 0 or rollout.engine == "vllm"
+    may_have_engine = setup.gpus > 0 or spec.rollout.engine == "vllm"
     searcher = TuneSearcher(lifecycle, setup)
+    run = run_shared_process if setup.pack > 1 else run_trial
     return Tuner(
-        with_resources(run_shared_process if shares else run_trial, build_resources(spec)),
+        with_resources(run, build_resources(spec)),
         tune_config=TuneConfig(
             search_alg=searcher,
             scheduler=TuneScheduler(),
             num_samples=-1,
-            reuse_actors=rollout.reuse_engine or not may_have_engine,
+            reuse_actors=spec.rollout.reuse_engine or not may_have_engine,
             trial_name_creator=name_trial,
             trial_dirname_creator=name_trial,
         ),
@@ -313,7 +305,7 @@ def describe_failure(error: BaseException | None) -> AttemptFailure:
         return AttemptFailure(raised.cause, str(raised), str(error), outage=raised.outage)
     if isinstance(error, RayTaskError) or not isinstance(error, RayActorError):
         reason = f"{type(raised).__name__}: {raised}" if raised else "unknown"
-        return AttemptFailure("own", reason, str(error))
+        return AttemptFailure("error", reason, str(error))
     node_died = NODE_DIED in str(error)
     is_lost = node_died or error.preempted or isinstance(error, ActorUnavailableError)
     reason = "the trial's process died (killed, out of memory, or crashed)"

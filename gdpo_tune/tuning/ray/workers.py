@@ -1,7 +1,6 @@
 """One trial in several processes: Ray Train starts them, and they meet through accelerate.
 
-The caller holds no CPU of its own, or it would keep a slot from the processes that it waits for:
-see `runner.build_resources`. The trial's directory has to be on a disk that all nodes see.
+The trial's directory has to be on a disk that all nodes see.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.training import distributed, worker_cache
-from gdpo_tune.tuning.attempts import (
-    AttemptConfig,
-    AttemptError,
-    pack,
-    unpack_attempt,
-)
+from gdpo_tune.tuning.attempts import AttemptConfig, AttemptError, pack, unpack_attempt
 from gdpo_tune.tuning.ray.attempt import NODE_DIED, Reporter
 from gdpo_tune.tuning.ray.head_store import read_shared_variables
 
@@ -101,7 +95,7 @@ class GroupReporter(Reporter):
 def find_cause(error: TrainingFailedError, workers: int) -> Exception:
     """Return the error that ended a group, as one process alone would have raised it.
 
-    A process that fails leaves the others in the middle of an exchange; their errors say nothing.
+    The errors of the others, in the middle of an exchange, say nothing.
     """
     failures: dict[int, Any] = getattr(error, "worker_failures", {})
     # Ray Train wraps the exception of a process, or why it is gone, in an error of its own.
@@ -117,5 +111,5 @@ def find_cause(error: TrainingFailedError, workers: int) -> Exception:
         return AttemptError("lost", "the node of one of the trial's processes died")
     if died:
         message = f"one of the trial's {workers} processes died (killed, out of memory, or crashed)"
-        return AttemptError("own", message)
+        return AttemptError("error", message)
     return errors[0] if errors else error

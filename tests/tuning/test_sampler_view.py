@@ -1,9 +1,10 @@
-"""The projection of trials into the sampler's study, and proposals from it."""
+"""The trials as a sampler sees them, and its proposals."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,24 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trials import Outcome, Params, Part, Proposer, Role, State, TrialRecord
-from gdpo_tune.ledger import convert_to_distribution, copy_study
+from gdpo_tune.core.trials import (
+    Cost,
+    Outcome,
+    Params,
+    Part,
+    Proposer,
+    Role,
+    Rung,
+    State,
+    TrialRecord,
+)
+from gdpo_tune.ledger import Ledger, convert_to_distribution, copy_study
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning import startup
-from gdpo_tune.tuning.proposals import SamplerStudy, SamplerView, Suggestion
+from gdpo_tune.tuning.proposals import SamplerStudy, SamplerView, Suggestion, count_used
 from gdpo_tune.tuning.samplers import ParzenEstimator, SamplerFactory
-from tests.support.tuning import build_outcome, build_trade_off, load_code_spec
+from tests.support.search_driver import Driver
+from tests.support.tuning import build_measurement, build_outcome, build_trade_off, load_code_spec
 
 CONDITIONAL = """
 task: code
@@ -71,9 +83,9 @@ def build_point(spec: SweepSpec, **changes: float | str) -> Params:
     }
 
 
-def list_entries(projection: SamplerView) -> list[tuple[str, list[float] | None]]:
+def list_entries(view: SamplerView) -> list[tuple[str, list[float] | None]]:
     """List state and values of every configuration in the sampler's study."""
-    trials = projection.study.trials
+    trials = view.study.trials
     return [(t.state.name, t.values) for t in trials if t.state != TrialState.FAIL]
 
 
@@ -87,9 +99,9 @@ def test_members_of_a_population_are_left_out_and_so_are_their_replicates(spec: 
         replace(replicate, number=3, params=other, replicate_of=2),
     ]
     records = [build_record(0, params, build_outcome(), "member", "startup"), replicate, *alone]
-    projection = SamplerView(spec)
-    projection.load((r, {}) for r in records)
-    one = list_entries(projection)
+    view = SamplerView(spec)
+    view.load((r, {}) for r in records)
+    one = list_entries(view)
     assert len(one) == 1
     watching = SamplerView(spec)
     for r in records:
@@ -114,59 +126,55 @@ def test_merges_and_checkpoints_change_no_proposal(spec: SweepSpec):
     assert beside.propose() == alone.propose()
 
 
-def run_trials(projection: SamplerView, trials: int, width: int = 2) -> list[Suggestion]:
+def run_trials(view: SamplerView, trials: int, width: int = 2) -> list[Suggestion]:
     """Propose `trials` times with `width` trials in flight, which end in order of start."""
     suggestions: list[Suggestion] = []
     flying: list[TrialRecord] = []
     for number in range(trials):
-        suggestion = projection.propose()
+        suggestion = view.propose()
         suggestions.append(suggestion)
         flying.append(build_record(number, suggestion.params, proposer=suggestion.proposer))
-        projection.observe(flying[-1], suggestion.sampler_state)
+        view.observe(flying[-1], suggestion.sampler_state)
         if len(flying) == width:
             done = flying.pop(0)
             measured = build_trade_off(done.params)
-            projection.observe(
-                build_record(done.number, done.params, measured, proposer=done.proposer)
-            )
+            view.observe(build_record(done.number, done.params, measured, proposer=done.proposer))
     return suggestions
 
 
 def test_running_is_pending_and_complete_has_validation_values(spec: SweepSpec):
-    projection = SamplerView(spec)
+    view = SamplerView(spec)
     params = build_point(spec)
-    projection.observe(build_record(0, params))
-    assert list_entries(projection) == [("RUNNING", None)]
-    projection.observe(build_record(0, params, build_outcome(0.1, 0.2, 0.3, test_shift=0.5)))
-    assert list_entries(projection) == [("COMPLETE", [0.1, 0.2, 0.3])]
-    assert projection.study.trials[0].constraints == {"correctness": pytest.approx(0.1)}
+    view.observe(build_record(0, params))
+    assert list_entries(view) == [("RUNNING", None)]
+    view.observe(build_record(0, params, build_outcome(0.1, 0.2, 0.3, test_shift=0.5)))
+    assert list_entries(view) == [("COMPLETE", [0.1, 0.2, 0.3])]
+    assert view.study.trials[0].constraints == {"correctness": pytest.approx(0.1)}
 
 
 def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec: SweepSpec):
-    projection = SamplerView(spec)
+    view = SamplerView(spec)
     params = build_point(spec)
-    projection.observe(
-        build_record(0, params, build_outcome(0.2), role="published", proposer="baseline")
-    )
-    projection.observe(build_record(1, params, build_outcome(0.4), role="search"))
-    projection.observe(build_record(2, params, role="replicate"))
-    assert list_entries(projection) == [("COMPLETE", [pytest.approx(0.3), 0.5, 0.5])]
-    projection.observe(build_record(2, params, build_outcome(0.6), role="replicate"))
-    assert list_entries(projection) == [("COMPLETE", [pytest.approx(0.4), 0.5, 0.5])]
-    assert projection.study.trials[0].constraints == {"correctness": pytest.approx(-0.2)}
+    view.observe(build_record(0, params, build_outcome(0.2), role="published", proposer="baseline"))
+    view.observe(build_record(1, params, build_outcome(0.4), role="search"))
+    view.observe(build_record(2, params, role="replicate"))
+    assert list_entries(view) == [("COMPLETE", [pytest.approx(0.3), 0.5, 0.5])]
+    view.observe(build_record(2, params, build_outcome(0.6), role="replicate"))
+    assert list_entries(view) == [("COMPLETE", [pytest.approx(0.4), 0.5, 0.5])]
+    assert view.study.trials[0].constraints == {"correctness": pytest.approx(-0.2)}
 
 
 @pytest.mark.parametrize(("sampler", "count"), [("tpe", 12), ("qmc", 0), ("random", 0)])
 def test_only_a_sampler_with_a_model_receives_trials(tmp_path: Path, sampler: str, count: int):
-    projection = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
-    run_trials(projection, 12)
-    assert len(list_entries(projection)) == count
+    view = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
+    run_trials(view, 12)
+    assert len(list_entries(view)) == count
 
 
 def test_the_study_is_rebuilt_at_most_once_per_proposal(
     spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
 ):
-    projection = SamplerView(spec)
+    view = SamplerView(spec)
     built: list[SamplerStudy] = []
 
     class Counted(SamplerStudy):
@@ -177,54 +185,46 @@ def test_the_study_is_rebuilt_at_most_once_per_proposal(
     monkeypatch.setattr("gdpo_tune.tuning.proposals.SamplerStudy", Counted)
     for number in range(5):
         role = "replicate" if number else "search"
-        projection.observe(
-            build_record(number, build_point(spec), build_outcome(number / 10), role=role)
-        )
+        view.observe(build_record(number, build_point(spec), build_outcome(number / 10), role=role))
     assert built == []
-    projection.propose()
+    view.propose()
     assert [trial.values for trial in built[0].study.trials] == [[pytest.approx(0.2), 0.5, 0.5]]
-    projection.propose()
+    view.propose()
     assert len(built) == 1
 
 
 def test_a_failed_configuration_stays_pending(spec: SweepSpec):
-    projection = SamplerView(spec)
-    projection.observe(build_record(0, build_point(spec), state="failed"))
-    assert list_entries(projection) == [("RUNNING", None)]
+    view = SamplerView(spec)
+    view.observe(build_record(0, build_point(spec), state="failed"))
+    assert list_entries(view) == [("RUNNING", None)]
 
 
 def test_trials_without_information_are_not_in_the_study(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
-    projection = SamplerView(spec)
+    view = SamplerView(spec)
     inside = build_point(spec, reward_weights__length=0.5)
-    projection.observe(
-        build_record(0, inside, build_outcome(), role="untrained", proposer="baseline")
-    )
+    view.observe(build_record(0, inside, build_outcome(), role="untrained", proposer="baseline"))
     outside = {**inside, "reward_weights.length": 1.0}
-    projection.observe(
-        build_record(1, outside, build_outcome(), role="published", proposer="baseline")
-    )
+    view.observe(build_record(1, outside, build_outcome(), role="published", proposer="baseline"))
     elsewhere = {**inside, "temperature": 0.7}  # fixed at 1 in this space
-    projection.observe(
-        build_record(2, elsewhere, build_outcome(), role="published", proposer="baseline")
-    )
-    assert list_entries(projection) == []
+    view.observe(build_record(2, elsewhere, build_outcome(), role="published", proposer="baseline"))
+    assert list_entries(view) == []
 
 
 def test_an_inactive_parameter_has_the_middle_value_of_its_domain(conditional: SweepSpec):
-    projection = SamplerView(conditional)
+    view = SamplerView(conditional)
     params = conditional.space.complete({"normalization": "grpo", "reward_weights.format": 1.0})
-    projection.observe(build_record(0, params, build_outcome()))
-    assert projection.study.trials[0].params["beta"] == 0.5
+    view.observe(build_record(0, params, build_outcome()))
+    assert view.study.trials[0].params["beta"] == 0.5
     assert params["beta"] == 0.0  # what the trial itself runs with
 
 
 def test_proposals_of_a_conditional_space_leave_out_inactive_parameters(conditional: SweepSpec):
-    projection = SamplerView(conditional)
-    suggestions = run_trials(projection, 30)
+    view = SamplerView(conditional)
+    suggestions = run_trials(view, 30)
     without = [s for s in suggestions if s.params["normalization"] == "grpo"]
     assert {s.params["beta"] for s in without} == {0.0}
-    entries = [t for t in projection.study.trials if t.state != TrialState.FAIL]
+    entries = [t for t in view.study.trials if t.state != TrialState.FAIL]
     assert len(entries) == len(suggestions)
     assert {t.params["beta"] for t in entries if t.params["normalization"] == "grpo"} == {0.5}
     assert any(s.proposer == "model" for s in without)
@@ -233,8 +233,8 @@ def test_proposals_of_a_conditional_space_leave_out_inactive_parameters(conditio
 @pytest.mark.parametrize("sampler", sorted(registry.SAMPLERS))
 def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sampler: str):
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=6"])
-    projection = SamplerView(spec)
-    suggestions = run_trials(projection, 6)
+    view = SamplerView(spec)
+    suggestions = run_trials(view, 6)
     for suggestion in suggestions:
         assert set(suggestion.params) == set(spec.space.domains)
         for name, domain in spec.space.domains.items():
@@ -247,8 +247,8 @@ def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sam
 
 @pytest.mark.system
 def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_model(spec: SweepSpec):
-    projection = SamplerView(spec)
-    suggestions = run_trials(projection, spec.search.trials, width=2)
+    view = SamplerView(spec)
+    suggestions = run_trials(view, spec.search.trials, width=2)
     proposed = [s.proposer for s in suggestions]
     assert 2 * proposed.count("model") >= len(proposed)
     assert proposed == sorted(proposed, reverse=True)  # start-up first
@@ -265,18 +265,16 @@ def test_a_model_avoids_a_configuration_that_failed(tmp_path: Path):
         for number in range(6)
     ]
     records = [build_record(r.number, r.params, build_trade_off(r.params)) for r in history]
-    first = load_projection(spec, records).propose()
+    first = load_view(spec, records).propose()
     assert first.proposer == "model"
-    second = load_projection(
-        spec, [*records, build_record(6, first.params, state="failed")]
-    ).propose()
+    second = load_view(spec, [*records, build_record(6, first.params, state="failed")]).propose()
     assert measure_distance(spec, first.params, second.params) > 0.05
 
 
-def load_projection(spec: SweepSpec, records: Iterable[TrialRecord]) -> SamplerView:
-    projection = SamplerView(spec)
-    projection.load((record, {}) for record in records)
-    return projection
+def load_view(spec: SweepSpec, records: Iterable[TrialRecord]) -> SamplerView:
+    view = SamplerView(spec)
+    view.load((record, {}) for record in records)
+    return view
 
 
 def measure_distance(spec: SweepSpec, one: Params, other: Params) -> float:
@@ -294,13 +292,13 @@ def test_a_new_process_continues_the_startup_of_the_old_one(spec: SweepSpec):
     stopped = SamplerView(spec)
     run_trials(stopped, 2)
     records = [build_record(n, s.params, proposer="startup") for n, s in enumerate(whole[:2])]
-    assert load_projection(spec, records).propose().params == whole[2].params
+    assert load_view(spec, records).propose().params == whole[2].params
 
 
 def test_a_genetic_algorithm_restores_its_generations(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search.sampler=nsga2", "search.trials=20"])
-    projection = SamplerView(spec)
-    suggestions = run_trials(projection, 14, width=1)
+    view = SamplerView(spec)
+    suggestions = run_trials(view, 14, width=1)
     assert max(read_generation(s) for s in suggestions) >= 2
     again = SamplerView(spec)
     again.load(
@@ -313,19 +311,19 @@ def test_a_genetic_algorithm_restores_its_generations(tmp_path: Path):
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
 def test_the_model_of_a_genetic_algorithm_is_its_second_generation(tmp_path: Path, sampler: str):
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=20"])
-    projection = SamplerView(spec)
+    view = SamplerView(spec)
     for number in (100, 101):
         params = build_point(spec, learning_rate=number * 1e-6)
-        projection.observe(build_record(number, params, build_outcome(), "published", "baseline"))
-    suggestions = run_trials(projection, 6, width=1)
+        view.observe(build_record(number, params, build_outcome(), "published", "baseline"))
+    suggestions = run_trials(view, 6, width=1)
     assert [s.proposer for s in suggestions] == ["startup"] * 2 + ["model"] * 4
     assert [read_generation(s) for s in suggestions] == [0] * 2 + [1] * 4
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe"])
 def test_a_model_proposal_has_no_sampler_state(tmp_path: Path, sampler: str):
-    projection = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
-    suggestions = run_trials(projection, 6)
+    view = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
+    suggestions = run_trials(view, 6)
     assert suggestions[-1].proposer == "model"
     assert [s.sampler_state for s in suggestions] == [{}] * 6
 
@@ -377,18 +375,18 @@ def test_a_repeated_proposal_is_replaced_by_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     spec = load_code_spec(tmp_path, ["search.sampler=tpe"])
-    projection = SamplerView(spec)
+    view = SamplerView(spec)
     first = build_point(spec)
-    projection.observe(build_record(0, first, build_outcome()))
+    view.observe(build_record(0, first, build_outcome()))
     stubborn = SamplerFactory(lambda seed: Stubborn(), startup=0, quasi_random=False)
-    monkeypatch.setattr(projection, "_factory", stubborn)
+    monkeypatch.setattr(view, "_factory", stubborn)
     changed: list[str] = []
     for number in range(1, 11):
-        suggestion = projection.propose()
+        suggestion = view.propose()
         assert suggestion.proposer == "model"
         changed += [name for name, value in suggestion.params.items() if value != first[name]]
         assert len(changed) == number  # one parameter each
-        projection.observe(build_record(number, suggestion.params, build_outcome()))
+        view.observe(build_record(number, suggestion.params, build_outcome()))
     assert set(changed) == set(spec.space.dimensions)
 
 
@@ -403,12 +401,12 @@ def test_a_space_without_dimensions_proposes_its_one_point(tmp_path: Path):
 def test_the_order_of_records_does_not_change_the_study(spec: SweepSpec, order: Sequence[int]):
     params = build_point(spec)
     records = [build_record(n, params, build_outcome(0.1 * (n + 1))) for n in range(3)]
-    projection = SamplerView(spec)
+    view = SamplerView(spec)
     for index in order:
-        projection.observe(replace(records[index], state="running"))
+        view.observe(replace(records[index], state="running"))
     for index in order:
-        projection.observe(records[index])
-    assert list_entries(projection) == [("COMPLETE", [pytest.approx(0.2), 0.5, 0.5])]
+        view.observe(records[index])
+    assert list_entries(view) == [("COMPLETE", [pytest.approx(0.2), 0.5, 0.5])]
 
 
 def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec):
@@ -431,27 +429,27 @@ def test_a_genetic_algorithm_without_interruption_is_deterministic(tmp_path: Pat
 def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
     """A process that was killed after any trial would make the same proposal."""
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
-    projection, records = SamplerView(spec), []
+    view, records = SamplerView(spec), []
     for number in range(8):
         again = SamplerView(spec)
         again.load(records)
-        suggestion = projection.propose()
+        suggestion = view.propose()
         assert again.propose().params == suggestion.params
         started = build_record(number, suggestion.params, proposer=suggestion.proposer)
-        projection.observe(started, suggestion.sampler_state)
+        view.observe(started, suggestion.sampler_state)
         measured = build_trade_off(suggestion.params)
         done = build_record(number, suggestion.params, measured, proposer=suggestion.proposer)
-        projection.observe(done)
+        view.observe(done)
         records.append((done, suggestion.sampler_state))
 
 
 def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_own_does(
     conditional: SweepSpec,
 ):
-    projection = SamplerView(conditional)
+    view = SamplerView(conditional)
     for number in range(12):
         params = conditional.space.complete(startup.draw_point(conditional, number))
-        projection.observe(build_record(number, params, build_trade_off(params)))
+        view.observe(build_record(number, params, build_trade_off(params)))
     dimensions = {
         n: convert_to_distribution(d) for n, d in conditional.space.searched_domains.items()
     }
@@ -460,7 +458,150 @@ def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_ow
         ParzenEstimator(dimensions, seed=7, startup=4),
         TPESampler(seed=7, n_startup_trials=4, multivariate=True),
     ):
-        study = copy_study(projection.study)
+        study = copy_study(view.study)
         study.sampler = sampler
         calls.append(study.ask(dimensions).params)
     assert calls[0] == calls[1]
+
+
+def build_rung(step: int, value: float) -> Rung:
+    return Rung(
+        step,
+        build_measurement(step, **build_equal_values(value)).validation,
+        Cost(completions=64 * step),
+    )
+
+
+def build_equal_values(value: float) -> dict[str, float]:
+    return {"correctness": value, "format": value, "length": value}
+
+
+def build_measured_record(
+    spec: SweepSpec, number: int, state: State, *rungs: tuple[int, float], end: float | None = None
+) -> TrialRecord:
+    """Build a trial with its own configuration and equal values of all metrics."""
+    params = {**spec.space.complete_baseline({}), "learning_rate": 3e-5 + number * 1e-6}
+    return TrialRecord(
+        number,
+        "search",
+        state,
+        params,
+        seed=number,
+        proposer="model",
+        validation={} if end is None else build_outcome(**build_equal_values(end)).validation,
+        rungs=tuple(build_rung(*point) for point in rungs),
+        finished=float(number) if state in ("complete", "pruned") else None,
+    )
+
+
+def list_estimates(view: SamplerView) -> dict[int, tuple[str, float | None]]:
+    """Return the number of each trial -> state and value of its entry."""
+    trials = [t for t in view.study.trials if t.state != TrialState.FAIL]
+    by_number = {round((t.params["learning_rate"] - 3e-5) * 1e6): t for t in trials}
+    return {
+        number: (t.state.name, None if t.values is None else round(t.values[0], 9))
+        for number, t in by_number.items()
+    }
+
+
+def test_a_stopped_trial_counts_as_its_rung_plus_the_median_change_to_the_end(spec: SweepSpec):
+    view = SamplerView(spec)
+    view.observe(build_measured_record(spec, 0, "pruned", (7, 0.1)))
+    assert list_estimates(view) == {0: ("COMPLETE", 0.1)}, "no complete trial has that rung yet"
+    changes = [0.1, 0.5, 0.2]
+    for number, change in enumerate(changes, 1):
+        view.observe(
+            build_measured_record(
+                spec, number, "complete", (7, 0.3), (20, 0.3 + change / 2), end=0.3 + change
+            )
+        )
+    view.observe(build_measured_record(spec, 4, "pruned", (7, 0.1), (20, 0.25)))
+    assert {n: list_estimates(view)[n] for n in (0, 4)} == {
+        0: ("COMPLETE", 0.3),
+        4: ("COMPLETE", 0.35),
+    }
+
+
+def test_constraints_are_extrapolated_like_objectives(spec: SweepSpec):
+    view = SamplerView(spec)
+    view.observe(build_measured_record(spec, 0, "pruned", (7, 0.1)))
+    view.observe(build_measured_record(spec, 1, "complete", (7, 0.3), end=0.45))
+    guessed = next(t for t in view.study.trials if t.values == pytest.approx([0.25] * 3))
+    assert guessed.constraints["correctness"] == pytest.approx(0.2 - 0.25)
+
+
+def test_a_running_trial_is_in_the_study_from_its_first_rung_on(spec: SweepSpec):
+    view = SamplerView(spec)
+    view.observe(build_measured_record(spec, 0, "running"))
+    assert list_estimates(view) == {0: ("RUNNING", None)}
+    view.observe(build_measured_record(spec, 0, "running", (7, 0.1)))
+    assert list_estimates(view) == {0: ("COMPLETE", 0.1)}
+    view.observe(build_measured_record(spec, 1, "complete", (7, 0.3), (20, 0.4), end=0.5))
+    view.observe(build_measured_record(spec, 0, "running", (7, 0.1), (20, 0.2)))
+    assert list_estimates(view) == {0: ("COMPLETE", 0.3), 1: ("COMPLETE", 0.5)}
+
+
+def test_a_paused_trial_of_a_large_sweep_stays_in_the_study_when_it_resumes(tmp_path: Path):
+    spec = load_code_spec(tmp_path, ["search.trials=301"])
+    view = SamplerView(spec)
+    running = build_measured_record(spec, 0, "running", (7, 0.1))
+    view.observe(running)
+    assert list_estimates(view) == {0: ("RUNNING", None)}
+    waiting = replace(running, state="paused", paused_at=448)
+    view.observe(waiting)
+    assert list_estimates(view) == {0: ("COMPLETE", 0.1)}
+    view.observe(replace(waiting, state="running"))
+    assert list_estimates(view) == {0: ("COMPLETE", 0.1)}
+    view.observe(build_measured_record(spec, 0, "complete", (7, 0.1), (20, 0.2), end=0.4))
+    assert list_estimates(view) == {0: ("COMPLETE", 0.4)}
+
+
+def test_a_complete_replicate_counts_more_than_a_stopped_one(spec: SweepSpec):
+    view = SamplerView(spec)
+    stopped = build_measured_record(spec, 0, "pruned", (7, 0.1))
+    view.observe(stopped)
+    again = build_measured_record(spec, 1, "complete", end=0.6)
+    view.observe(replace(again, params=stopped.params))
+    assert list_estimates(view) == {0: ("COMPLETE", 0.6)}
+
+
+def test_a_new_process_builds_the_same_study(spec: SweepSpec):
+    numbers = random.Random(0)
+    records: list[TrialRecord] = []
+    for number in range(60):
+        value, change = numbers.random() / 2, numbers.random() / 2
+        if number % 3:
+            records.append(build_measured_record(spec, number, "pruned", (7, value)))
+        else:
+            records.append(
+                build_measured_record(spec, number, "complete", (7, value), end=value + change)
+            )
+        if number % 7 == 6:
+            watching, loading = SamplerView(spec), SamplerView(spec)
+            for record in records:
+                watching.observe(record)
+            loading.load((record, {}) for record in records)
+            assert list_estimates(watching) == list_estimates(loading)
+
+
+def test_the_extrapolation_changes_in_steps():
+    counts = [count_used(count) for count in range(200)]
+    assert counts[:9] == list(range(9))
+    assert counts == sorted(counts)
+    assert all(leap <= count < max(9, leap * 1.25 + 1) for count, leap in enumerate(counts))
+    assert len(set(counts)) < 25
+
+
+def test_the_sampler_sees_rungs_before_any_trial_ends(tmp_path: Path):
+    overrides = ["search.sampler=tpe", "search.trials=24"]
+    with Ledger.open(load_code_spec(tmp_path, overrides)) as ledger:
+        driver = Driver(ledger, slots=8)
+        while len(driver.in_flight) < 7:
+            driver.ask()
+        for trial in driver.in_flight:
+            driver.report(trial, build_measurement(7, **build_equal_values(0.3)))
+        while len(driver.in_flight) < 8:
+            driver.ask()
+        newest = ledger.get_records()[-1]
+        driver.searcher.close()
+    assert newest.proposer == "model"

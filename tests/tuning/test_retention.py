@@ -10,6 +10,7 @@ import pytest
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.training.checkpoints import write_checkpoint
+from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -50,21 +51,27 @@ def test_a_trial_that_ends_leaves_what_is_still_needed(
         assert bool(records[1].checkpoint) is bool(complete)
 
 
-def test_a_pruned_trial_keeps_one_checkpoint_where_all_are_kept(tmp_path: Path):
-    with Ledger.open(load_code_spec(tmp_path, [*QUICK, ASHA, "keep=all"])) as ledger:
+@pytest.mark.parametrize(("keep", "left"), [("all", [7]), ("front", []), ("none", [])])
+def test_a_pruned_trial_keeps_one_checkpoint_where_all_are_kept(
+    tmp_path: Path, keep: str, left: list[int]
+):
+    with Ledger.open(load_code_spec(tmp_path, [*QUICK, ASHA, f"keep={keep}"])) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())
         driver.end(driver.ask())
-        trials = [driver.ask(), driver.ask()]
-        for trial, value in zip(trials, (0.9, 0.1), strict=True):
+        good, bad = driver.ask(), driver.ask()
+        for trial, value in ((good, 0.9), (bad, 0.1)):
             driver.report(
                 trial, build_measurement(7, correctness=value, format=value, length=value)
             )
-        directory = driver.in_flight[trials[1]].directory
+        directory = driver.in_flight[bad].directory
         save(directory, 5, 7)
-        driver.end(trials[1], interrupted=True)
+        driver.end(bad, interrupted=True)
         assert ledger.get_record(3).state == "pruned"
-        assert list_steps(directory) == [7]
+        assert list_steps(directory) == left
+        driver.end(good)
+        delete_unkept_checkpoints(ledger)
+        assert list_steps(directory) == left
 
 
 def test_a_member_that_waits_keeps_its_checkpoints(tmp_path: Path):

@@ -1,10 +1,12 @@
-"""The adapter between `train()` and Ray: thinning, interruption, and results of trials."""
+"""An attempt at a trial between train() and Ray: results, reports, and a directory that is away."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from ray.train import WorkerGroupError
 
 from gdpo_tune.core.errors import (
     CrowdedGpuError,
+    DirectoryLostError,
     DiskFullError,
     EngineDiedError,
     NonFiniteError,
@@ -22,34 +25,46 @@ from gdpo_tune.core.errors import (
     ResourcesError,
     SandboxUnavailable,
 )
+from gdpo_tune.core.object_store import SPEC
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.spec import Resources
+from gdpo_tune.tracking.run_content import select_curve_values
 from gdpo_tune.tuning.attempts import (
+    HALT,
     STOP,
+    AttemptConfig,
     AttemptError,
     Failed,
     Fatal,
     Finished,
     Interrupted,
-    Setup,
+    RunSettings,
     TrialMessage,
     TrialPlaced,
+    TrialResult,
+    TrialUpdate,
+    choose_interval,
     pack,
     unpack_message,
 )
 from gdpo_tune.tuning.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray import attempt as adapter
 from gdpo_tune.tuning.ray import tune, workers
-from gdpo_tune.tuning.ray.attempt import Reporter, compute_memory_limit, run_trial
+from gdpo_tune.tuning.ray.attempt import Reporter, compute_memory_limit, has_directory, run_trial
 from tests.support.tuning import (
     build_attempt,
+    build_measurement,
     build_outcome,
     build_trial_config,
     load_code_spec,
     record_reports,
 )
 
+FAILURE = NonFiniteError("loss is nan at step 3")
+NO_ISOLATION, NO_TOKEN = SandboxUnavailable("no isolation"), PolicyError("no pad token")
+NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
 behaviour: list[Any] = []
 """What `train` below does next: an exception to raise, or something to return."""
 
@@ -79,27 +94,31 @@ def run_attempt(config: TrialConfig) -> TrialMessage | None:
     return unpack_message(run_trial(pack(build_attempt(config, f"{__name__}:train"))))
 
 
-def test_an_outcome_is_returned(config: TrialConfig, sent: list[Measurement]):
-    behaviour.append(build_outcome())
-    assert run_attempt(config) == Finished(build_outcome())
+@pytest.mark.parametrize(
+    ("end", "result"),
+    [
+        (build_outcome(), Finished(build_outcome())),
+        (FAILURE, Failed("loss is nan at step 3")),
+        (NO_ISOLATION, Fatal(NO_ISOLATION)),
+        (NO_TOKEN, Fatal(NO_TOKEN)),
+    ],
+)
+def test_an_attempt_returns_what_another_one_would_not_change(
+    config: TrialConfig, sent: list[Measurement], end: Any, result: TrialMessage
+):
+    behaviour.append(end)
+    assert run_attempt(config) == result
 
 
-def test_a_trial_that_cannot_go_on_is_not_tried_again(config: TrialConfig, sent: list[Measurement]):
-    behaviour.append(NonFiniteError("loss is nan at step 3"))
-    assert run_attempt(config) == Failed("loss is nan at step 3")
-
-
-@pytest.mark.parametrize("error", [SandboxUnavailable("no isolation"), PolicyError("no pad token")])
-def test_errors_that_affect_every_trial_are_fatal(
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("broken"), EngineDiedError("vLLM died after 3 optimizer steps: CUDA error")],
+)
+def test_other_errors_are_raised_to_be_tried_again(
     config: TrialConfig, sent: list[Measurement], error: Exception
 ):
     behaviour.append(error)
-    assert run_attempt(config) == Fatal(error)
-
-
-def test_other_errors_are_raised_for_ray_to_retry(config: TrialConfig, sent: list[Measurement]):
-    behaviour.append(RuntimeError("broken"))
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(type(error), match=str(error)):
         run_attempt(config)
 
 
@@ -109,15 +128,7 @@ def test_a_crowded_gpu_ends_an_attempt_and_not_the_trial(
     behaviour.append(CrowdedGpuError("other processes hold memory"))
     with pytest.raises(AttemptError, match="other processes hold memory") as caught:
         run_attempt(config)
-    assert caught.value.cause == "crowded"
-
-
-def test_an_engine_that_dies_is_raised_for_ray_to_retry(
-    config: TrialConfig, sent: list[Measurement]
-):
-    behaviour.append(EngineDiedError("vLLM died after 3 optimizer steps: CUDA error"))
-    with pytest.raises(EngineDiedError):
-        run_attempt(config)
+    assert caught.value.cause == "gpu_contention"
 
 
 def test_an_interruption_stops_at_the_next_report(config: TrialConfig, sent: list[Measurement]):
@@ -174,22 +185,32 @@ def test_a_process_may_grow_to_its_share_of_its_node(nodes: list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(
-    ("cpus", "gpus", "nodes", "expected"),
+    ("cpus", "gpus", "workers", "nodes", "expected"),
     [
-        (1, 0, [{"CPU": 2}], 2),
-        (0.1, 0, [{"CPU": 1}], 10),
-        (2, 0, [{"CPU": 3}, {"CPU": 5}], 3),
-        (1, 0.5, [{"CPU": 8, "GPU": 1}, {"CPU": 8}], 2),
-        (4, 0.25, [{"CPU": 8, "GPU": 1}], 2),
-        (1, 0.6, [{"CPU": 8, "GPU": 2}], 2),  # one a device: a third would lie across both
-        (1, 0.1, [{"CPU": 64, "GPU": 2}], 20),
-        (1, 2, [{"CPU": 8, "GPU": 5}], 2),
+        (1, 0, 1, [{"CPU": 2}], 2),
+        (0.1, 0, 1, [{"CPU": 1}], 10),
+        (2, 0, 1, [{"CPU": 3}, {"CPU": 5}], 3),
+        (1, 0.5, 1, [{"CPU": 8, "GPU": 1}, {"CPU": 8}], 2),
+        (4, 0.25, 1, [{"CPU": 8, "GPU": 1}], 2),
+        (1, 0.6, 1, [{"CPU": 8, "GPU": 2}], 2),  # one a device: a third would lie across both
+        (1, 0.1, 1, [{"CPU": 64, "GPU": 2}], 20),
+        (1, 2, 1, [{"CPU": 8, "GPU": 5}], 2),
+        (1, 0, 2, NODES, 3),
+        (2, 0, 2, NODES, 1),
+        (1, 0, 7, NODES, 1),
+        (3, 0, 2, NODES, 1),
     ],
 )
 def test_slots(
-    tmp_path: Path, cpus: float, gpus: float, nodes: list[dict[str, float]], expected: int
+    tmp_path: Path,
+    cpus: float,
+    gpus: float,
+    workers: int,
+    nodes: list[dict[str, float]],
+    expected: int,
 ):
-    assert count_trial_slots(tmp_path, nodes, cpus=cpus, gpus=gpus) == expected
+    amounts = {"cpus": cpus, "gpus": gpus, "workers": workers}
+    assert count_trial_slots(tmp_path, nodes, **amounts) == expected
 
 
 def count_trial_slots(directory: Path, nodes: list[dict[str, float]], **resources: float) -> int:
@@ -232,7 +253,7 @@ def test_a_trial_that_may_use_an_engine_gets_a_new_process_on_request(
     monkeypatch.setattr(tune, "Tuner", lambda trainable, **options: options)
     lifecycle: Any = None
     spec = load_code_spec(tmp_path, overrides)
-    setup = Setup("", tmp_path, gpus=spec.resources.gpus)
+    setup = RunSettings("", tmp_path, gpus=spec.resources.gpus)
     options: Any = tune.build_tuner(spec, tmp_path, 64, setup, lifecycle, lifecycle, lambda: None)
     assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
     assert options["tune_config"].reuse_actors is reused
@@ -243,16 +264,6 @@ def test_a_server_holds_one_policy_at_a_time(tmp_path: Path):
     server = "rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"
     assert count_slots(load_code_spec(tmp_path, ["resources.gpus=0.5"]), nodes) == 8
     assert count_slots(load_code_spec(tmp_path, ["resources.gpus=0.5", server]), nodes) == 1
-
-
-NODES = [{"CPU": 3.0}, {"CPU": 4.0}]
-
-
-@pytest.mark.parametrize(
-    ("cpus", "workers", "expected"), [(1, 2, 3), (2, 2, 1), (1, 7, 1), (3, 2, 1)]
-)
-def test_slots_of_trials_with_workers(tmp_path: Path, cpus: float, workers: int, expected: int):
-    assert count_trial_slots(tmp_path, NODES, cpus=cpus, workers=workers) == expected
 
 
 def test_workers_that_do_not_fit_are_refused(tmp_path: Path):
@@ -325,3 +336,172 @@ def test_a_trial_of_one_process_gets_no_rendezvous_of_a_launcher(tmp_path, monke
     attempt = build_attempt(build_trial_config(tmp_path))
     assert adapter.run_attempt(attempt) == Interrupted()
     assert seen == dict.fromkeys(RENDEZVOUS)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 20, 21, 59, 60, 61, 100, 119, 199, 200, 400, 1000, 5000])
+def test_a_fast_trial_has_20_to_60_points_per_curve(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch, steps: int
+):
+    """Measurements are thinned twice: for the driver and for the tracker."""
+    monkeypatch.setattr(adapter.time, "monotonic", lambda: 100.0)
+    training = TrainingSettings(steps=steps)
+    report = Reporter(build_attempt(replace(config, training=training)))
+    for step in range(1, steps + 1):
+        report(Measurement(step, {"train/loss": 1.0}, Cost()), None)
+    curve = [m.step for m in sent if select_curve_values(m, training)]
+    assert min(steps, 20) <= len(curve) <= 60
+    assert curve[-1] == steps
+    assert len(sent) <= len(curve) + 1  # the first is sent at once
+
+
+def test_an_evaluation_is_always_sent(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(adapter.time, "monotonic", lambda: 100.0)
+    report = Reporter(build_attempt(config))
+    for step in range(1, 101):
+        plain = Measurement(step, {"train/loss": 1.0}, Cost())
+        report(build_measurement(33, format=0.5) if step == 33 else plain, None)
+    assert 33 in {m.step for m in sent}
+
+
+def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
+):
+    def halt(result: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
+        message = unpack_message(result)
+        assert isinstance(message, TrialUpdate)
+        sent.append(message.measurement)
+        if message.measurement.has_validation:
+            (config.directory / HALT).touch()
+
+    monkeypatch.setattr(adapter.tune, "report", halt)
+    report = Reporter(build_attempt(config))
+    report(Measurement(1, {}, Cost()), None)
+    with pytest.raises(SystemExit):
+        report(build_measurement(2, format=0.5), None)
+    assert report.stopped
+    assert [m.step for m in sent] == [1, 2]
+
+
+def test_a_process_that_begins_with_a_request_to_halt_ends_at_its_first_step(
+    config: TrialConfig, sent: list[Measurement]
+):
+    (config.directory / HALT).touch()
+    with pytest.raises(SystemExit):
+        Reporter(build_attempt(config))(Measurement(1, {}, Cost()), None)
+    assert not sent
+
+
+def test_held_measurements_are_sent_with_the_next_result(
+    config: TrialConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """One step per second; every second of 120 steps is kept; one result every five seconds."""
+    results: list[Any] = []
+    clock = iter(range(1, 1000))
+    monkeypatch.setattr(
+        adapter.tune, "report", lambda packed: results.append(unpack_message(packed))
+    )
+    monkeypatch.setattr(adapter.time, "monotonic", lambda: float(next(clock)))
+    training = TrainingSettings(steps=120)
+    report = Reporter(build_attempt(replace(config, training=training), interval=5.0))
+    for step in range(1, 121):
+        plain = Measurement(step, {"train/loss": 1.0}, Cost())
+        report(build_measurement(step, format=0.5) if step in (33, 120) else plain, None)
+    packed = [[m.step for m in (*r.earlier, r.measurement)] for r in results]
+    assert packed[:3] == [[1], [2, 4, 6], [8, 10, 11]]
+    assert [32, 33] in packed  # what is validated waits for nothing
+    assert len(results) <= 27
+    assert {step for steps in packed for step in steps} >= set(range(2, 121, 2))
+
+
+def test_the_report_interval_grows_with_the_number_of_slots():
+    assert choose_interval(200) == 0
+    assert choose_interval(1000) == 5
+
+
+def test_a_slow_trial_sends_every_point(
+    config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
+):
+    clock = iter(range(0, 1000, 2))
+    monkeypatch.setattr(adapter.time, "monotonic", lambda: float(next(clock)))
+    report = Reporter(build_attempt(config))
+    for step in range(1, 8):
+        report(Measurement(step, {}, Cost()), None)
+    assert [m.step for m in sent] == list(range(1, 8))
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptConfig:
+    monkeypatch.setattr(adapter, "describe_place", lambda: TrialPlaced("process", "node"))
+    monkeypatch.setattr(adapter.tune, "report", lambda _: None)
+    return build_attempt(build_trial_config(tmp_path))
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    return tmp_path / SPEC
+
+
+def test_an_empty_directory_in_its_place_is_not_the_directory(
+    attempt: AttemptConfig, spec_file: Path
+):
+    assert has_directory(attempt.setup)
+    spec_file.unlink()
+    assert not has_directory(attempt.setup)
+    assert has_directory(replace(attempt.setup, address="s3://bucket/night")), "none to lose"
+
+
+@pytest.mark.parametrize("ends", ["failure", "error"])
+def test_an_attempt_without_the_directory_waits_for_it_and_does_not_count(
+    attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+):
+    waits = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            spec_file.touch()
+
+    def run(attempt: AttemptConfig) -> TrialResult:
+        spec_file.unlink()
+        if ends == "error":
+            raise FileNotFoundError("checkpoint-1")
+        return Failed("no task file")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(adapter, "run_attempt", run)
+    with pytest.raises(AttemptError, match="waited 3 s for it"):
+        adapter.run_trial(pack(attempt))
+    assert waits == [1, 1, 1]
+
+
+def test_a_directory_that_stays_missing_ends_the_sweep(
+    attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(adapter, "PATIENCE", -1.0)
+    monkeypatch.setattr(adapter, "run_attempt", lambda _: spec_file.unlink())
+    result = unpack_message(adapter.run_trial(pack(attempt)))
+    assert isinstance(result, Fatal)
+    assert isinstance(result.error, DirectoryLostError)
+    assert re.search(r"is gone.*\n.*fix: mount it again", str(result.error))
+
+
+def test_other_failures_are_returned_unchanged(
+    attempt: AttemptConfig, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(attempt: AttemptConfig) -> TrialResult:
+        raise RuntimeError("its own")
+
+    monkeypatch.setattr(adapter, "run_attempt", lambda _: Failed("its own"))
+    assert unpack_message(adapter.run_trial(pack(attempt))) == Failed("its own")
+    monkeypatch.setattr(adapter, "run_attempt", fail)
+    with pytest.raises(RuntimeError, match="its own"):
+        adapter.run_trial(pack(attempt))
+
+
+def test_a_report_without_the_directory_is_ignored(attempt: AttemptConfig, spec_file: Path):
+    report = Reporter(attempt)
+    spec_file.unlink()
+    with pytest.raises(AttemptError, match="is away"):
+        report(Measurement(1, {}, Cost(64, 1.0)), None)

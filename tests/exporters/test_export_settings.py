@@ -1,0 +1,387 @@
+"""Configurations that exporters write: their keys and values, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gdpo_tune.core import registry
+from gdpo_tune.core.errors import ExportError
+from gdpo_tune.core.trial_config import Segment
+from gdpo_tune.exporters.library import format_yaml
+from gdpo_tune.exporters.write_export import MERGERS
+from tests.support.export import (
+    export_to,
+    flatten,
+    make_page,
+    make_recipe,
+    make_request,
+    parse_settings,
+    read_known_keys,
+)
+from tests.support.export_batch import PARTS, SIZES
+
+MODES = {
+    "trl": ("gdpo", "grpo", "grpo_no_std", "grpo_batch"),
+    "axolotl": ("gdpo", "grpo", "grpo_no_std", "grpo_batch"),
+    "ms-swift": ("gdpo", "grpo", "grpo_no_std", "grpo_batch"),
+    "verl": ("gdpo", "grpo", "grpo_no_std"),
+    "nemo-rl": ("gdpo", "gdpo_no_std", "grpo", "grpo_no_std"),
+}
+CISPO = ("space.loss_type=cispo", "space.epsilon_high=0.28")
+VLLM = ("rollout.engine=vllm", "resources.gpus=1")
+SERVER = (*VLLM, "rollout.vllm_mode=server", "rollout.vllm_server=http://h:81")
+LORA = "model.lora_rank=8"
+ALONE = ("space.normalization=grpo_no_std", "space.baseline=leave_one_out")
+VARIANTS = (
+    (),
+    CISPO,
+    ("space.loss_type=dr_grpo", "space.beta=0.01"),
+    ("space.loss_type=grpo", "training.warmup_share=0.2", "training.lr_schedule=cosine"),
+    ("training.warmup_share=0.2", "training.lr_schedule=linear", "training.micro_batch_size=16"),
+    (LORA,),
+    (LORA, "model.lora_targets=[q_proj]", "space.beta=0.01"),
+    ("space.baseline=leave_one_out",),
+    ("space.num_iterations=2",),
+    ("training.mini_batch_size=16",),
+    VLLM,
+    SERVER,
+)
+
+
+def test_the_modes_of_every_exporter_are_tested():
+    assert set(MODES) == set(registry.EXPORTERS) - set(MERGERS)
+
+
+@pytest.mark.parametrize("library", [name for name in MODES if name != "trl"])
+def test_every_key_that_is_written_is_one_that_the_library_knows(library):
+    written = set[str]()
+    for mode, variant in itertools.product(MODES[library], VARIANTS):
+        try:
+            result = export_to(library, make_recipe(f"space.normalization={mode}", *variant))
+        except ExportError:
+            continue
+        # Keys of Hydra, of a scheduler and of an environment are passed on as they are.
+        others = ("hydra.", "policy.scheduler.", "env.gdpo.")
+        written |= {key for key in flatten(parse_settings(result)) if not key.startswith(others)}
+    assert written
+    assert written - {"defaults"} <= read_known_keys(library)
+
+
+@pytest.mark.parametrize("library", MODES)
+@pytest.mark.parametrize("variant", VARIANTS[1:], ids=" ".join)
+def test_a_setting_is_written_or_explained_or_refused(library, variant):
+    grpo = "space.normalization=grpo"  # which ignores none of them
+    try:
+        changed = export_to(library, make_recipe(grpo, *variant))
+    except ExportError:
+        return
+    if changed.text == export_to(library, make_recipe(grpo)).text:
+        assert make_page(library, grpo, *variant) != make_page(library, grpo)
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", MODES)
+@pytest.mark.parametrize("mode", registry.NORMALIZATIONS)
+def test_a_mode_that_a_library_lacks_is_refused(library, mode):
+    recipe = make_recipe(f"space.normalization={mode}")
+    if mode in MODES[library]:
+        assert export_to(library, recipe).text
+        return
+    with pytest.raises(ExportError, match="it knows") as caught:
+        export_to(library, recipe)
+    assert caught.value.exit_status == 2
+
+
+REFUSED = [
+    (("space.gamma=0.5",), tuple(MODES), "gamma = 0.5"),
+    (("space.normalization=gdpo_no_std",), ("verl",), "norm_adv_by_std_in_grpo on to its GDPO"),
+    (("space.normalization=gd2po",), ("verl",), "only its authors' fork of verl has"),
+    (("space.num_iterations=2",), ("nemo-rl",), "num_iterations = 2"),
+    (("space.loss_type=dr_grpo",), ("nemo-rl",), "loss_type = dr_grpo"),
+    (("training.lr_schedule=linear",), ("verl",), "training.lr_schedule = linear"),
+    (
+        ("space.reward_weights.format=0", "space.reward_weights.length=0"),
+        *(("nemo-rl",), "needs at least 2 rewards"),
+    ),
+    (
+        ("space.normalization=grpo", "space.baseline=leave_one_out"),
+        *(("trl", "axolotl", "verl"), "baseline = leave_one_out"),
+    ),
+    (("policy=a/b", "model.revision=main"), ("verl", "nemo-rl"), "model.revision = main"),
+    # Source: llama.cpp#1170. Three of the libraries declare lora_alpha as an integer.
+    (
+        (LORA, "model.lora_alpha=0.4"),
+        *(("axolotl", "ms-swift", "nemo-rl"), "model.lora_alpha = 0.4: "),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "library", "message"),
+    [(changes, library, text) for changes, libraries, text in REFUSED for library in libraries],
+)
+def test_a_setting_that_a_library_would_ignore_is_refused(overrides, library, message):
+    with pytest.raises(ExportError) as caught:
+        export_to(library, make_recipe(*overrides))
+    assert message in str(caught.value)
+    assert all(problem.fix and problem.reason for problem in caught.value.problems)
+
+
+def test_every_reason_is_given_at_once():
+    settings = ("normalization=saw", "loss_type=dr_grpo", "num_iterations=2")
+    with pytest.raises(ExportError) as caught:
+        export_to("nemo-rl", make_recipe(*(f"space.{setting}" for setting in settings)))
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["normalization", "loss_type", "num_iterations"]
+
+
+@pytest.mark.parametrize("library", MODES)
+def test_values_that_moved_are_refused(library):
+    moved = (Segment(20, {"learning_rate": 1e-4}),)
+    with pytest.raises(ExportError, match="schedule = 1 changes"):
+        export_to(library, make_recipe(schedule=moved))
+
+
+def test_a_parameter_that_the_mode_ignores_is_not_refused():
+    overrides = ("space.normalization=grpo", "space.gamma=0.5")
+    assert export_to("trl", make_recipe(*overrides)).text
+    assert export_to("trl", make_recipe("space.baseline=leave_one_out")).text  # gdpo whitens it out
+
+
+# Values -------------------------------------------------------------------------------------------
+
+ABSENT = "absent"
+ACTOR = "actor_rollout_ref.actor"
+TRL_WEIGHTS = "vllm_importance_sampling_"
+NEMO_WEIGHTS = "loss_fn.truncated_importance_sampling_"
+VERL_WEIGHTS = "algorithm.rollout_correction.rollout_is"
+SWIFT_WEIGHTS = "rollout_importance_sampling_"
+
+
+def weigh(kind, *overrides):
+    return (*VLLM, f"rollout.importance_sampling={kind}", *overrides)
+
+
+WRITTEN = [
+    # The upper clip of CISPO: the bound itself, or its distance from 1.
+    ("trl", CISPO, {"epsilon_high": 1.28}),
+    ("trl", CISPO[1:], {"epsilon_high": 0.28}),
+    ("axolotl", CISPO, {"trl.epsilon_high": 1.28}),
+    ("ms-swift", CISPO, {"epsilon_high": 1.28}),
+    ("verl", CISPO, {f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.clip_ratio_low": 1.0}),
+    ("verl", CISPO[1:], {f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.clip_ratio_low": 0.2}),
+    ("nemo-rl", CISPO, {"loss_fn.ratio_clip_max": 0.28, "loss_fn.ratio_clip_min": 1.0}),
+    # The switch of each mode.
+    (
+        *("trl", ()),
+        {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": ABSENT},
+    ),
+    ("trl", ("space.normalization=grpo_batch",), {"scale_rewards": "batch"}),
+    ("axolotl", (), {"rl": "grpo", "trl.multi_objective_aggregation": "normalize_then_sum"}),
+    (
+        *("axolotl", ("space.normalization=grpo_no_std",)),
+        {"rl": "grpo", "trl.scale_rewards": "none"},
+    ),
+    ("ms-swift", (), {"scale_rewards": "gdpo", "kl_in_reward": False}),
+    ("ms-swift", ALONE, {"advantage_estimator": "rloo", "scale_rewards": "none"}),
+    ("verl", (), {"algorithm.adv_estimator": "gdpo", "trainer.use_v1": False}),
+    (
+        *("verl", ("space.normalization=grpo",)),
+        {"algorithm.norm_adv_by_std_in_grpo": True, "trainer.use_v1": True},
+    ),
+    ("verl", ALONE[:1], {"algorithm.norm_adv_by_std_in_grpo": False}),
+    ("verl", ALONE, {"algorithm.adv_estimator": "rloo"}),
+    (
+        *("nemo-rl", ("space.normalization=gdpo_no_std",)),
+        {"grpo.adv_estimator.normalize_rewards": False},
+    ),
+    ("nemo-rl", ALONE, {"grpo.use_leave_one_out_baseline": True}),
+    # The gradient of the KL, and of several optimizer steps on the samples of a step.
+    ("trl", ("space.beta=0.01",), {"use_bias_correction_kl": True}),
+    ("axolotl", ("space.beta=0.01",), {"trl.use_bias_correction_kl": True}),
+    ("verl", ("space.beta=0.01",), {f"{ACTOR}.kl_loss_type": "low_var_kl+"}),
+    (
+        *("nemo-rl", ("space.beta=0.01",)),
+        {
+            "loss_fn.use_on_policy_kl_approximation": False,
+            "loss_fn.kl_output_clamp_value": None,
+        },
+    ),
+    (
+        *("nemo-rl", (*PARTS, "space.beta=0.01")),
+        {"loss_fn.use_on_policy_kl_approximation": True},
+    ),
+    ("verl", (), {f"{ACTOR}.shuffle": False}),
+    ("verl", PARTS, {f"{ACTOR}.shuffle": True}),
+    # Sizes. A step of 48 completions is one of 6 groups of 8.
+    (
+        "trl",
+        ("training.micro_batch_size=16", "space.num_iterations=2", "training.steps=50"),
+        {
+            "per_device_train_batch_size": 16,
+            "gradient_accumulation_steps": 3,
+            "max_steps": 100,
+        },
+    ),
+    (
+        *("verl", ("space.num_iterations=2", "training.steps=50")),
+        {
+            "data.train_batch_size": 6,
+            f"{ACTOR}.ppo_epochs": 2,
+            "trainer.total_training_steps": 50,
+        },
+    ),
+    (
+        *("nemo-rl", ()),
+        {"grpo.num_prompts_per_step": 6, "policy.train_global_batch_size": 48},
+    ),
+    # The processes of verl share a step equally.
+    (
+        *("verl", ("training.completions_per_step=40", "space.group_size=4")),
+        {"actor_rollout_ref.rollout.agent.num_workers": 8},
+    ),
+    (
+        *("verl", ("training.completions_per_step=36", "space.group_size=4")),
+        {"actor_rollout_ref.rollout.agent.num_workers": 4},
+    ),
+    # No more positions than the policy has, which are 512.
+    ("verl", (), {"data.max_prompt_length": 448, "data.max_response_length": 64}),
+    ("nemo-rl", (), {"policy.max_total_sequence_length": 512}),
+    # NeMo-RL does not resume from checkpoints of another trial.
+    ("nemo-rl", (), {"checkpointing.checkpoint_dir": "${oc.env:PWD}/results/code-knee"}),
+    ("trl", (LORA, "model.lora_alpha=0.4"), {"lora_alpha": 0.4}),
+    ("verl", (LORA, "model.lora_alpha=0.4"), {"actor_rollout_ref.model.lora_alpha": 0.4}),
+    # Weights of what vLLM sampled: the default masks completions above 3.
+    *(
+        row
+        for library, start in (("trl", TRL_WEIGHTS), ("axolotl", f"trl.{TRL_WEIGHTS}"))
+        for row in (
+            (
+                *(library, VLLM),
+                {
+                    f"{start}correction": True,
+                    f"{start}mode": "sequence_mask",
+                    f"{start}clip_max": 3.0,
+                },
+            ),
+            (
+                *(library, weigh("token_truncate", "rollout.importance_sampling_cap=2")),
+                {f"{start}mode": "token_truncate", f"{start}clip_max": 2.0},
+            ),
+            (
+                *(library, weigh("off")),
+                {f"{start}correction": False, f"{start}mode": ABSENT, f"{start}clip_max": ABSENT},
+            ),
+        )
+    ),
+    (
+        *("ms-swift", weigh("token_truncate")),
+        {f"{SWIFT_WEIGHTS}mode": "token_truncate", f"{SWIFT_WEIGHTS}threshold": 3.0},
+    ),
+    ("ms-swift", VLLM, {f"{SWIFT_WEIGHTS}mode": ABSENT}),
+    (
+        *("nemo-rl", weigh("token_mask")),
+        {
+            f"{NEMO_WEIGHTS}type": "icepop",
+            f"{NEMO_WEIGHTS}ratio": 3.0,
+            f"{NEMO_WEIGHTS}ratio_min": 0.0,
+        },
+    ),
+    ("nemo-rl", VLLM, {f"{NEMO_WEIGHTS}type": ABSENT}),
+    (
+        *("verl", weigh("token_truncate")),
+        {VERL_WEIGHTS: "token", f"{VERL_WEIGHTS}_threshold": 3.0},
+    ),
+    ("verl", VLLM, {VERL_WEIGHTS: "sequence", f"{VERL_WEIGHTS}_threshold": "1e-30_3.0"}),
+    ("verl", weigh("off"), {VERL_WEIGHTS: ABSENT}),
+    # Gradients that two optimizer steps divide once more are clipped lower.
+    *(
+        ("axolotl", (f"space.loss_type={loss}", *PARTS), {"max_grad_norm": clip})
+        for loss, clip in (("dapo", 0.5), ("cispo", 0.5), ("grpo", 1.0))
+    ),
+    ("ms-swift", PARTS, {"max_grad_norm": 0.5}),
+    ("trl", PARTS, {"max_grad_norm": 1.0}),
+    ("verl", PARTS, {f"{ACTOR}.grad_clip": 1.0}),
+    ("nemo-rl", PARTS, {"policy.max_grad_norm": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("library", "overrides", "expected"), WRITTEN)
+def test_values_in_the_terms_of_each_library(library, overrides, expected):
+    written = flatten(parse_settings(export_to(library, make_recipe(*SIZES, *overrides))))
+    assert {key: written.get(key, ABSENT) for key in expected} == expected
+
+
+def test_weights_have_a_maximum_of_1_and_rewards_without_weight_are_left_out():
+    recipe = make_recipe("space.reward_weights.length=0")
+    weights = [(reward.name, reward.weight) for reward in recipe.rewards]
+    assert weights == [("correctness", 0.5), ("format", 1.0)]
+
+
+def test_weights_for_nemo_rl_are_in_the_alphabetical_order_of_their_rewards():
+    overrides = [
+        *("task=gsm8k", "constraints={}", "objectives={}", "space={}"),
+        "objectives.correctness={direction: maximize, reference: 0}",
+        "space.reward_weights={correctness: 1, format: 0.5, integer: 0.25}",
+    ]
+    recipe = make_recipe(request=make_request(overrides, space="math", fixed=()))
+    assert [reward.name for reward in recipe.rewards] == ["correctness", "integer", "format"]
+    estimator = parse_settings(export_to("nemo-rl", recipe))["grpo"]["adv_estimator"]
+    assert estimator["reward_weights"] == [1.0, 0.5, 0.25]  # correctness, format, integer
+    assert estimator["use_leave_one_out_baseline"] is False
+    keys = parse_settings(export_to("verl", recipe))["algorithm"]
+    assert keys["gdpo_reward_keys"] == ["correctness", "integer", "format"]
+    assert keys["gdpo_reward_weights"] == [1.0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("library", "fields", "expected"),
+    [
+        ("ms-swift", {"is_chat": False}, {"template": "dummy", "use_chat_template": False}),
+        ("ms-swift", {"is_chat": True}, {"template": ABSENT, "use_chat_template": ABSENT}),
+        ("ms-swift", {"policy": "embedded", "policy_name": "embedded"}, {"model_type": "llama"}),
+        ("ms-swift", {"policy": "org/name", "policy_name": "org/name"}, {"model_type": ABSENT}),
+        ("verl", {"is_chat": True}, {"actor_rollout_ref.model.custom_chat_template": ABSENT}),
+    ],
+)
+def test_values_that_follow_from_the_policy(library, fields, expected):
+    exported = export_to(library, make_recipe(**fields))
+    written = flatten(parse_settings(exported))
+    assert {key: written.get(key, ABSENT) for key in expected} == expected
+    assert not exported.required_inputs
+
+
+def test_ms_swift_asks_for_the_architecture_of_a_directory():
+    recipe = make_recipe(policy="/data/policy", policy_name="/data/policy")
+    assert list(export_to("ms-swift", recipe).required_inputs) == ["model_type"]
+
+
+@pytest.mark.parametrize("library", ["ms-swift", "axolotl"])
+def test_the_precision_of_the_training_is_that_of_the_machine(library):
+    checkpointing = {"ms-swift": "--gradient_checkpointing", "axolotl": "--gradient-checkpointing"}
+    run = export_to(library, make_recipe("model.gradient_checkpointing=auto")).run
+    assert f'--bf16 "$gpu" {checkpointing[library]} "$gpu" "$@"' in run
+    fixed = make_recipe("model.dtype=float32", "model.gradient_checkpointing=off")
+    assert "$gpu" not in export_to(library, fixed).run
+
+
+@pytest.mark.parametrize(
+    ("library", "install"),
+    [
+        ("trl", "pip install 'trl[peft,vllm]==1.16.0'"),
+        ("axolotl", "pip install 'axolotl[vllm]==0.19.0'"),
+        ("ms-swift", "pip install ms-swift==4.6.0 msgspec vllm"),
+        ("verl", "pip install 'verl[vllm,fsdp]==0.9.1'"),
+    ],
+)
+def test_the_library_installs_the_versions_that_it_works_with(library, install):
+    assert export_to(library, make_recipe(*VLLM, LORA)).install == install
+    assert "[" not in export_to("trl", make_recipe()).install
+
+
+def test_small_numbers_stay_numbers_for_readers_of_yaml_1_1():
+    assert format_yaml({"a": {"b": 3e-05}, "c": []}, "x") == "# x\na:\n  b: 3.0e-05\nc: []\n"
