@@ -49,13 +49,7 @@ LINES: dict[str, dict[str, Any]] = {
 
 
 def write_front_png(sweep: Sweep, path: Path | None = None) -> Path:
-    """Draw the front and return the path of the file, which appears whole or not at all.
-
-    Default of `path`: `front.png` in the sweep's directory.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Draw `front.png` in the sweep's directory, or `path`, whole or not; return the path."""
     target = path or sweep.spec.directory / FRONT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     figure = draw_front(sweep.front, sweep.spec.name)

@@ -99,13 +99,7 @@ MAX_NAMED = 12
 
 
 def write_report(sweep: Sweep, path: Path | None = None) -> Path:
-    """Write the interactive report and return its path; it appears whole or not at all.
-
-    Default of `path`: `report.html` in the sweep's directory.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write `report.html` in the sweep's directory, or `path`, whole or not; return the path."""
     target = path or sweep.spec.directory / REPORT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, build_report(sweep))

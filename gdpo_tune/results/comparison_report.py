@@ -46,8 +46,7 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
     """Compare two sweeps; `.verdict` names the better one and the reasons.
 
     Raises:
-        UsageError: tasks or objectives differ, so their values have different meanings; or both are
-            the same sweep; or one has no configuration yet.
+        UsageError: tasks or objectives differ, both are one sweep, or one has no configuration yet.
     """
     one, other = left.spec, right.spec
     if one.directory.absolute() == other.directory.absolute():
@@ -83,11 +82,7 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
 
 
 def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
-    """Compare two normalization modes of one sweep.
-
-    Raises:
-        UsageError: both modes are the same, or the sweep has no trial of one of them.
-    """
+    """Compare two normalization modes of one sweep; a UsageError says that it has no such two."""
     trials = [record for record in sweep.records if record.is_training]
     modes = sorted({str(record.params["normalization"]) for record in trials})
     for mode in (first, second):

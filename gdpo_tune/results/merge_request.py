@@ -111,10 +111,7 @@ def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
     """Return a wish in numbers; the constraints of the sweep count among its conditions.
 
     Training costs are ignored; a merge has none. A relative constraint without a measured baseline
-    limits nothing.
-
-    Raises:
-        PickError, UsageError: the wish names an unknown metric, or a preference no objective.
+    limits nothing. A UsageError names an unknown metric, or a preference that is no objective.
     """
     measured = load_task_info(spec.task, spec.space.domains).metrics
     goals = {goal.name: goal for goal in spec.list_objectives() if goal.name in measured}
@@ -237,10 +234,8 @@ class MergeRequest:
     def choose(self, done: Sequence[MergeStep] = ()) -> MergeStep | None:
         """Choose the merge to evaluate next, or return the given one.
 
-        None once all are evaluated, or no other one is expected to meet the wish.
-
-        Raises:
-            UsageError: no merge is expected to meet the wish; the message names the closest.
+        None once all are evaluated, or no other one is expected to meet the wish. If none ever is,
+        a UsageError names the closest.
         """
         evaluated = [self._read(step) for step in done]
         if self.wish is None:
@@ -470,11 +465,7 @@ class MergeProgress:
 
 
 def read_progress(directory: Path, request: Mapping[str, Any]) -> MergeProgress:
-    """Read the progress of a request; nothing if the directory has none.
-
-    Raises:
-        UsageError: the directory holds another merge, or its file is damaged.
-    """
+    """Read the progress of a request; a UsageError names another merge or a damaged file."""
     file = directory / MERGE_FILE
     if not file.exists():
         return MergeProgress()

@@ -171,22 +171,14 @@ class LoadedSweep:
         return tuple(self._gallery)
 
     def figure(self, name: str) -> go.Figure:
-        """Draw a figure of the report, to show or to change.
-
-        Raises:
-            UsageError: there is no such figure, or this sweep has no data for it.
-        """
+        """Draw a figure of the report, to show or to change; a UsageError names those there are."""
         if name not in self._gallery:
             guess = suggest(name, self._gallery)
             raise UsageError(f"figure {name!r}: {guess}this sweep has {join_names(self._gallery)}")
         return self._gallery[name]()
 
     def pick(self, text: str) -> PickedCandidate:
-        """Pick a candidate as `--pick` does: `knee`, `max_correctness`, `merge-27`, ...
-
-        Raises:
-            PickError: the text cannot be parsed, or nothing satisfies it.
-        """
+        """Pick a candidate as `--pick` does: `knee`, `merge-27`; or raise a PickError."""
         return pick_trial(self._sweep, parse_pick(text))
 
     def compare(self, other: LoadedSweep) -> ComparisonReport:

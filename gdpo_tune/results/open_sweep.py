@@ -202,9 +202,7 @@ def locate_sweep(name: str) -> str:
 def find_sweep(name: str) -> Sweep:
     """Read a sweep with its step metrics, by location, name under `runs`, or spec file.
 
-    Raises:
-        UsageError: there is no sweep.
-        SpecError: the file cannot be read.
+    A UsageError says that there is no sweep, or what is wrong with the file.
     """
     return read_sweep(locate_sweep(name), name, with_files=True)
 

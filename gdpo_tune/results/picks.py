@@ -106,20 +106,12 @@ class PickedCandidate:
 
 
 def parse_pick(text: str) -> Pick:
-    """Parse a choice of a candidate.
-
-    Raises:
-        PickError: the text does not follow the rules above.
-    """
+    """Parse a choice of a candidate; a PickError points at what breaks the rules above."""
     return _Parser(text).parse_pick()
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
-    """Parse conditions such as `length >= 0.6, format >= 0.8`; `and` stands for the comma too.
-
-    Raises:
-        PickError: the text has another form.
-    """
+    """Parse `length >= 0.6, format >= 0.8`, or with `and`; a PickError points at another form."""
     return _Parser(text).parse_conditions()
 
 
@@ -234,11 +226,7 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandid
     """Pick one candidate.
 
     Without `merges`, a merge is chosen by its name alone, or where the front has nothing else that
-    satisfies the pick.
-
-    Raises:
-        PickError: the pick names an unknown candidate or metric, or nothing on the front satisfies
-            it.
+    satisfies the pick. A PickError names what is unknown, or the closest to what nothing satisfies.
     """
     records, front, rule = sweep.records, sweep.front, pick.rule
     passed_over: Configuration | None = None

@@ -327,10 +327,8 @@ def plan_transfer(
 ) -> TransferPlan | None:
     """Plan the training of a candidate with `params`; None if overrides change no subject.
 
-    `recipe` is the value of `--recipe`; `option` and `source` name the candidate in messages.
-
-    Raises:
-        UsageError: a value is given that carries over, or there is no such recipe for this task.
+    `recipe` is the value of `--recipe`; `option` and `source` name the candidate in messages. A
+    UsageError refuses a value that carries over, and a recipe that does not fit.
     """
     own = read_overrides(overrides)
     other = read_recipe(recipe, searched, params) if recipe else None
@@ -343,9 +341,7 @@ def plan_transfer(
 def read_recipe(name: str, searched: SweepSpec, params: Params) -> Recipe:
     """Read the recipe, a search space by name or file, for a candidate with `params` of a sweep.
 
-    Raises:
-        UsageError: there is none, or it is for another task or without a reward of the candidate.
-        SpecError: the file has problems.
+    A UsageError refuses a file with problems, another task, or one without a reward of it.
     """
     spec = load_spec(find_space(name, OPTION), to_run=False)
     if spec.task != searched.task:
