@@ -154,11 +154,8 @@ def build_request_from_sweep(
 
     `overrides` change the sweep's file; under another policy, other data or other lengths also the
     parameters that do not carry over, as does `recipe`, the value of `--recipe`. `to_run` is True
-    if it is trained on this machine. The other arguments are those of `load_and_pick`.
-
-    Raises:
-        UsageError: there is no such candidate, an override is about a parameter that carries over,
-            one is missing that does not, or first steps cannot be repeated on their own.
+    if it is trained on this machine. The other arguments are those of `load_and_pick`. A UsageError
+    says why there is no such candidate, or why it cannot be repeated so.
     """
     sweep, picked = load_and_pick(source, pick, option, merges=merges)
     record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
@@ -188,12 +185,11 @@ def build_request_from_sweep(
         share = min(whole.warmup_steps / step, 0.99)
         changes = [f"training.steps={step}", f"training.warmup_share={share}", *changes]
     spec = sweep.reload(changes, to_run=to_run)
-    factor = spec.training.steps / step
     if record.parts and not has_other_steps:
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
         note += f", {step} of {whole.steps} steps"
     moved = FREE if plan is not None and plan.has(RATE) else ()
-    schedule = _stretch_schedule(training.schedule, factor, moved)
+    schedule = _stretch_schedule(training.schedule, spec.training.steps / step, moved)
     if schedule:
         steps = join_names(segment.step for segment in schedule)
         note += f", with other values from step {steps} on"
