@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 PALE = 0.35
-"""Share of its mode's colour that a trial beside the front has; the rest is white."""
+"""Share of its mode's colour that a trial behind the front has; the rest is white."""
 BEHIND = 1000
 """`pareto/order` of a trial behind the front, times its rank."""
 POLICY = "policy"
