@@ -573,6 +573,7 @@ def hold(spec: SweepSpec, held: Event) -> None:
         time.sleep(60)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
 def test_a_killed_holder_leaves_no_lock_behind(spec: SweepSpec):
     processes = multiprocessing.get_context("fork")
     held = processes.Event()
