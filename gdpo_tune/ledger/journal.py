@@ -79,7 +79,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 
 class Journal(BaseJournalBackend):
-    """Records in their order, for Optuna's `JournalStorage`."""
+    """Records in their order, for Optuna's `JournalStorage`; reading refuses a damaged one."""
 
     path: Path | str
     """Name of the journal in messages."""
@@ -116,11 +116,7 @@ class JournalFile(Journal):
         """Position in the file of each record, and of the next one, in bytes."""
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `log_number_from` on.
-
-        Raises:
-            UsageError: a line is no record.
-        """
+        """Yield the records from number `log_number_from` on."""
         offset = self._offsets[log_number_from]
         unread = os.fstat(self._file).st_size - offset
         if unread <= 0:

@@ -279,7 +279,9 @@ class Ledger(CloseableResource):
         """Return every rung of comparable trials with its trial's number, in order of recording."""
         comparable = {r.number for r in self.get_records() if r.is_comparable}
         trials = (trial for trial in self._get_trials() if trial.number in comparable)
-        return encoding.decode_rungs_in_order(trials, self.spec)
+        stored = [(t.number, rung) for t in trials for rung in encoding.list_stored_rungs(t)]
+        stored.sort(key=lambda entry: entry[1]["order"])
+        return [(number, encoding.decode_rung(rung, self.spec)) for number, rung in stored]
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""

@@ -121,11 +121,7 @@ def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str) -> st
 
 
 def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
-    """Collect the files of a policy; those of JSON without directories of this machine.
-
-    Raises:
-        UsageError: the directory has no weights.
-    """
+    """Collect the files of a policy, whose JSON names no directory here; refuse missing weights."""
     base, revision = name_policy(sweep.spec.policy), sweep.spec.model.revision
     files: dict[str, Path | bytes] = {}
     for prefix in ("", f"{ADAPTER}/"):

@@ -307,8 +307,7 @@ WELCOME = "-----------------\nWelcome to the supercomputer of 1998\n--> Verifyin
 
 @pytest.mark.parametrize("banner", ["", WELCOME])
 @pytest.mark.parametrize(
-    "option",
-    ["--clusters=cpu,gpu", "-M gpu", "-Mgpu", "--cluster gpu", '--clusters="gpu"'],
+    "option", ["--clusters=cpu,gpu", "-M gpu", "-Mgpu", "--cluster gpu", '--clusters="gpu"']
 )
 def test_a_site_with_several_clusters(tmp_path, job, banner, option):
     """sbatch(1), `--parsable`: "the job id number and the cluster name if present", separated by a
