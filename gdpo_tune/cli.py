@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gdpo_tune.core.errors import (
     DataError,
     EngineError,
+    ExitCode,
     GdpoTuneError,
     PolicyError,
     ResourcesError,
@@ -34,14 +35,11 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
 from gdpo_tune.core.http import bypass_proxies_on_loopback
-from gdpo_tune.core.system import INTERRUPTED
 
 if TYPE_CHECKING:
     from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.spec import SweepSpec
 
-PIPE_CLOSED = 141
-"""Exit status if the reader of the output has ended, as shells have it."""
 COMMANDS = {
     "init": "write a commented search space for a task and a policy",
     "score": "score texts with the rewards of a search space, without training",
@@ -128,7 +126,7 @@ def run_command(
     except BrokenPipeError:
         if not _is_output_closed():
             raise
-        status = PIPE_CLOSED
+        status = ExitCode.PIPE_CLOSED
     except GdpoTuneError as error:
         print(f"error: {error}", file=sys.stderr)
         status = error.exit_status
@@ -137,10 +135,10 @@ def run_command(
             raise
         fix = "make room, and run the same command again"
         print(f"error: no space left on a disk: {error}; {fix}", file=sys.stderr)
-        status = 1
+        status = ExitCode.FAILED
     except KeyboardInterrupt as error:
         print("Interrupted. Run the same command to resume.", file=sys.stderr)
-        status = error.args[0] if error.args else INTERRUPTED
+        status = error.args[0] if error.args else ExitCode.INTERRUPTED
     sys.exit(status)
 
 

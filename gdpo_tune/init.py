@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.core.errors import SpecError, UsageError
+from gdpo_tune.core.errors import ExitCode, SpecError, UsageError
 from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         answers = _collect_answers(options, ask=sys.stdin.isatty() and not options.yes)
     except KeyboardInterrupt:
         print("\nInterrupted. Nothing was written.", file=sys.stderr)
-        return cli.INTERRUPTED
+        return ExitCode.INTERRUPTED
     stem = Path(answers.task.partition(":")[0]).stem
     file: Path = options.file or Path(f"{stem}.yaml")
     if file.suffix not in (".yaml", ".yml"):

@@ -40,7 +40,13 @@ def main(arguments: Sequence[str]) -> int:
     """Parse `arguments`, write report.html, front.png and front.csv, print where they are."""
     options = build_parser().parse_args(arguments)
     if options.against is not None or options.modes:
-        return _compare(options)
+        from gdpo_tune.compare import compare_named
+
+        if options.pick or options.overrides or options.name or options.sync:
+            raise UsageError(
+                "--pick, --set, --name and --sync have no effect on a comparison: leave them out"
+            )
+        return compare_named(options.space, options.against, options.modes)
 
     spec, pick = _load_named(options)  # first: a refusal needs none of the imports below
 
@@ -64,16 +70,6 @@ def main(arguments: Sequence[str]) -> int:
 
         return sync(spec)
     return 0
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from gdpo_tune.compare import compare_named
-
-    if options.pick or options.overrides or options.name or options.sync:
-        raise UsageError(
-            "--pick, --set, --name and --sync have no effect on a comparison: leave them out"
-        )
-    return compare_named(options.space, options.against, options.modes)
 
 
 def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:

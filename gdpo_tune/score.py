@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -36,7 +36,6 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomically
-from gdpo_tune.core.registry import describe_layout
 from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.text import (
     NO_VALUE,
@@ -46,33 +45,11 @@ from gdpo_tune.core.text import (
     make_printable,
 )
 from gdpo_tune.core.trial_files import CUT
-from gdpo_tune.tasks.base import CallContext, Problem, call_score, check_scores
-from gdpo_tune.tasks.columns import (
-    SURROGATE,
-    RowError,
-    get_optional_text,
-    get_text,
-    parse_json,
-    require_list,
-    require_mapping,
-    require_texts,
-)
-from gdpo_tune.tasks.data_rows import convert_row, name_columns
-from gdpo_tune.tasks.references import describe_result, read_references
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.tasks.base import Task
+    from gdpo_tune.tasks.base import Problem, Task
 
-FACTS = {
-    "math": ("answer",),
-    "gsm8k": ("answer", "written_answer"),
-    "tools": ("calls", "response"),
-    "code": ("function", "head", "tail", "asserts", "streams"),
-}
-"""Task -> columns that a line with a `prompt` may have."""
-LONGEST_VALUE = 60
-"""Characters of a value in an error."""
 MOST_ROWS, LONGEST_CELL = 40, 120
 """Texts that the terminal lists, and characters of each."""
 
@@ -144,7 +121,10 @@ def main(arguments: Sequence[str]) -> int:
         )
     with closing(task):  # a trial does not enter its task either
         if options.completions:
-            texts = _read_completions(spec, options.completions)[: options.n]
+            from gdpo_tune.tasks.completions import read_completions
+
+            found = read_completions(options.completions, spec.task, spec.data)
+            texts = [ScoredText(*each) for each in found[: options.n]]
         elif options.reference:
             texts = _list_references(spec, task, options.n)
         if not options.policy:
@@ -185,120 +165,6 @@ def _load_task_spec(options: argparse.Namespace) -> SweepSpec:
     return spec
 
 
-def _read_completions(spec: SweepSpec, file: Path) -> list[ScoredText]:
-    """Read the lines of `--completions`; blank ones are skipped.
-
-    Raises:
-        UsageError: every line that cannot be used, with its place, value, reason and fix.
-    """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        reason = f"--completions {file} cannot be read: {error.strerror}"
-        raise UsageError(f"{reason}\n    fix: name a file of JSON lines") from error
-    columns = ", ".join(f'"{name}": ...' for name in FACTS.get(spec.task, ("column",)))
-    fix = (
-        f'write {{"completion": "...", "prompt": "...", {columns}}}, or {{"completion": "...", '
-        '"row": {...}} with the columns of the data'
-    )
-    texts: list[ScoredText] = []
-    problems: list[SpecProblem] = []
-    first: tuple[str, ...] = ()
-    for number, source in enumerate(lines, 1):
-        if not source.strip():
-            continue
-        line: dict[str, Any] = {}
-        try:
-            line = require_mapping(parse_json(source, "line"), "line")
-            completion = line.pop("completion", None)
-            if not isinstance(completion, str) or SURROGATE.search(completion):
-                raise RowError("completion", "missing, or not a text that a tokenizer reads")
-            problem = _build_stated_problem(spec, line)
-            form = ("messages" if problem.turns else "a text", *sorted(problem.data))
-            first = first or form
-            if task_files.is_task_file(spec.task) and form != first:
-                raise RowError("prompt", f"unlike the first line, which has {', '.join(first)}")
-            texts.append(ScoredText(number, problem, completion))
-        except RowError as error:
-            row = line.get("row")
-            value = {**(row if isinstance(row, dict) else {}), **line}.get(error.column)
-            shown = "" if value is None else repr(value)[:LONGEST_VALUE]
-            problems.append(SpecProblem(f"{file}:{number}", error.column, shown, error.reason, fix))
-    if problems or not texts:
-        found = "\n".join(map(str, problems)) or f"{file}: it has no line\n    fix: {fix}"
-        raise UsageError(f"{format_count(len(problems), 'problem')} in --completions\n{found}")
-    return texts
-
-
-def _build_stated_problem(spec: SweepSpec, line: Mapping[str, Any]) -> Problem:
-    """Return the problem that a line of `--completions` states with its `row` or `prompt`.
-
-    Raises:
-        RowError: it has neither or both, or columns that are missing, unknown or unusable.
-    """
-    if ("row" in line) == ("prompt" in line) or ("row" in line and len(line) > 1):
-        raise RowError(
-            ", ".join(line) or "row",
-            "beside completion stands row alone, or prompt with the columns that rewards take",
-        )
-    stated = require_mapping(line["row"], "row") if "row" in line else dict(line)
-    if task_files.is_task_file(spec.task):
-        from gdpo_tune.tasks.custom import collect_rows
-
-        try:
-            (problem,) = collect_rows([stated]).values()
-        except UsageError as error:
-            reason = str(error).partition("\n")[0].removeprefix("rows(): ")
-            raise RowError("prompt", reason.replace("row 0", "this line")) from error
-        return problem
-    if "row" in line:
-        if not spec.data.layout:
-            raise RowError("row", "the search space has no data.layout that says what columns mean")
-        layout = describe_layout(spec.data.layout)
-        for name, column in spec.data.columns.items():
-            if name in layout.columns and column not in stated:
-                present = ", ".join(stated) or "nothing"
-                raise RowError(column, f"this column of the data is missing; row has {present}")
-        return convert_row(layout, name_columns(spec.data, stated, layout))
-    prompt = get_text(stated, "prompt")
-    del stated["prompt"]
-    known = FACTS[spec.task]
-    for name in stated:
-        if name not in known:
-            reason = f"no column that the task {spec.task} takes; these are {', '.join(known)}"
-            raise RowError(name, reason)
-    return _read_facts(spec.task, prompt, stated)
-
-
-def _read_facts(task: str, prompt: str, stated: Mapping[str, Any]) -> Problem:
-    from gdpo_tune.tasks.execution import build_code_problem, check_assert, check_streams
-    from gdpo_tune.tasks.layouts import parse_call
-
-    if task in ("math", "gsm8k"):
-        data = {name: get_text(stated, name) for name in ("answer", *stated)}
-        return Problem(prompt, "stated", data)
-    if task == "tools":
-        calls = [parse_call(call) for call in require_list(stated.get("calls"), "calls")]
-        response = bool(stated.get("response", not calls))
-        return Problem(prompt, "stated", {"calls": calls, "response": response})
-    asserts = require_texts(stated.get("asserts", []), "asserts")
-    listed = require_list(stated.get("streams", []), "streams")
-    pairs = [require_list(pair, "streams") for pair in listed]
-    if any(len(pair) != 2 for pair in pairs):
-        raise RowError("streams", "not pairs of input and expected output")
-    if bool(asserts) == bool(pairs):
-        raise RowError("asserts", "the task code needs asserts, or streams, and not both")
-    return build_code_problem(
-        prompt,
-        "stated",
-        function=get_optional_text(stated, "function"),
-        head=get_optional_text(stated, "head"),
-        tail=get_optional_text(stated, "tail"),
-        asserts=[check_assert(each, "asserts") for each in asserts],
-        streams=check_streams([pair[0] for pair in pairs], [pair[1] for pair in pairs], "streams"),
-    )
-
-
 def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[ScoredText]:
     """Return the reference solutions of the first `count` rows, None for all, as completions.
 
@@ -318,6 +184,8 @@ def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Sco
         count = count or spec.training.validation_prompts
         problems = task.problems("validation", count, PROBLEM_SEED)
         return [ScoredText(number, one, write(one)) for number, one in enumerate(problems, 1)]
+    from gdpo_tune.tasks.references import read_references
+
     texts = [
         ScoredText(number, None, "", detail=f"not scored: {one.reason}")
         if one.reason
@@ -354,6 +222,9 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
     Raises:
         TaskFileError: a task in a file gives no rewards that a trial could use.
     """
+    from gdpo_tune.tasks.base import CallContext, call_score, check_scores
+    from gdpo_tune.tasks.references import describe_result
+
     for text in texts:
         text.rewards, text.metrics = dict.fromkeys(task.rewards), dict.fromkeys(task.metrics)
     scorable = [(text, text.problem) for text in texts if text.problem is not None]

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune import cli
-from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.core.events import RecordedRequest, Request
@@ -31,8 +31,6 @@ WAIT_SECONDS = 10.0
 MOST_DIGITS = 18
 """Most digits of a whole number."""
 TRIAL = "the number of a trial"
-REFUSED = 1
-"""Exit status if the driver refused the request, because the sweep went on meanwhile."""
 
 
 def build_parser() -> cli.Parser:
@@ -91,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         return 0
     print(f"{recorded.text}: {recorded.outcome}: {recorded.reason}")
-    return 0 if recorded.outcome == "applied" else REFUSED
+    return ExitCode.DONE if recorded.outcome == "applied" else ExitCode.FAILED
 
 
 def _print_requests(steering: Steering) -> None:

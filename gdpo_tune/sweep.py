@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 from gdpo_tune.core import addresses, task_files
 from gdpo_tune.core.addresses import refuse_published
-from gdpo_tune.core.errors import ClusterLostError, NoSignalError, UsageError
+from gdpo_tune.core.errors import ClusterLostError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
@@ -231,12 +231,12 @@ def _find_status(result: SweepResult) -> int:
     if dead is not None and dead.directory is not None:
         text = explain_dead_start(dead.reason, dead.directory)
         print(f"error: trial {dead.number} and all others: {text}", file=sys.stderr)
-        return NoSignalError.exit_status
+        return ExitCode.NO_SIGNAL
     trained = [record for record in result.records if record.role != "untrained"]
     if not trained or any(record.state != "failed" for record in trained):
-        return 0
+        return ExitCode.DONE
     print("error: every trial failed; correct the cause, then start with --fresh", file=sys.stderr)
-    return 1
+    return ExitCode.FAILED
 
 
 def _submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:

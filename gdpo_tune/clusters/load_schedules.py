@@ -29,7 +29,7 @@ from gdpo_tune.spec.checks import NAME
 from gdpo_tune.spec.document import (
     ABSENT,
     KeyPath,
-    Mark,
+    Place,
     Problems,
     ReportedError,
     YamlMap,
@@ -164,7 +164,7 @@ class ScheduleFile:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.project = file.absolute().parent.parent
-        self.problems = Problems(Mark(str(file), 1))
+        self.problems = Problems(Place(str(file), 1))
         self.is_read = self._read()
         self.name, value = "", self.problems.root.get("name", file.stem)
         if isinstance(value, str) and NAME.fullmatch(value):
@@ -189,30 +189,6 @@ class ScheduleFile:
         if not self.problems.has_problem("backend"):
             for path, reason, fix in find_backend_problems(settings, self.project):
                 self._add(path, reason, fix)
-        self._check_addresses(settings)
-        needs: list[SpecProblem] = []
-        spec = self._load_spec(settings, needs)
-        return spec and ScheduledSweep(self.file, self.project, settings, spec, tuple(needs))
-
-    def _read(self) -> bool:
-        if self.file.exists() and not is_file(self.file):
-            # reading a pipe or a device might never end
-            fix = "move it out of the directory, or give it another ending"
-            self.problems.add(Mark(str(self.file)), "", None, "not a file", fix)
-            return False
-        try:
-            root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
-        except ReportedError:
-            return False
-        if isinstance(root, YamlMap):
-            self.problems.root = root
-            return True
-        reason = "the file is empty" if root is None else "not a mapping of keys to values"
-        fix = "start from sweeps/nightly_code.yaml; a sweep needs space: and schedule:"
-        self.problems.add(self.problems.origin, "", root, reason, fix)
-        return False
-
-    def _check_addresses(self, settings: ScheduleSettings) -> None:
         if is_hub_address(settings.storage):
             fix = "write a directory, or an object store such as s3://bucket/sweeps"
             self._add(("storage",), "the Hub, where sweeps are published and cannot run", fix)
@@ -228,6 +204,27 @@ class ScheduleFile:
             if PASSWORD.search(getattr(settings, key)):
                 reason = "with a password, which the list of processes would show"
                 self._add((key,), reason, f"leave it out, and give it in {variables}")
+        needs: list[SpecProblem] = []
+        spec = self._load_spec(settings, needs)
+        return spec and ScheduledSweep(self.file, self.project, settings, spec, tuple(needs))
+
+    def _read(self) -> bool:
+        if self.file.exists() and not is_file(self.file):
+            # reading a pipe or a device might never end
+            fix = "move it out of the directory, or give it another ending"
+            self.problems.add(Place(str(self.file)), "", None, "not a file", fix)
+            return False
+        try:
+            root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
+        except ReportedError:
+            return False
+        if isinstance(root, YamlMap):
+            self.problems.root = root
+            return True
+        reason = "the file is empty" if root is None else "not a mapping of keys to values"
+        fix = "start from sweeps/nightly_code.yaml; a sweep needs space: and schedule:"
+        self.problems.add(self.problems.origin, "", root, reason, fix)
+        return False
 
     def _load_spec(self, settings: ScheduleSettings, needs: list[SpecProblem]) -> SweepSpec | None:
         """Load the search space with the file's overrides; `needs` as for `load_spec`."""
@@ -248,7 +245,7 @@ class ScheduleFile:
                 if problem.where == str(space):  # it cannot be read
                     self._add(("space",), f"{space}: {problem.reason}", problem.fix)
                 elif path is None:
-                    self.problems.records.append((Mark(problem.where), problem))
+                    self.problems.records.append((Place(problem.where), problem))
                 elif not self.problems.has_problem(format_path(path)):
                     mark, _ = self.problems.find(path)  # of the key in this file that causes it
                     problem = replace(problem, where=str(mark), key=format_path(path))

@@ -39,16 +39,26 @@ from gdpo_tune.clusters.schedule_state import (
     ScheduleState,
     ScheduleStorage,
 )
-from gdpo_tune.core.errors import BackendError, BackendUnreachableError, GdpoTuneError, UsageError
+from gdpo_tune.core.errors import (
+    BackendError,
+    BackendUnreachableError,
+    ExitCode,
+    GdpoTuneError,
+    UsageError,
+)
 from gdpo_tune.core.http import post_message
 
 TICK_TOLERANCE = timedelta(minutes=10)
 """Delay allowed under `missed: skip`: `tick` may be called only every few minutes."""
 REFUSAL_BACKOFF = timedelta(minutes=10)
 """Pause before the next attempt after a refusal: a server may answer again by then."""
-REFUSED = 2
-"""Exit status of a sweep that did not start: the next attempt would be refused as well."""
-EXIT_STATUS = {"finished": 0, "failed": 1, "skipped": 3, "budget": 4, "stopped": 5}
+EXIT_STATUS = {
+    "finished": ExitCode.DONE,
+    "failed": ExitCode.FAILED,
+    "skipped": ExitCode.SKIPPED,
+    "budget": ExitCode.BUDGET_SPENT,
+    "stopped": ExitCode.STOPPED,
+}
 """How a run ended, or why there is none -> exit status."""
 POLL_SECONDS = 0.5
 """Interval between polls of a job that was asked to end."""
@@ -428,7 +438,7 @@ class SweepScheduler:
         try:
             job = backend.submit(build_scheduled_job(self.sweep, run))
         except BackendError as error:
-            refusal = JobStatus(running=False, exit_status=REFUSED, reason=str(error))
+            refusal = JobStatus(running=False, exit_status=ExitCode.REFUSED, reason=str(error))
             self._record(self._end_attempt(run, refusal))
             return True
         event = ScheduleEvent("submitted", now, f"{run.name} runs, attempt {attempt}.")
@@ -448,7 +458,7 @@ class SweepScheduler:
         if run.stop_reason:
             return self._end(run, "stopped", run.stop_reason, status.exit_status)
         if run.attempt - run.earlier_attempts < self.sweep.settings.policy.max_attempts:
-            return self._retry(run, status.reason, refused=status.exit_status == REFUSED)
+            return self._retry(run, status.reason, refused=status.exit_status == ExitCode.REFUSED)
         return self._end(run, "failed", status.reason, status.exit_status)
 
     def _retry(

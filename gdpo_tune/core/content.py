@@ -67,6 +67,7 @@ _NAMED_FILES = (*DATA_FILES, ".tsv", ".txt")
 """Files of a directory that the code of a task names, unless it holds a model."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _WRITERS = ("write_text", "write_bytes", "touch", "mkdir", "FileHandler", "to_csv", "to_json")
+_WRITE_MODE = re.compile(r"[rbt]*[wax+][rbt+]*")
 
 
 @dataclass(frozen=True)
@@ -293,12 +294,16 @@ def _find_named_files(modules: Mapping[Path, ast.Module]) -> tuple[set[str], lis
     """
     texts: set[str] = set()
     for tree in modules.values():
-        written = {
-            id(below)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and _is_write(node)
-            for below in ast.walk(node)
-        }
+        written: set[int] = set()
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            words = [str(each.value) for each in given if isinstance(each, ast.Constant)]
+            name = _get_name(node.func)
+            is_open = name == "open" and any(_WRITE_MODE.fullmatch(word) for word in words)
+            if name in _WRITERS or is_open:
+                written |= {id(below) for below in ast.walk(node)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = os.path.expanduser(node.value)
@@ -322,16 +327,6 @@ def _find_named_files(modules: Mapping[Path, ast.Module]) -> tuple[set[str], lis
         elif not roots.isdisjoint(place.parents):  # not the like of /tmp
             files.update(file for file in place.iterdir() if file.suffix in _NAMED_FILES)
     return texts, sorted(files - {file.resolve() for file in modules})
-
-
-def _is_write(call: ast.Call) -> bool:
-    name = _get_name(call.func)
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    modes = [each.value for each in given if isinstance(each, ast.Constant)]
-    return name in _WRITERS or (
-        name == "open"
-        and any(isinstance(m, str) and re.fullmatch(r"[rbt]*[wax+][rbt+]*", m) for m in modes)
-    )
 
 
 def _get_name(function: ast.expr) -> str:

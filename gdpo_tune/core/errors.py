@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit status of a command; after a signal it is 128 and the signal's number."""
+
+    DONE = 0
+    FAILED = 1
+    REFUSED = 2
+    """The request was wrong, and no work was started."""
+    SKIPPED = 3
+    """A scheduled run was skipped; if its budget is spent, the next one."""
+    BUDGET_SPENT = 4
+    STOPPED = 5
+    UNREACHABLE = 6
+    """A backend does not answer."""
+    NO_SIGNAL = 7
+    """No training had a signal."""
+    INTERRUPTED = 130
+    """By Ctrl-C."""
+    PIPE_CLOSED = 141
+    """The reader of the output has ended."""
 
 
 class GdpoTuneError(Exception):
     """Base class of every error that this package raises on purpose."""
 
-    exit_status = 1
+    exit_status = ExitCode.FAILED
 
 
 class UsageError(GdpoTuneError):
     """A request that cannot be carried out; no work was started."""
 
-    exit_status = 2
+    exit_status = ExitCode.REFUSED
 
 
 @dataclass(frozen=True)
@@ -98,10 +120,12 @@ class IdentityError(UsageError):
 
 
 class PickError(UsageError):
-    """A choice of a trial that cannot be parsed, or that no trial fits."""
+    """A choice of a trial that cannot be parsed, or that no trial fits.
+
+    `position` is that of the mistake in the typed `text`, counted from 1.
+    """
 
     def __init__(self, text: str, position: int, reason: str, fix: str) -> None:
-        """Point at the mistake in the typed `text`; its `position` counts characters from 1."""
         super().__init__(text, position, reason, fix)
         self.text, self.position, self.reason, self.fix = text, position, reason, fix
 
@@ -144,7 +168,7 @@ class ClusterError(UsageError):
 class BackendUnreachableError(GdpoTuneError):
     """A backend that does not answer; nothing was lost, and the same call may succeed later."""
 
-    exit_status = 6
+    exit_status = ExitCode.UNREACHABLE
 
 
 class HubError(GdpoTuneError):
@@ -162,7 +186,7 @@ class NonFiniteError(TrialFailure):
 class NoSignalError(TrialFailure):
     """A training whose rewards are equal in every group, so that nothing is learnt from them."""
 
-    exit_status = 7
+    exit_status = ExitCode.NO_SIGNAL
 
 
 NO_SIGNAL = "no signal: "
@@ -186,10 +210,12 @@ class LedgerUnreachableError(GdpoTuneError):
 
 
 class StoreUnreachableError(GdpoTuneError):
-    """An object store that no longer answers; its objects are kept: run the command to resume."""
+    """An object store that no longer answers; its objects are kept: run the command to resume.
+
+    `answer` is the last answer or error of a call that was repeated for some `seconds`.
+    """
 
     def __init__(self, address: str, answer: str, seconds: int) -> None:
-        """Keep the last answer or error, and for how many seconds the call was repeated."""
         super().__init__(address, answer, seconds)
         self.address, self.answer, self.seconds = address, answer, seconds
 
@@ -210,7 +236,7 @@ class ClusterLostError(GdpoTuneError):
 class SandboxUnavailable(GdpoTuneError):
     """A machine without sufficient isolation, so no candidate code is run (fail closed)."""
 
-    exit_status = 2
+    exit_status = ExitCode.REFUSED
 
 
 class SandboxInfraError(GdpoTuneError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -140,21 +139,14 @@ def list_parameters(task: TaskInfo) -> dict[str, ParameterInfo]:
         *(() if task.partial_reward else (PARTIAL_CREDIT,)),
     }
     result = {name: info for name, info in PARAMETERS.items() if name not in absent}
-    return result | _list_reward_parameters(tuple(task.rewards))
-
-
-def _list_reward_parameters(rewards: Sequence[str]) -> dict[str, ParameterInfo]:
-    """Return `<family>.<reward>` for each reward; a single reward has no condition."""
-    result = {f"reward_weights.{reward}": FAMILIES["reward_weights"] for reward in rewards}
-    if len(rewards) < 2:
-        return result
-    others = {reward: tuple(other for other in rewards if other != reward) for reward in rewards}
-    for reward in rewards:
-        choices = (NO_CONDITION, *others[reward])
-        result[f"conditioning.{reward}"] = replace(FAMILIES["conditioning"], choices=choices)
-    for reward in rewards:
-        needs = (f"conditioning.{reward}", others[reward])
-        info = replace(FAMILIES["conditioning_threshold"], needs=needs)
+    result |= {f"reward_weights.{reward}": FAMILIES["reward_weights"] for reward in task.rewards}
+    others = {r: tuple(other for other in task.rewards if other != r) for r in task.rewards}
+    conditional = {r: names for r, names in others.items() if names}  # a single one has none
+    for reward, names in conditional.items():
+        info = replace(FAMILIES["conditioning"], choices=(NO_CONDITION, *names))
+        result[f"conditioning.{reward}"] = info
+    for reward, names in conditional.items():
+        info = replace(FAMILIES["conditioning_threshold"], needs=(f"conditioning.{reward}", names))
         result[f"conditioning_threshold.{reward}"] = info
     return result
 
@@ -175,8 +167,18 @@ def build_shaping(params: Params, training: TrainingSettings, info: TaskInfo) ->
         if on != NO_CONDITION:
             share = float(params[f"conditioning_threshold.{reward}"])
             conditions[reward] = RewardCondition(on, compute_threshold(info.rewards[on], share))
-    partial = bool(params.get("partial_credit", False))
-    return Shaping(partial, info.length_reward, _build_length_fall(params, training), conditions)
+    longest, fall = training.max_completion_length, 0.0
+    match params.get("length_shape"):
+        case "ramp":  # falls in a line from the limit, so that slightly too long still earns most
+            fall = float(longest - training.length_limit)
+        case "overlong":
+            fall = float(params["length_cache"]) * longest
+        case _:  # the task's own shape, a step at the limit
+            pass
+    # No completion is longer than a limit at `longest`, so every shape gives 1.
+    length = LengthFall(longest, fall) if fall > 0 else None
+    partial = bool(params.get(PARTIAL_CREDIT, False))
+    return Shaping(partial, info.length_reward, length, conditions)
 
 
 def compute_threshold(limits: tuple[float, float], share: float) -> float:
@@ -191,17 +193,3 @@ def compute_threshold(limits: tuple[float, float], share: float) -> float:
     if not math.isfinite(high - low):
         raise ValueError("a condition needs to know the range of the reward that it reads")
     return (1 - share) * low + share * high - TOLERANCE * (high - low)
-
-
-def _build_length_fall(params: Params, training: TrainingSettings) -> LengthFall | None:
-    """Build the shape of the length reward; None keeps the task's own, a step at the limit."""
-    longest = training.max_completion_length
-    match params.get("length_shape"):
-        case "ramp":  # falls in a line from the limit, so that slightly too long still earns most
-            fall = float(longest - training.length_limit)
-        case "overlong":
-            fall = float(params["length_cache"]) * longest
-        case _:
-            return None
-    # No completion is longer than a limit at `longest`, so every shape gives 1.
-    return LengthFall(longest, fall) if fall > 0 else None

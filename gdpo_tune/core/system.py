@@ -104,10 +104,6 @@ def _read_lines(file: Path) -> list[str]:
         return []  # which of these files exist differs from machine to machine
 
 
-INTERRUPTED = 128 + signal.SIGINT
-"""Exit status after Ctrl-C."""
-
-
 @contextmanager
 def stop_on_signals(stop: Callable[[int], None]) -> Generator[None]:
     """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second one raises KeyboardInterrupt.

@@ -2,7 +2,7 @@
 
 A class in a file describes itself as the registry's tasks do: `rewards` and `metrics` are names;
 `ranges` gives a reward or a metric its lowest and highest value; `directions` gives a metric its
-better direction (`maximize` if it is missing). Reading this runs the file, once a process.
+better direction (default: `maximize`). Importing it executes the file, once per process.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from gdpo_tune.core.text import (
     suggest,
 )
 from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
-from gdpo_tune.spec.document import KeyPath, Mark, Problems, get_map, read_document
+from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
 from gdpo_tune.spec.model import (
     LEAST_RESOURCE,
     AshaSettings,
@@ -707,7 +707,7 @@ def _compare(directory: Path, spec: SweepSpec) -> tuple[str, str] | None:
     if not is_file(file):
         return no_sweep
     try:
-        earlier = read_document(file, (), None, Problems(Mark(str(file), 1)))
+        earlier = read_document(file, (), None, Problems(Place(str(file), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
     if not is_file(directory / JOURNAL) and "ledger" not in earlier:

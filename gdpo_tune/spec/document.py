@@ -54,7 +54,7 @@ _PARTS = re.compile(r"(?s)(sqlite(?:\+\w+)?:///|)(.*?)((?<=\.py):\w+|)")
 """Beginning of an address, a path, and the class of a task."""
 
 
-class Mark(NamedTuple):
+class Place(NamedTuple):
     """File and line of a value, or the command-line option that has it."""
 
     source: str
@@ -71,11 +71,11 @@ class Mark(NamedTuple):
 class YamlMap(dict[str, Any]):
     """A mapping of a file; `marks` has the place of each key."""
 
-    def __init__(self, entries: Mapping[str, Any] = {}, marks: Mapping[str, Mark] = {}) -> None:
+    def __init__(self, entries: Mapping[str, Any] = {}, marks: Mapping[str, Place] = {}) -> None:
         super().__init__(entries)
         self.marks = dict(marks)
 
-    def put(self, key: str, value: Any, mark: Mark) -> None:
+    def put(self, key: str, value: Any, mark: Place) -> None:
         """Set an entry and its place."""
         self[key], self.marks[key] = value, mark
 
@@ -83,9 +83,9 @@ class YamlMap(dict[str, Any]):
 class YamlList(tuple[Any, ...]):
     """A list of a file; `marks` has the place of each element."""
 
-    marks: Sequence[Mark]
+    marks: Sequence[Place]
 
-    def __new__(cls, values: Iterable[Any], marks: Sequence[Mark]) -> YamlList:
+    def __new__(cls, values: Iterable[Any], marks: Sequence[Place]) -> YamlList:
         """Create a tuple of `values`, each with its mark."""
         result = super().__new__(cls, values)
         result.marks = marks
@@ -98,7 +98,7 @@ def get_map(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def walk(value: Any, mark: Mark, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Mark, Any]]:
+def walk(value: Any, mark: Place, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Place, Any]]:
     """Yield a value and every value in it, each with its path and place."""
     yield path, mark, value
     if isinstance(value, YamlMap):
@@ -109,7 +109,7 @@ def walk(value: Any, mark: Mark, path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
             yield from walk(child, value.marks[index], (*path, index))
 
 
-def locate(root: Any, mark: Mark, path: KeyPath) -> tuple[Mark, Any]:
+def locate(root: Any, mark: Place, path: KeyPath) -> tuple[Place, Any]:
     """Return the value at `path` with its place; `ABSENT` with the closest place above it.
 
     A part of the path may have dots.
@@ -125,7 +125,7 @@ def locate(root: Any, mark: Mark, path: KeyPath) -> tuple[Mark, Any]:
     return mark, root
 
 
-def nest(key: str, value: Any, mark: Mark) -> YamlMap:
+def nest(key: str, value: Any, mark: Place) -> YamlMap:
     """Return `a.b: x` as `{a: {b: x}}`."""
     for part in reversed(key.split(".") if all(key.split(".")) else [key]):
         value = YamlMap({part: value}, {part: mark})
@@ -172,14 +172,16 @@ class ReportedError(Exception):
 class Problems:
     """All problems of one document."""
 
-    origin: Mark
+    origin: Place
     """Place of a problem that has no line of its own."""
     root: YamlMap = field(default_factory=YamlMap)
-    records: list[tuple[Mark, SpecProblem]] = field(default_factory=list[tuple[Mark, SpecProblem]])
+    records: list[tuple[Place, SpecProblem]] = field(
+        default_factory=list[tuple[Place, SpecProblem]]
+    )
     empty: set[str] = field(default_factory=set[str])
     """Keys without a value: each is noted once, and problems that follow from it are not."""
 
-    def add(self, mark: Mark, key: str, value: object, reason: str, fix: str) -> ReportedError:
+    def add(self, mark: Place, key: str, value: object, reason: str, fix: str) -> ReportedError:
         """Note a problem, for the caller to raise or ignore; a `value` of None is not shown."""
         if key not in self.empty:
             name = key.rpartition(".")[2].partition("[")[0]
@@ -210,7 +212,7 @@ class Problems:
         if not any(map(self.has_problem, (key, *inputs))):
             self.note(path, reason, fix, value)
 
-    def find(self, path: KeyPath) -> tuple[Mark, Any]:
+    def find(self, path: KeyPath) -> tuple[Place, Any]:
         """Return the value at a path with its place; see `locate`."""
         return locate(self.root, self.origin, path)
 
@@ -271,7 +273,7 @@ def read_document(
         raise
     document = read_overrides(overrides, document, problems)
     if name is not None:
-        document = merge(document, nest("name", name, Mark(f"--name {name}")))
+        document = merge(document, nest("name", name, Place(f"--name {name}")))
     return document
 
 
@@ -279,7 +281,7 @@ def read_overrides(
     overrides: Sequence[str], document: YamlMap | None = None, problems: Problems | None = None
 ) -> YamlMap:
     """Return overrides laid over a document, without malformed ones: `problems` notes those."""
-    document, problems = document or YamlMap(), problems or Problems(Mark("--set"))
+    document, problems = document or YamlMap(), problems or Problems(Place("--set"))
     for override in overrides:
         with suppress(ReportedError):
             document = merge(document, _read_override(override, problems))
@@ -291,7 +293,7 @@ def _read_file(path: Path, problems: Problems, chain: tuple[Path, ...]) -> YamlM
     if not isinstance(root, YamlMap):
         reason = "the file is empty" if root is None else "not a mapping of keys to values"
         fix = "start from search_spaces/code.yaml; a sweep needs task:, objectives: and space:"
-        raise problems.add(Mark(str(path), 1), "", None, reason, fix)
+        raise problems.add(Place(str(path), 1), "", None, reason, fix)
     if EXTENDS not in root:
         return root
     extends = root.pop(EXTENDS)
@@ -344,7 +346,7 @@ def resolve_paths(root: YamlMap, file: Path) -> dict[str, str]:
         now = was.absolute()
     changed = {} if now == here else {str(now): "."}
 
-    def resolve(value: Any, mark: Mark, path: KeyPath) -> Any:
+    def resolve(value: Any, mark: Place, path: KeyPath) -> Any:
         if isinstance(value, YamlMap):
             for key, child in value.items():
                 value[key] = resolve(child, value.marks[key], (*path, key))
@@ -375,7 +377,7 @@ def resolve_paths(root: YamlMap, file: Path) -> dict[str, str]:
         changed[new] = text
         return new
 
-    resolve(root, Mark(str(file)), ())
+    resolve(root, Place(str(file)), ())
     return changed
 
 
@@ -397,7 +399,7 @@ def read_text(path: Path, problems: Problems) -> str:
         reason, fix = f"not UTF-8 at byte {error.start}", "save the file as UTF-8 text"
     except OSError as error:
         reason = error.strerror or "cannot be read"
-    raise problems.add(Mark(str(path)), "", None, reason, fix)
+    raise problems.add(Place(str(path)), "", None, reason, fix)
 
 
 def suggest_file(path: Path) -> str:
@@ -415,10 +417,10 @@ def parse_yaml(text: str, source: str, problems: Problems) -> Any:
     Raises:
         ReportedError: it is not YAML, or holds too many values; the problem is noted.
     """
-    return _parse(text, Mark(source, 1), problems)[0]
+    return _parse(text, Place(source, 1), problems)[0]
 
 
-def _parse(text: str, origin: Mark, problems: Problems) -> tuple[Any, Mark]:
+def _parse(text: str, origin: Place, problems: Problems) -> tuple[Any, Place]:
     yaml: Any = YAML(typ="rt", pure=True)  # the only parser that keeps the line of every key
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
     texts: dict[tuple[int, int], str] = {}
@@ -453,11 +455,11 @@ def _parse(text: str, origin: Mark, problems: Problems) -> tuple[Any, Mark]:
     else:
         only = next(iter(texts.values()), "")  # of a document that is a scalar
         return _convert(data, origin, problems, texts), origin._replace(text=only)
-    raise problems.add(Mark(origin.source, line), key, None, reason, fix)
+    raise problems.add(Place(origin.source, line), key, None, reason, fix)
 
 
 def _convert(
-    data: Any, origin: Mark, problems: Problems, texts: Mapping[tuple[int, int], str]
+    data: Any, origin: Place, problems: Problems, texts: Mapping[tuple[int, int], str]
 ) -> Any:
     """Return what ruamel read as plain values with marks; a dotted key becomes nested mappings.
 
@@ -465,7 +467,7 @@ def _convert(
     """
     count, entry = 0, origin
 
-    def convert(data: Any, mark: Mark, above: tuple[int, ...]) -> Any:
+    def convert(data: Any, mark: Place, above: tuple[int, ...]) -> Any:
         nonlocal count, entry  # `above`: identities of the collections around the value
         entry = mark if len(above) <= 1 else entry
         count += 1
@@ -486,9 +488,9 @@ def _convert(
             return next((own for kind, own in kinds.items() if isinstance(data, kind)), str)(data)
         inside, lines = (*above, id(data)), data.lc.data or {}
 
-        def find_mark(key: Any) -> Mark:  # merged-in entries (`<<`) have no line of their own
+        def find_mark(key: Any) -> Place:  # merged-in entries (`<<`) have no line of their own
             known = origin.line and key in lines
-            return Mark(origin.source, int(lines[key][0]) + 1) if known else mark
+            return Place(origin.source, int(lines[key][0]) + 1) if known else mark
 
         if isinstance(data, CommentedSeq):
             marks = [find_mark(index) for index in range(len(data))]
@@ -514,7 +516,7 @@ def _convert(
 def read_scalar(text: str) -> object:
     """Return the value that a word of the command line is in YAML; itself if it is no scalar."""
     try:
-        value, _ = _parse(text, Mark(text), Problems(Mark(text)))
+        value, _ = _parse(text, Place(text), Problems(Place(text)))
     except ReportedError:
         return text
     return text if value is None or isinstance(value, YamlMap | YamlList) else value
@@ -522,7 +524,7 @@ def read_scalar(text: str) -> object:
 
 def _read_override(override: str, problems: Problems) -> YamlMap:
     """Return `training.steps=100` as a document of its own."""
-    mark = Mark(f"--set {_hide_override(override)}")
+    mark = Place(f"--set {_hide_override(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")) or key.count(".") > DEEPEST or UNPRINTABLE.search(key):

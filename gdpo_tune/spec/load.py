@@ -18,7 +18,7 @@ from gdpo_tune.spec import checks
 from gdpo_tune.spec.checks import Finding
 from gdpo_tune.spec.document import (
     ABSENT,
-    Mark,
+    Place,
     Problems,
     YamlList,
     YamlMap,
@@ -59,7 +59,7 @@ def load_spec(
         SpecError: the file or an override has problems; each with its line, value, reason and fix.
     """
     path = Path(path)
-    problems = Problems(Mark(str(path), 1))
+    problems = Problems(Place(str(path), 1))
     data = problems.root = read_document(path, overrides, name, problems)
     written = resolve_paths(data, path) if path.name == SPEC else {}
     _read_variables(data)
@@ -114,7 +114,7 @@ def _read_variables(root: YamlMap) -> None:
             if value is not None and not isinstance(value, YamlMap | YamlList):
                 env[name] = env.marks[name].text or value
     for key, variable in TRACKING_VARIABLES.items():
-        value, mark = os.environ.get(variable), Mark(variable)
+        value, mark = os.environ.get(variable), Place(variable)
         written = get_map(root, "tracking").get(key, ABSENT)
         if value and (written is ABSENT or value != written == redact_passwords(value)):
             if "tracking" not in root:

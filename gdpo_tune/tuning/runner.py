@@ -17,7 +17,7 @@ from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.content import measure_content
-from gdpo_tune.core.errors import ClusterLostError, StoreError, StoreUnreachableError
+from gdpo_tune.core.errors import ClusterLostError, ExitCode, StoreError, StoreUnreachableError
 from gdpo_tune.core.events import (
     Event,
     Listener,
@@ -29,7 +29,6 @@ from gdpo_tune.core.events import (
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.system import (
-    INTERRUPTED,
     count_local_cpus,
     read_machine_memory,
     stop_on_signals,
@@ -167,7 +166,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
             emit(SearchStarted(slots, sampler))
             return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     finally:
         if session is not None:
             spec, records = ledger.spec, ledger.get_records()
@@ -198,7 +197,7 @@ def _run_tuner(
     lifecycle = Lifecycle(ledger, scheduler, setup, slots, emit, ray_cluster.nodes)
     # Trials that share a process compute one after another.
     stopper = tune.TuneStopper(lifecycle, ray_cluster.is_alive, tune.GRACE * together)
-    status = INTERRUPTED
+    status: int = ExitCode.INTERRUPTED
 
     def stop(exit_status: int) -> None:
         nonlocal status

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,24 +23,40 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-def run_command(*words: str) -> subprocess.CompletedProcess[str]:
-    program = "from gdpo_tune import cli; cli.main()"
-    command = [sys.executable, "-c", program, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """A function that runs `gdpo-tune` in this process; returns status, output and errors."""
+
+    def run(*words: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gdpo-tune", *words])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, *capsys.readouterr()
+
+    return run
 
 
-def test_help_lists_the_commands():
-    done = run_command("--help")
-    assert done.returncode == 0
-    assert all(name in done.stdout for name in cli.COMMANDS)
+def test_help_lists_the_commands(run_command):
+    status, printed, _ = run_command("--help")
+    assert status == 0
+    assert all(name in printed for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_a_command_gets_the_arguments_after_its_name(name: str):
-    done = run_command(name, "--help")
-    module = [sys.executable, "-m", f"gdpo_tune.{name}", "--help"]
-    assert done.returncode == 0
-    assert done.stdout == subprocess.run(module, capture_output=True, text=True).stdout
+def test_a_command_gets_the_arguments_after_its_name(name: str, run_command):
+    help_text = import_module(f"gdpo_tune.{name}").build_parser().format_help()
+    assert run_command(name, "--help") == (0, help_text, "")
+
+
+def test_help_imports_nothing_heavy():
+    program = f"""import sys
+from importlib import import_module
+for name in {list(cli.COMMANDS)}:
+    import_module(f"gdpo_tune.{{name}}").build_parser().format_help()
+print({{"torch", "optuna", "pydantic", "rich", "ray", "numpy"}} & sys.modules.keys())"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 @pytest.mark.parametrize(
@@ -49,31 +66,29 @@ def test_a_command_gets_the_arguments_after_its_name(name: str):
         (("swep",), "invalid choice: 'swep'"),
         (("--print-completion", "fish"), "invalid choice: 'fish'"),
         (("sweep", "nowhere.yaml"), "nowhere.yaml"),
+        (("score", "x.yaml", "--reference", "-n", "many"), "invalid number value: 'many'"),
     ],
 )
-def test_wrong_arguments_end_with_status_2(words: tuple[str, ...], message: str):
-    done = run_command(*words)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_wrong_arguments_end_with_status_2(words: tuple[str, ...], message: str, run_command):
+    status, _, errors = run_command(*words)
+    assert status == 2
+    assert message in errors
 
 
-@pytest.mark.parametrize(
-    ("words", "completions"),
-    [
-        (("gdpo-tune", "sch"), ["schedule"]),
-        (("gdpo-tune", "comp"), ["compare"]),
-        (("gdpo-tune", "init", "--gp"), ["--gpus"]),
-        (("gdpo-tune", "sweep", "--dry"), ["--dry-run"]),
-        (("gdpo-tune", "sweep", "search_spaces/tools.y"), ["search_spaces/tools.yaml"]),
-        (("gdpo-tune", "schedule", "sweeps", "st"), ["status", "stop"]),
-    ],
-)
-def test_bash_completes(tmp_path: Path, words: tuple[str, ...], completions: list[str]):
+def test_bash_completes(tmp_path: Path, run_command):
     script = tmp_path / "completion.bash"
-    script.write_text(run_command("--print-completion", "bash").stdout)
-    command = ["bash", "-c", COMPLETE, "bash", str(script), *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == completions
+    script.write_text(run_command("--print-completion", "bash")[1])
+    for line, completions in {
+        "sch": ["schedule"],
+        "comp": ["compare"],
+        "init --gp": ["--gpus"],
+        "sweep --dry": ["--dry-run"],
+        "sweep search_spaces/tools.y": ["search_spaces/tools.yaml"],
+        "schedule sweeps st": ["status", "stop"],
+    }.items():
+        command = ["bash", "-c", COMPLETE, "bash", str(script), "gdpo-tune", *line.split()]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == completions
 
 
 def test_a_reader_that_has_enough_sees_no_traceback():

@@ -10,8 +10,6 @@ from gdpo_tune.core.errors import (
     IdentityError,
     LedgerHeldError,
     PolicyError,
-    ResourcesError,
-    SpecError,
     TrackingError,
     UsageError,
 )
@@ -40,11 +38,6 @@ def refuse(tmp_path, monkeypatch):
     return run
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(SpecError, match=r"absent\.yaml"):
-        sweep.main([str(tmp_path / "absent.yaml")])
-
-
 def test_a_missing_policy_directory(refuse, tmp_path):
     message = refuse("policy=./absent", error=PolicyError)
     assert "absent" in message
@@ -57,27 +50,6 @@ def test_a_dry_run_of_a_misspelt_policy(refuse, policy):
     message = refuse(f"policy={policy}", error=UsageError, options=["--dry-run"])
     assert str(SPACE) in message or "--set policy" in message
     assert ("Did you mean 'embedded'?" in message) == (policy == "embeded")
-
-
-def test_a_policy_without_an_end_token(refuse, tmp_path):
-    policy = tmp_path / "policy"
-    policy.mkdir()
-    (policy / "config.json").write_text('{"model_type": "llama"}')
-    (policy / "model.safetensors").write_bytes(b"")
-    (policy / "tokenizer.json").write_text("{}")
-    (policy / "tokenizer_config.json").write_text('{"pad_token": "<pad>"}')
-    assert "no end token" in refuse("policy=./policy", error=PolicyError)
-
-
-def test_gpus_on_a_machine_without_gpus(refuse, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    message = refuse("resources.gpus=1", error=(ResourcesError, SpecError))
-    assert "gpus" in message
-    assert "1" in message
-
-
-def test_more_cpus_than_the_machine_has(refuse):
-    assert "4096" in refuse("resources.cpus=4096", error=(ResourcesError, SpecError))
 
 
 def test_a_ledger_that_another_process_holds(refuse, tmp_path):

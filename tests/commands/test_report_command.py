@@ -96,7 +96,7 @@ def test_a_sweep_is_read_without_the_files_that_only_its_run_needs(tmp_path, mon
     later = run_made_up_sweep(tmp_path / "runs", "later", overrides=warm)
     shutil.rmtree(earlier)
     rows.unlink()
-    monkeypatch.setattr("gdpo_tune.spec.checks._is_installed", lambda _: False)
+    monkeypatch.setattr("gdpo_tune.spec.checks.importlib.util.find_spec", lambda _: None)
     assert report.main([str(later)]) == 0
     monkeypatch.chdir("/")
     assert report.main([str(later)]) == 0

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from gdpo_tune import cli, score
+from gdpo_tune import score
 from gdpo_tune.core.errors import (
     DataError,
     GdpoTuneError,
@@ -485,11 +483,3 @@ def test_a_long_table_shows_the_worst(capsys):
     assert "text59." not in printed
     assert "40 of 95 texts, those with the least right; --json has all" in printed
     assert "metric" in printed, "its values differ from those of the reward"
-
-
-def test_the_command_prints_its_errors(tmp_path):
-    command = [sys.executable, "-m", "gdpo_tune.score", write_space(tmp_path, "math")]
-    done = subprocess.run([*command, "--completions", "no"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: --completions no cannot be read")
-    assert "score" in cli.COMMANDS

@@ -119,7 +119,7 @@ def test_what_the_driver_refuses_has_its_own_status(
 ):
     monkeypatch.setattr("gdpo_tune.results.steering.check_request", lambda *_: None)
     with drive(spec):
-        assert steer.main([str(spec.directory), "stop", "0"]) == steer.REFUSED
+        assert steer.main([str(spec.directory), "stop", "0"]) == 1
     assert capsys.readouterr().out == "stop 0: refused: trial 0 has ended already: complete\n"
 
 

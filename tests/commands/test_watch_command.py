@@ -62,17 +62,6 @@ def test_the_page_is_served_until_ctrl_c(sweep):
     assert address.partition("=")[2] not in errors
 
 
-@pytest.mark.integration
-def test_other_machines_are_served_only_on_request_and_with_a_warning(sweep):
-    with start(sweep, "--port", find_free_port(), "--host", "0.0.0.0") as (_, address, process):
-        assert f"http://{socket.gethostname()}:" in address
-        # It heeds a signal once it serves, also where the shell that runs the tests ignores them.
-        assert httpx.get(address).status_code == 200
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 0
-        assert "warning: everyone who has this address can steer" in process.stderr.read()
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -117,7 +106,7 @@ def test_what_is_no_path_of_a_proxy_is_refused_in_one_line(text, capsys):
 
 
 @pytest.mark.integration
-def test_a_browser_is_opened_only_on_request(sweep, monkeypatch):
+def test_a_browser_and_other_machines_are_served_only_on_request(sweep, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
@@ -127,6 +116,11 @@ def test_a_browser_is_opened_only_on_request(sweep, monkeypatch):
     assert watch.main([str(sweep), "--port", str(find_free_port()), "--open"]) == 0
     assert len(opened) == 1
     assert "/?token=" in opened[0]
+    assert "warning" not in capsys.readouterr().err
+    assert watch.main([str(sweep), "--port", str(find_free_port()), "--host", "0.0.0.0"]) == 0
+    printed = capsys.readouterr()
+    assert f"http://{socket.gethostname()}:" in printed.out
+    assert "warning: everyone who has this address can steer" in printed.err
 
 
 def test_a_sweep_that_does_not_exist_is_refused(tmp_path):

@@ -106,13 +106,6 @@ def test_where_nothing_can_be_written(damage, sweep, tmp_path):
         export.main([f"{sweep.directory}:knee", "--to", "trl", "--out", str(out)])
 
 
-def test_a_name_that_no_directory_can_have_is_refused(sweep, tmp_path, capsys):
-    out = str(tmp_path / ("x" * 300))
-    with pytest.raises(SystemExit):
-        export.main([f"{sweep.directory}:knee", "--to", "trl", "--out", out])
-    assert "has more than 255 bytes" in capsys.readouterr().err
-
-
 def test_a_file_has_nothing_to_pick_from(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("a: 1")
@@ -135,11 +128,9 @@ def test_help_imports_nothing_heavy():
         "import sys; from gdpo_tune import export; print(export.build_parser().format_help());"
         "print({'torch', 'optuna', 'pydantic', 'rich', 'ray', 'numpy'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip().endswith("set()")
-    assert all(name in done.stdout for name in registry.EXPORTERS)
+    said = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert said.strip().endswith("set()")
+    assert all(name in said for name in registry.EXPORTERS)
 
 
 def test_a_base_in_a_directory_is_named_and_may_be_replaced(tmp_path, capsys):

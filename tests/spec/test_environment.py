@@ -71,13 +71,6 @@ def test_values_of_extended_files_and_aliases_are_texts_too(load, tmp_path):
     assert "no value" in problem.reason
 
 
-def test_a_resolved_file_means_the_same_and_the_identity_stays(load, tmp_path):
-    spec = load(env="{NCCL_DEBUG: INFO}")
-    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
-    assert load_spec(tmp_path / "again.yaml", name=spec.name) == spec
-    assert spec.compute_identity() == load().compute_identity()
-
-
 def test_only_the_name_of_a_secret_is_kept(load, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     spec = load(env="[HF_TOKEN]")

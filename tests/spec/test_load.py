@@ -368,7 +368,7 @@ def test_what_changes_the_identity(load, override):
     [
         "name=other",
         "search={trials: 100, sampler: tpe, seed: 3}",
-        "resources.cpus=2",
+        "resources={cpus: 2, env: {NCCL_DEBUG: INFO}}",
         "tracking.uri=http://localhost:5000",
         "storage=elsewhere",
         "keep=none",
@@ -427,29 +427,18 @@ def test_the_order_of_modules_leaves_the_identity(load):
 @pytest.mark.parametrize(
     "section",
     [
-        "{workers: 3, memory_mb: 100}",
-        "{type: unsafe_no_isolation, modules: [json, xml.dom], cpu_seconds: 0.5}",
-        "{modules: []}",
+        "sandbox={workers: 3, memory_mb: 100}",
+        "sandbox={type: unsafe_no_isolation, modules: [json, xml.dom], cpu_seconds: 0.5}",
+        "sandbox={modules: []}",
+        "data={source: me/words, layout: gsm8k}",
+        "data={source: me/words, layout: math, columns: {problem: Ask}, test: {split: dev}}",
+        "data={source: me/w, layout: math, prompt_template: '{{{a}}}', validation: {source: me/v}}",
+        "resources.env={NCCL_DEBUG: INFO}",
     ],
 )
-def test_the_sandbox_round_trips(load, section, tmp_path):
-    spec = load(f"sandbox={section}")
-    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
-    assert load_spec(tmp_path / "again.yaml", name="sweep") == spec
-
-
-@pytest.mark.parametrize(
-    "section",
-    [
-        "{source: me/words, layout: gsm8k}",
-        "{source: me/words, layout: math, columns: {problem: Ask}, test: {split: dev}}",
-        "{source: me/words, layout: math, prompt_template: '{{{a}}}', validation: {source: me/v}}",
-    ],
-)
-def test_data_round_trip(load, section, tmp_path):
-    spec = load("task=math", f"data={section}")
-    (tmp_path / "again.yaml").write_text(spec.dump_yaml())
-    assert load_spec(tmp_path / "again.yaml", name="sweep") == spec
+def test_sections_round_trip(load, section):
+    spec = load("task=math", section)
+    assert load(text=spec.dump_yaml()) == spec
 
 
 def test_a_module_is_looked_for_without_importing_it(load, tmp_path, monkeypatch):
@@ -467,33 +456,24 @@ def test_dimensions_do_not_depend_on_the_order_of_the_file(load):
     assert load(text=moved).compute_identity() == load().compute_identity()
 
 
-def test_identity_is_the_same_in_another_process(load, tmp_path):
+LOAD = """
+import sys
+from gdpo_tune.core import registry
+from gdpo_tune.spec import load_spec, render_dry_run
+spec = load_spec(sys.argv[1])
+render_dry_run(spec)
+[registry.describe_task(name) for name in registry.TASKS]
+heavy = {"torch", "ray", "trl", "mlflow", "optuna", "numpy", "transformers", "scipy"}
+print(spec.compute_identity(), heavy & sys.modules.keys(), "gdpo_tune.sandbox" in sys.modules)
+"""
+
+
+def test_another_process_computes_the_same_identity_without_a_heavy_import(load, tmp_path):
     expected = load().compute_identity()
-    code = "import sys\nfrom gdpo_tune.spec import load_spec as load\n"
-    code += "print(load(sys.argv[1]).compute_identity())"
-    path = str(tmp_path / "sweep.yaml")
-    run = subprocess.run(
-        [sys.executable, "-c", code, path],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    assert run.stdout.strip() == expected
+    command = [sys.executable, "-c", LOAD, str(tmp_path / "sweep.yaml")]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout == f"{expected} set() False\n"
     assert len(expected) == 12
-
-
-def test_loading_imports_nothing_heavy():
-    code = (
-        "import sys; from gdpo_tune.spec import load_spec, render_dry_run;"
-        "render_dry_run(load_spec('search_spaces/code.yaml'));"
-        "heavy = {'torch', 'ray', 'trl', 'mlflow', 'optuna', 'numpy', 'transformers'};"
-        "print(sorted(heavy & sys.modules.keys()))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert run.stdout.strip() == "[]"
 
 
 def test_dump_is_read_alike_by_a_parser_of_yaml_1_1(load):

@@ -12,7 +12,7 @@ from gdpo_tune.core.gpu_memory import GIB
 from gdpo_tune.core.policy_shapes import find_known_size
 from gdpo_tune.core.text import show
 from gdpo_tune.spec import gpu_reference, load_spec
-from gdpo_tune.spec.document import Mark, Problems, YamlMap, parse_yaml
+from gdpo_tune.spec.document import Place, Problems, YamlMap, parse_yaml
 from gdpo_tune.spec.gpu import measure_trial
 from tests.support.paths import ROOT
 
@@ -27,7 +27,7 @@ HELD_OUT = (
 
 def read_written(file: Path) -> dict[str, str]:
     """Dotted key -> value as text, of the keys that a file itself has."""
-    document = parse_yaml(file.read_text(), str(file), Problems(Mark(str(file), 1)))
+    document = parse_yaml(file.read_text(), str(file), Problems(Place(str(file), 1)))
     flat = dict(flatten(document))
     return {key: value for key, value in flat.items() if key.startswith(DECISIVE)}
 

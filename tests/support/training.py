@@ -34,7 +34,6 @@ SETTINGS = TrainingSettings(
 def mark_slow_cases(
     cases: Iterable[tuple[Any, ...]], quick: Collection[tuple[Any, ...]]
 ) -> list[Any]:
-    """Mark all cases for `parametrize` as `slow` except the quick ones."""
     cases = list(cases)
     assert set(quick) <= set(cases)
     return [c if c in quick else pytest.param(*c, marks=pytest.mark.slow) for c in cases]
@@ -97,7 +96,6 @@ TARGET = f"{__name__}:TOY"
 
 
 def register_toy_task(monkeypatch, task: type = ToyTask) -> None:
-    """Register the toy task as `toy`."""
     monkeypatch.setitem(globals(), "TOY", replace(TOY, build=task))
     monkeypatch.setitem(registry.TASKS, "toy", TARGET)
 
@@ -258,7 +256,6 @@ def build_plain_trainer(policy: str, directory: Path, cls: type | None = None, *
 
 
 def compute_trl_advantages(trainer, rewards, weights, group, aggregation, scale_rewards):
-    """Compute advantages by TRL's own code, in the dtype of `rewards`."""
     import torch
 
     count = len(rewards)
