@@ -48,8 +48,8 @@ def compare_named(sweep: str, other: str | None, modes: Sequence[str] | None) ->
 
     found = compare_sweeps(first, second) if second else compare_modes(first, *modes or ())
     with explain_write_errors("the comparison"):
-        file = write_comparison(found.comparison, found.verdict, found.notes, found.file)
-    print_comparison(found.verdict, found.notes, file)
+        write_comparison(found)
+    print_comparison(found)
     return 0
 
 

@@ -189,7 +189,21 @@ class ScheduleFile:
         if not self.problems.has_problem("backend"):
             for path, reason, fix in find_backend_problems(settings, self.project):
                 self._add(path, reason, fix)
-        self._check_addresses(settings)
+        if is_hub_address(settings.storage):
+            fix = "write a directory, or an object store such as s3://bucket/sweeps"
+            self._add(("storage",), "the Hub, where sweeps are published and cannot run", fix)
+        elif is_url(settings.storage) and not settings.ledger:
+            reason = "an object store, which cannot hold a journal"
+            fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory"
+            self._add(("storage",), reason, fix)
+        instead = {
+            "ledger": "PGPASSWORD or ~/.pgpass",
+            "tracking": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        }
+        for key, variables in instead.items():
+            if PASSWORD.search(getattr(settings, key)):
+                reason = "with a password, which the list of processes would show"
+                self._add((key,), reason, f"leave it out, and give it in {variables}")
         needs: list[SpecProblem] = []
         spec = self._load_spec(settings, needs)
         return spec and ScheduledSweep(self.file, self.project, settings, spec, tuple(needs))
@@ -211,23 +225,6 @@ class ScheduleFile:
         fix = "start from sweeps/nightly_code.yaml; a sweep needs space: and schedule:"
         self.problems.add(self.problems.origin, "", root, reason, fix)
         return False
-
-    def _check_addresses(self, settings: ScheduleSettings) -> None:
-        if is_hub_address(settings.storage):
-            fix = "write a directory, or an object store such as s3://bucket/sweeps"
-            self._add(("storage",), "the Hub, where sweeps are published and cannot run", fix)
-        elif is_url(settings.storage) and not settings.ledger:
-            reason = "an object store, which cannot hold a journal"
-            fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory"
-            self._add(("storage",), reason, fix)
-        instead = {
-            "ledger": "PGPASSWORD or ~/.pgpass",
-            "tracking": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-        }
-        for key, variables in instead.items():
-            if PASSWORD.search(getattr(settings, key)):
-                reason = "with a password, which the list of processes would show"
-                self._add((key,), reason, f"leave it out, and give it in {variables}")
 
     def _load_spec(self, settings: ScheduleSettings, needs: list[SpecProblem]) -> SweepSpec | None:
         """Load the search space with the file's overrides; `needs` as for `load_spec`."""

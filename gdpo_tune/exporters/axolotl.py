@@ -112,7 +112,6 @@ def _format_run(setup: TrainingSetup) -> str:
 
 
 def _build_sampler(setup: TrainingSetup) -> dict[str, object]:
-    """Return the keys of the sampler in the section `trl:`."""
     if setup.rollout.engine != "vllm":
         return {"use_vllm": False}
     sampler: dict[str, object] = {

@@ -44,7 +44,7 @@ class TrainingFiles:
 
 @dataclass(frozen=True)
 class Exported:
-    """A training, or a merge, as the files of a library."""
+    """Files that run a training or a merge in another library."""
 
     library: str
     """With the version whose source the exporter was written from."""
@@ -132,24 +132,16 @@ class Library:
             reason = f"{name} takes whole numbers alone"
             yield build("model.lora_alpha", setup.lora_alpha, reason, fix)
         if setup.schedule:
-            reason = (
-                "no library changes weights or the learning rate during training, as this member "
-                "of a population did"
-            )
+            reason = "no library changes values during training, as this member of a population did"
             fix = "train it here: gdpo_tune.train --from"
             yield build("schedule", f"{len(setup.schedule)} changes", reason, fix)
         if setup.sandbox.type == "unsafe_no_isolation":
-            reason = (
-                "the export would run code of the policy without isolation, wherever it is started"
-            )
+            reason = "code of the policy would run without isolation, wherever it is started"
             yield build("sandbox.type", setup.sandbox.type, reason, "--set sandbox.type=local")
 
 
 def format_install(package: str, extras: Sequence[str] = ()) -> str:
-    """Return the command that installs a package such as `trl==1.16.0` with extras.
-
-    An extra limits the versions of what it installs to those that the package works with.
-    """
+    """Return the command that installs a package such as `trl==1.16.0` with extras."""
     name, _, version = package.partition("==")
     return (
         f"pip install '{name}[{','.join(extras)}]=={version}'"

@@ -1,8 +1,5 @@
 """mergekit: a YAML file for `mergekit-yaml`, which repeats a merge.
 
-Its method `linear` with `normalize: false` is the sum of weight times tensor, in the type `dtype`,
-written in the type `out_dtype`.
-
 Source: mergekit/config.py, common.py and merge_methods/linear.py of mergekit 0.1.5, and
 docs/merge_methods.md there.
 """
@@ -20,7 +17,6 @@ from gdpo_tune.exporters import library
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import Exported
 from gdpo_tune.exporters.training_setup import TrainingSetup
-from gdpo_tune.results.retrain import Parent
 from gdpo_tune.spec.document import dump_flow
 
 LIBRARY = "mergekit 0.1.5"
@@ -28,6 +24,24 @@ COMMAND = "mergekit-yaml mergekit.yaml merged"
 COMPUTED_IN = "float32"
 PARSED = ("@", "+")
 """Letters that mergekit takes for the marks of a revision and of an adapter in a model's name."""
+DIFFERENCES = (
+    Difference(
+        "prompts.json and initial_policy.json, which say how it was prompted and began",
+        "beside the weights",
+        "left out: copy them from a parent's directory to train or evaluate the policy here",
+    ),
+    Difference(
+        "directories of the parents",
+        "in the sweep",
+        "absolute paths on the machine that exported: on another one, change them in the file",
+    ),
+    Difference(
+        "a merge of adapters",
+        "may stay a set of adapters with weights",
+        "one model without adapters",
+    ),
+)
+"""The last one is of adapters alone."""
 
 
 def export_mergekit(setup: TrainingSetup) -> Exported:
@@ -36,31 +50,36 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
     Raises:
         ExportError: there is nothing to merge, or the policy of a parent was not kept.
     """
-    problems = [
-        SpecProblem(
-            setup.note,
-            "",
-            "",
-            f"the policy of {parent.source} was not kept",
-            f"train it again: python -m gdpo_tune.train --from {quote(parent.source)} (its weight "
-            f"is {parent.weight:g})",
-        )
-        for parent in setup.parents
-        if not parent.policy
-    ]
+    problems: list[SpecProblem] = []
+    for parent in setup.parents:
+        if not parent.policy:
+            reason = f"the policy of {parent.source} was not kept"
+            again = f"python -m gdpo_tune.train --from {quote(parent.source)}"
+            fix = f"train it again: {again} (its weight is {parent.weight:g})"
+            problems.append(SpecProblem(setup.note, "", "", reason, fix))
     if not setup.parents:
         reason = "this is one training, so there is nothing to merge"
         fix = "pick a merge, such as runs/code:merge-27, or export the training with --to trl"
         problems.append(SpecProblem(setup.note, "", "", reason, fix))
     if problems:
         raise ExportError(LIBRARY, tuple(problems))
-    adapters = [parent for parent in setup.parents if _is_adapter(parent)]
-    written = {_read_type(parent) for parent in setup.parents}
-    command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if adapters else "")
-    models = [
-        {"model": _name_model(setup, parent), "parameters": {"weight": parent.weight}}
-        for parent in setup.parents
-    ]
+    revision = {"revision": setup.model.revision} if setup.model.revision else {}
+    written: set[str] = set()
+    models: list[dict[str, object]] = []
+    has_adapters = False
+    for parent in setup.parents:
+        directory, model = Path(parent.policy), parent.policy
+        reference: object = model
+        if (directory / ADAPTER_CONFIG).is_file():  # a checkpoint before the end has no more
+            has_adapters = True
+            reference = {"model": {"path": setup.policy, **revision}, "lora": {"path": model}}
+        elif any(letter in model for letter in PARSED):
+            reference = {"model": {"path": model}}
+        models.append({"model": reference, "parameters": {"weight": parent.weight}})
+        file = directory / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        written.add(str(config.get("dtype") or config.get("torch_dtype") or COMPUTED_IN))
+    command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if has_adapters else "")
     settings: dict[str, object] = {
         "merge_method": "linear",
         "parameters": {"normalize": False},
@@ -74,7 +93,7 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
         text=library.format_yaml(settings, setup.note, library.START) + "\n".join(lines) + "\n",
         install="pip install mergekit==0.1.5",
         run=f'exec {command} "$@"',
-        differences=_list_differences(bool(adapters)),
+        differences=DIFFERENCES[: 3 if has_adapters else 2],
         result="merged",
         required_inputs={
             f"models[{index}].model": f"a directory with a copy of {parent.policy}"
@@ -82,43 +101,3 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
             if is_url(parent.policy)
         },
     )
-
-
-def _is_adapter(parent: Parent) -> bool:
-    """Return whether a policy is an adapter alone: a checkpoint before the end has no more."""
-    return (Path(parent.policy) / ADAPTER_CONFIG).is_file()
-
-
-def _name_model(setup: TrainingSetup, parent: Parent) -> object:
-    """Return mergekit's reference to a policy, as a mapping where it would misread the name."""
-    if _is_adapter(parent):
-        revision = {"revision": setup.model.revision} if setup.model.revision else {}
-        return {"model": {"path": setup.policy, **revision}, "lora": {"path": parent.policy}}
-    if any(letter in parent.policy for letter in PARSED):
-        return {"model": {"path": parent.policy}}
-    return parent.policy
-
-
-def _read_type(parent: Parent) -> str:
-    file = Path(parent.policy) / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return str(config.get("dtype") or config.get("torch_dtype") or COMPUTED_IN)
-
-
-def _list_differences(has_adapters: bool) -> list[Difference]:
-    rows = [
-        Difference(
-            "prompts.json and initial_policy.json, which say how it was prompted and began",
-            "beside the weights",
-            "left out: copy them from a parent's directory to train or evaluate the policy here",
-        ),
-        Difference(
-            "directories of the parents",
-            "in the sweep",
-            "absolute paths on the machine that exported: on another one, change them in the file",
-        ),
-    ]
-    if has_adapters:
-        ours, theirs = "may stay a set of adapters with weights", "one model without adapters"
-        rows.append(Difference("a merge of adapters", ours, theirs))
-    return rows

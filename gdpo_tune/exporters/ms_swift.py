@@ -29,6 +29,9 @@ CORRECTIONS = ("token_truncate", "token_mask")
 def export_ms_swift(setup: TrainingSetup) -> Exported:
     """Return the training as arguments of `swift rlhf`."""
     LIBRARY.check(setup)
+    sampling = _build_sampling(setup)
+    lines = ["from swift.rewards import orms", "", "REWARDS = build_swift_rewards(JUDGE)"]
+    lines += [f'orms["{each.name}_reward"] = REWARDS["{each.name}"]' for each in setup.rewards]
     settings: dict[str, object] = {
         "rlhf_type": "grpo",
         **_build_model(setup),
@@ -44,7 +47,7 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
         "dynamic_sample": False,
         **trl.build_algorithm(setup),
         "top_k": -1 if setup.rollout.engine == "vllm" else EVERY_TOKEN,
-        **({"callbacks": ["plain_sampling"]} if _build_sampling(setup) else {}),
+        **({"callbacks": ["plain_sampling"]} if sampling else {}),
         "max_length": setup.max_sequence_length,
         **trl.build_schedule(setup),
         **trl.build_clip_of_small_gradients(setup),
@@ -67,16 +70,10 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
         run=trl.format_command(setup, "swift rlhf ms_swift.yaml"),
         required_inputs=_list_supplies(setup),
         result=f"{setup.name}/checkpoint-{setup.updates}",
-        training=_build_training_files(setup),
+        training=TrainingFiles(
+            ("build_swift_rewards",), "\n".join(lines) + sampling, build_message_row
+        ),
     )
-
-
-def _build_training_files(setup: TrainingSetup) -> TrainingFiles:
-    names = [reward.name for reward in setup.rewards]
-    lines = ["from swift.rewards import orms", "", "REWARDS = build_swift_rewards(JUDGE)"]
-    lines += [f'orms["{name}_reward"] = REWARDS["{name}"]' for name in names]
-    ending = "\n".join(lines) + _build_sampling(setup)
-    return TrainingFiles(("build_swift_rewards",), ending, build_message_row)
 
 
 def _build_sampling(setup: TrainingSetup) -> str:

@@ -200,7 +200,6 @@ def _build_loss(setup: TrainingSetup) -> dict[str, object]:
 
 
 def _build_correction(setup: TrainingSetup) -> dict[str, object]:
-    """Return the treatment of what vLLM, which always samples, rounds differently."""
     kind = CORRECTIONS.get(setup.rollout.importance_sampling)
     if not kind:
         return {"use_importance_sampling_correction": False}

@@ -32,10 +32,7 @@ def format_page(
     *,
     references_data: bool = False,
 ) -> str:
-    """Return the page as Markdown; `differences` are those beside the library's own.
-
-    `references_data` tells whether `run.sh` makes the prompts from their data set.
-    """
+    """Return the page as Markdown; `differences` are those beside the library's own."""
     verb = "repeats" if setup.transfer is None else "adapts"
     chosen = "".join(f"- {line}\n" for line in setup.chosen)
     supply = [(f"`{key}`", text) for key, text in _list_supplies(setup, exported).items()]
@@ -123,7 +120,6 @@ def _list_items(setup: TrainingSetup, transfer: Transfer) -> Iterator[str]:
 
 
 def _list_supplies(setup: TrainingSetup, exported: Exported) -> dict[str, str]:
-    """Return key -> what the user has to put there."""
     supplies = dict(exported.required_inputs)
     if Path(setup.policy).is_absolute() and setup.policy in exported.text:
         supplies[exported.file] = (
@@ -141,7 +137,6 @@ def _list_supplies(setup: TrainingSetup, exported: Exported) -> dict[str, str]:
 
 
 def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
-    """Return the section of the rewards; empty lines for a merge, which has none."""
     if not rewards:
         return ""
     return f"""
@@ -163,8 +158,7 @@ def _format_reward(reward: ExportedReward) -> tuple[str, str, str, str]:
 
 def _format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of Markdown; a `|` in a cell is escaped."""
-
-    def format_row(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return "\n".join(map(format_row, [heads, ["---"] * len(heads), *rows]))
+    escaped = (
+        [cell.replace("|", "\\|") for cell in row] for row in (heads, ["---"] * len(heads), *rows)
+    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)

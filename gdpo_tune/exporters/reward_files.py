@@ -33,7 +33,7 @@ _IMPORT = re.compile(rf"^(\s*from ){_PACKAGE.name}\b", flags=re.MULTILINE)
 
 
 def carry_modules(*patterns: str) -> dict[str, bytes]:
-    """Return name in the export -> content of modules, which import each other there."""
+    """Return name in the export -> content of modules of this package."""
     files = {file for pattern in patterns for file in _PACKAGE.glob(pattern)}
     packages = {above for file in files for above in file.relative_to(_PACKAGE).parents}
     copied = {str(package / "__init__.py"): b"" for package in packages}
@@ -103,7 +103,7 @@ JUDGE = Judge(
 
 
 def _score_samples(setup: TrainingSetup) -> tuple[str, list[str], str]:
-    """Return the scoring by the functions of a task that ships: source, imports, lines above."""
+    """Return the scoring by a task that ships: source, imports, lines above."""
     read = {*(reward.name for reward in setup.rewards)}
     read |= {condition.on for condition in setup.shaping.conditions.values()}
     rewards = [reward for reward in setup.build_task().judged_rewards if reward.name in read]

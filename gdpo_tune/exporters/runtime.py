@@ -91,17 +91,14 @@ def score_samples(
 
 
 class ProgramRunner:
-    """A sandbox that runs programs in completions, with the settings of the section `sandbox:`.
-
-    An export carries the sandbox, if a reward runs programs.
-    """
+    """A sandbox that runs programs in completions, with the settings of the section `sandbox:`."""
 
     def __init__(self, **settings: Any) -> None:
         url = os.environ.get(SERVICE, "")
         service = {"type": "external", "url": url} if url else {}
         self._settings: Any = SimpleNamespace(**{**settings, **service})
-        # A fork needs a sandbox of its own.
-        self._open = functools.cache(self._open_in)
+        self._sandboxes: dict[int, Sandbox] = {}
+        """Of each process, as a fork needs one of its own."""
 
     def __call__(
         self, problems: Sequence[Problem], completions: Sequence[str]
@@ -111,16 +108,13 @@ class ProgramRunner:
         Raises:
             SandboxUnavailable: this machine offers no isolation, so nothing was run.
         """
-        from gdpo_tune.tasks.execution import run_programs
+        from gdpo_tune.tasks.execution import open_sandbox, run_programs
 
-        return run_programs(self._open(os.getpid()), self._settings, problems, completions)
-
-    def _open_in(self, process: int) -> Sandbox:
-        from gdpo_tune.tasks.execution import open_sandbox
-
-        sandbox = open_sandbox(self._settings)
-        atexit.register(sandbox.close)
-        return sandbox
+        process = os.getpid()
+        if process not in self._sandboxes:
+            self._sandboxes[process] = open_sandbox(self._settings)
+            atexit.register(self._sandboxes[process].close)
+        return run_programs(self._sandboxes[process], self._settings, problems, completions)
 
 
 def score_custom_task(task: str, *settings: Any) -> Score:
@@ -190,10 +184,9 @@ def build_swift_rewards(judge: Judge) -> dict[str, type]:
 
 
 class VerlRewardManager:
-    """Reward manager of verl that judges all completions together that wait for their rewards.
+    """Reward manager of verl, which asks for many completions at once, one by one.
 
-    verl asks for one completion at a time, and for many at once. Those that come while others are
-    judged make the next batch.
+    Those that come while others are judged make the next batch.
     """
 
     judge: Judge
@@ -283,7 +276,6 @@ def process_nemo_prompt(
     """Return a prompt as NeMo-RL samples from it: the tokens that the searched policy read.
 
     One above `longest` tokens is cut and does not count in the loss, as in NeMo-RL's own.
-    `reading` are arguments of `PromptFormat`.
     """
     import torch
 

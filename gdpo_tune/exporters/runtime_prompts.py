@@ -117,8 +117,7 @@ def make_prompts(
 ) -> None:
     """Write the columns of a library for the prompts of the training, chosen as the trial did.
 
-    Data that are elsewhere may be given as the program's argument. The program ends with a message
-    if they are not those of the trial.
+    The program's argument may name the data; it ends with a message if they are not the trial's.
     """
     from transformers import AutoTokenizer
 

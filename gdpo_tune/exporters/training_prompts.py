@@ -109,7 +109,7 @@ def format_prompts(
     """Return the prompts as Parquet, with the columns of the library.
 
     Raises:
-        DataError: one of them cannot be written, so that the rewards would read another problem.
+        DataError: JSON would change one of them, so that the rewards would read another problem.
     """
     exported: list[ExportedPrompt] = []
     for problem in prompts.problems:
@@ -168,7 +168,8 @@ def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict
     place = format_arguments(data).replace("=namespace(", "=SimpleNamespace(")
     tokenizer = load_local_tokenizer(setup.policy_name, setup.model.revision)
     mode, own = setup.model.instructions, setup.build_task().instructions
-    prompts = collect_prompts(setup) if is_within_reach(setup.data) else None
+    is_here = path_exists(expand_path(source)) if setup.data.is_local else _ask_hub(source)
+    prompts = None if is_here in (False, None) else collect_prompts(setup)
     title = f"Makes {PROMPTS_FILE} of {source}: python {REFERENCE_FILE} [FILE]"
     program = f'''{format_docstring(title)}
 
@@ -199,8 +200,6 @@ if __name__ == "__main__":
 def require_shareable(data: DataSettings) -> None:
     """Refuse to copy rows of a data set on the Hub unless its licence allows to pass them on.
 
-    Rows of a file are the user's own matter, and so are prompts that a task writes.
-
     Raises:
         DataError: the licence is another one, or not known.
     """
@@ -221,13 +220,6 @@ def find_licences(source: str) -> list[str]:
     """Return the licences that the Hub names for a data set; empty if none is known."""
     stated = getattr(_ask_hub(source), "license", None) or []
     return [stated] if isinstance(stated, str) else list(stated)
-
-
-def is_within_reach(data: DataSettings) -> bool:
-    """Return whether a data set is on this machine, or on the Hub and the Hub answers."""
-    if data.is_local:
-        return path_exists(expand_path(data.source))
-    return _ask_hub(data.source) is not None
 
 
 def _ask_hub(source: str) -> Any:

@@ -114,7 +114,7 @@ class TrainingSetup:
 
     @property
     def loss(self) -> str:
-        """Average of the token losses."""
+        """Loss aggregation (`loss_type`)."""
         return str(self.params["loss_type"])
 
     @property
@@ -174,12 +174,12 @@ class TrainingSetup:
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Forward and backward passes of an optimizer step."""
+        """Micro-batches of an optimizer step."""
         return self.mini_batch // self.micro_batch
 
     @property
     def max_sequence_length(self) -> int:
-        """Most tokens of a prompt and its completion together."""
+        """Most tokens of a prompt and its completion."""
         longest = self.data.max_prompt_length + self.training.max_completion_length
         return min(longest, self.context_length or longest)
 
@@ -208,7 +208,7 @@ class TrainingSetup:
 
     @property
     def weights(self) -> list[float]:
-        """Weights of the rewards, in their order."""
+        """Weights of the rewards."""
         return [reward.weight for reward in self.rewards]
 
     def build_task(self) -> Any:
@@ -227,10 +227,7 @@ class TrainingSetup:
 
 
 def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup:
-    """Build the setup of the training that `request`, with complete parameters, describes.
-
-    `policy` is the argument of `from_pretrained` for the policy of the spec.
-    """
+    """Build the setup of a training with complete parameters; `policy` is for `from_pretrained`."""
     spec, params, place = request.spec, request.params, request.sweep or request.note
     shown = Path(place).name if place.startswith("/") else place
     info = load_task_info(spec.task, params)

@@ -92,10 +92,7 @@ def build_aggregation(setup: TrainingSetup) -> dict[str, object]:
     """Return how rewards become advantages, by names that Axolotl shares."""
     if setup.mode == "gdpo":  # under which `scale_rewards` has no effect
         return {"multi_objective_aggregation": "normalize_then_sum"}
-    return {
-        "multi_objective_aggregation": "sum_then_normalize",
-        "scale_rewards": SCALE[setup.mode],
-    }
+    return {"multi_objective_aggregation": "sum_then_normalize", "scale_rewards": SCALE[setup.mode]}
 
 
 def build_algorithm(setup: TrainingSetup) -> dict[str, object]:

@@ -88,35 +88,9 @@ def export_verl(setup: TrainingSetup) -> Exported:
             "model": _build_model(setup),
             "actor": _build_actor(setup),
             "ref": {"log_prob_micro_batch_size_per_gpu": setup.micro_batch},
-            "rollout": {
-                "name": "vllm",
-                "n": setup.group_size,
-                "temperature": setup.get_number("temperature"),
-                "top_p": 1.0,
-                "top_k": -1,
-                "tensor_model_parallel_size": 1,
-                "gpu_memory_utilization": setup.rollout.vllm_memory_share,
-                "log_prob_micro_batch_size_per_gpu": setup.micro_batch,
-                # Without those of the sampler there is nothing to correct by.
-                "calculate_log_probs": setup.rollout.importance_sampling != "off",
-                # They share the completions of a step equally.
-                "agent": {"num_workers": math.gcd(setup.training.completions_per_step, AGENTS)},
-            },
+            "rollout": _build_rollout(setup),
         },
-        "trainer": {
-            # Its newer trainer does not carry the single rewards that GDPO needs.
-            "use_v1": setup.mode != "gdpo",
-            "total_training_steps": setup.training.steps,
-            "total_epochs": setup.training.steps,
-            "n_gpus_per_node": 1,
-            "val_before_train": False,
-            # It saves nothing by default, and would continue from what another run saved.
-            "save_freq": setup.training.steps,
-            "resume_mode": "disable",
-            "project_name": "gdpo_tune",
-            "experiment_name": setup.name,
-            "logger": ["console"],
-        },
+        "trainer": _build_trainer(setup),
     }
     return Exported(
         library=LIBRARY.name,
@@ -139,7 +113,6 @@ def export_verl(setup: TrainingSetup) -> Exported:
 
 
 def _format_run(setup: TrainingSetup) -> str:
-    """Return the lines that start verl, whose processes may work in other directories."""
     paths = {
         "data.train_files": library.PROMPTS_FILE,
         "data.val_files": library.PROMPTS_FILE,
@@ -159,6 +132,40 @@ def _format_run(setup: TrainingSetup) -> str:
             '    "$@"',
         ]
     )
+
+
+def _build_rollout(setup: TrainingSetup) -> dict[str, object]:
+    return {
+        "name": "vllm",
+        "n": setup.group_size,
+        "temperature": setup.get_number("temperature"),
+        "top_p": 1.0,
+        "top_k": -1,
+        "tensor_model_parallel_size": 1,
+        "gpu_memory_utilization": setup.rollout.vllm_memory_share,
+        "log_prob_micro_batch_size_per_gpu": setup.micro_batch,
+        # Without those of the sampler there is nothing to correct by.
+        "calculate_log_probs": setup.rollout.importance_sampling != "off",
+        # They share the completions of a step equally.
+        "agent": {"num_workers": math.gcd(setup.training.completions_per_step, AGENTS)},
+    }
+
+
+def _build_trainer(setup: TrainingSetup) -> dict[str, object]:
+    return {
+        # Its newer trainer does not carry the single rewards that GDPO needs.
+        "use_v1": setup.mode != "gdpo",
+        "total_training_steps": setup.training.steps,
+        "total_epochs": setup.training.steps,
+        "n_gpus_per_node": 1,
+        "val_before_train": False,
+        # It saves nothing by default, and would continue from what another run saved.
+        "save_freq": setup.training.steps,
+        "resume_mode": "disable",
+        "project_name": "gdpo_tune",
+        "experiment_name": setup.name,
+        "logger": ["console"],
+    }
 
 
 def _build_algorithm(setup: TrainingSetup) -> dict[str, object]:

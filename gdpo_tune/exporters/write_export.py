@@ -51,14 +51,12 @@ def export_training(
 ) -> tuple[Exported, Path]:
     """Write a training for a library; return the export and the directory that holds it.
 
-    `library` is a key of `registry.EXPORTERS`; `policy` is the argument of `from_pretrained` for
-    the policy of the spec. Default of `directory`: `<storage>/<name>-<which>-<library>`.
-    `references_data` writes a program for the prompts in place of the prompts; `base_model` names
-    the policy on the machine that trains.
+    `policy` is the argument of `from_pretrained` for the policy of the spec; `base_model` names it
+    on the machine that trains. Default of `directory`: `<storage>/<name>-<which>-<library>`.
+    `references_data` writes a program for the prompts in place of the prompts.
 
     Raises:
-        ExportError: the library would change or ignore a part of the training; or it trains, and
-            this is a merge.
+        ExportError: the library cannot reproduce the training exactly, or this is a merge.
         UsageError: the directory cannot be written, or holds a file that was edited.
         DataError, PolicyError: the prompts, or the policy's tokenizer, cannot be used.
     """
@@ -99,10 +97,10 @@ def export_training(
 
 
 def build_export(library: str, setup: TrainingSetup) -> Exported:
-    """Return a training, or a merge, for a library, with what the library does differently.
+    """Return the files of a library, with what it does differently.
 
     Raises:
-        ExportError: the library would change or ignore a part of it.
+        ExportError: the library cannot reproduce the training exactly.
     """
     exported: Exported = load(EXPORTERS[library])(setup)
     if exported.training is None:
@@ -128,11 +126,6 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _check_place(directory: Path, name: str, content: bytes) -> None:
-    """Refuse a place of a file that holds something else.
-
-    Raises:
-        UsageError: it does, or a directory above it cannot be one.
-    """
     file = directory / name
     present = [above for above in file.parents if above.is_symlink() or above.exists()]
     if present and not present[0].is_dir():
@@ -161,7 +154,6 @@ CDPATH='' cd -- "$here"
 
 
 def _format_version_check(exported: Exported) -> str:
-    """Return the lines that refuse another version of a library that is a package."""
     package = re.search(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", exported.install)
     if package is None:
         return ""
@@ -186,7 +178,7 @@ PYTHON
 def list_prompt_differences(
     prompts: ExportedPrompts, setup: TrainingSetup, exported: Exported
 ) -> list[Difference]:
-    """Return what may differ in the prompts; some libraries read them by the policy's template."""
+    """Return what may differ in the prompts, where the policy's own template reads them."""
     reader, rows = prompts.reader, list[Difference]()
     if reader is None:
         ours = f"prompts above {setup.data.max_prompt_length} tokens are left out"

@@ -79,7 +79,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 
 class Journal(BaseJournalBackend):
-    """Records in their order, for Optuna's `JournalStorage`."""
+    """Records in their order, for Optuna's `JournalStorage`; reading refuses a damaged one."""
 
     path: Path | str
     """Name of the journal in messages."""
@@ -116,11 +116,7 @@ class JournalFile(Journal):
         """Position in the file of each record, and of the next one, in bytes."""
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `log_number_from` on.
-
-        Raises:
-            UsageError: a line is no record.
-        """
+        """Yield the records from number `log_number_from` on."""
         offset = self._offsets[log_number_from]
         unread = os.fstat(self._file).st_size - offset
         if unread <= 0:
@@ -133,7 +129,7 @@ class JournalFile(Journal):
             record = _decode(line)
             if record is None:
                 raise UsageError(
-                    f"{self.path}:{number}: this line is no record of a ledger, so the file is "
+                    f"{self.path}:{number}: this line is not a record of a ledger, so the file is "
                     f"{DAMAGED}"
                 )
             yield record
@@ -169,7 +165,7 @@ def open_storage(journal: Journal) -> JournalStorage:
     """Return the Optuna storage that the records of a journal build.
 
     Raises:
-        UsageError: a line is no record, Optuna cannot replay one, or the first ones are gone.
+        UsageError: a line is not a record, Optuna cannot replay one, or the first ones are gone.
     """
     try:
         storage = JournalStorage(journal)

@@ -252,7 +252,7 @@ class Ledger(CloseableResource):
         # A trial whose record was torn off has left checkpoints of other parameters.
         if self.get_trial_directory(number).exists():
             shutil.rmtree(self.get_trial_directory(number))
-        # To Optuna, what trains nothing has no parameters: it is no result of them.
+        # For Optuna, a trial that trains nothing has no parameters, on which its values depend.
         searched = {} if parts or role == "untrained" else params
         trial = encoding.create_running_trial(self.spec, searched, attributes)
         self._storage.create_new_trial(self._study_id, trial)
@@ -279,7 +279,9 @@ class Ledger(CloseableResource):
         """Return every rung of comparable trials with its trial's number, in order of recording."""
         comparable = {r.number for r in self.get_records() if r.is_comparable}
         trials = (trial for trial in self._get_trials() if trial.number in comparable)
-        return encoding.decode_rungs_in_order(trials, self.spec)
+        stored = [(t.number, rung) for t in trials for rung in encoding.list_stored_rungs(t)]
+        stored.sort(key=lambda entry: entry[1]["order"])
+        return [(number, encoding.decode_rung(rung, self.spec)) for number, rung in stored]
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""

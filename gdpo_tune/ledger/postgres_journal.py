@@ -56,7 +56,11 @@ RETRY_SECONDS = 2.0
 
 
 class PostgresJournal(Journal):
-    """Journal in one table of a database, for one writer and any number of readers."""
+    """Journal in one table of a database, for one writer and any number of readers.
+
+    A record that another process has appended is a `LedgerHeldError`, a database that has not
+    answered for `PATIENCE` a `LedgerUnreachableError`.
+    """
 
     def __init__(self, url: str, sweep: str, *, read_only: bool) -> None:
         """Connect; unless `read_only`, create the table if it is missing and take the lock.
@@ -121,11 +125,7 @@ class PostgresJournal(Journal):
         self._next = 0
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from number `log_number_from` on.
-
-        Raises:
-            UsageError: one of them is missing.
-        """
+        """Yield the records from number `log_number_from` on."""
         if self._writes and log_number_from == self._next - len(self._unread):
             records, self._unread = self._unread, []
         else:
@@ -142,12 +142,7 @@ class PostgresJournal(Journal):
             yield DECODER.decode(record)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records; unless a batch is open, they are committed when this returns.
-
-        Raises:
-            LedgerHeldError: another process has appended records.
-            LedgerUnreachableError: the database has not answered for `PATIENCE`.
-        """
+        """Append records; unless a batch is open, they are committed when this returns."""
         records = [json.dumps(log, separators=(",", ":")) for log in logs]
         self._unread += records
         self._uncommitted += records

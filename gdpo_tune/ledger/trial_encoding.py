@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def decode_trial(
     end = trial.user_attrs.get("end", {})
     pause: Mapping[str, Any] = trial.user_attrs.get("pause", {"at": 0, "waits": False})
     state = STATES[trial.state]
-    decoded = (_decode_rung(rung, spec) for rung in list_stored_rungs(trial))
+    decoded = (decode_rung(rung, spec) for rung in list_stored_rungs(trial))
     rungs = tuple(sorted(decoded, key=lambda rung: rung.step))
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
     cost = Cost(**(outcome or end or measured).get("cost", {}))
@@ -202,19 +202,13 @@ def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[s
     }
 
 
-def decode_rungs_in_order(trials: Iterable[FrozenTrial], spec: SweepSpec) -> list[tuple[int, Rung]]:
-    """Return every rung with its trial's number, in the order in which they were recorded."""
-    stored = [(trial.number, rung) for trial in trials for rung in list_stored_rungs(trial)]
-    stored.sort(key=lambda entry: entry[1]["order"])
-    return [(number, _decode_rung(rung, spec)) for number, rung in stored]
-
-
 def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
     """Return the rungs of a trial as JSON."""
     return [value for key, value in trial.user_attrs.items() if key.startswith(RUNG)]
 
 
-def _decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
+def decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
+    """Return a rung from JSON."""
     cost = Cost(**stored["cost"])
     estimates = decode_estimates(stored["validation"], spec.training.validation_prompts)
     validation = add_judged_costs(estimates, cost, spec)
@@ -229,7 +223,7 @@ def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]
 def decode_estimates(stored: Mapping[str, Any], prompts: int = 0) -> dict[str, Estimate]:
     """Return estimates from JSON.
 
-    Older versions recorded `[mean, standard error]`; an error of 0 becomes that of so many prompts.
+    Older versions recorded `[mean, standard error]`; an error of 0 becomes that of `prompts`.
     """
     estimates = {name: Estimate(*values) for name, values in stored.items()}
     for name in estimates.keys() - COST_METRICS if prompts else ():

@@ -2,6 +2,9 @@
 
 A repository gets all of its files in one commit, so it is never half an update. Contents that an
 interrupted upload has stored are not sent again.
+
+A refusal, or no answer, is a `UsageError` before the first upload, when nothing was sent, and a
+`HubError` from then on, after which the same command continues.
 """
 
 from __future__ import annotations
@@ -46,12 +49,7 @@ class FoundRepository(NamedTuple):
 
 
 def log_in(target: str) -> HfApi:
-    """Return a client whose user may write to the owner of `USER/NAME`.
-
-    Raises:
-        UsageError: there is no token, it is refused or only reads, the owner is another one, or the
-            Hub cannot be reached.
-    """
+    """Return a client whose user may write to the owner of `USER/NAME`; refuse any other user."""
     if get_token() is None:
         raise UsageError(
             "no token for the Hub\n    fix: log in with `hf auth login`, or set HF_TOKEN to a "
@@ -110,13 +108,10 @@ def explain_refusals(state: str) -> Generator[None]:
 def check_names(
     api: HfApi, contents: Sequence[RepositoryContent], *, private: bool
 ) -> dict[str, FoundRepository]:
-    """Refuse names that are taken by anything but an earlier call of the same publication.
+    """Refuse names that are taken by anything but an earlier call, or public with `private`.
 
     Returns:
         Path of each repository that exists -> what is there.
-
-    Raises:
-        UsageError: a name is taken; or `private`, and a repository is public.
     """
     found: dict[str, FoundRepository] = {}
     for content in contents:
@@ -147,11 +142,7 @@ def check_names(
 
 
 def check_cards(api: HfApi, contents: Sequence[RepositoryContent]) -> None:
-    """Refuse cards that the Hub would refuse, such as one of a licence that it does not know.
-
-    Raises:
-        UsageError: the Hub says what is wrong; nothing was created.
-    """
+    """Refuse cards that the Hub would refuse, such as one of a licence that it does not know."""
     for content in contents:
         card, repository = content.files[CARD], content.repository
         assert isinstance(card, bytes), "cards are written here"
@@ -188,9 +179,6 @@ def upload(
 
     `found` is the result of `check_names`: files of an earlier manifest that are no longer written
     are deleted.
-
-    Raises:
-        HubError: the Hub refuses or no longer answers; the same command continues.
     """
     repository = content.repository
     earlier = found.get(repository.path)
@@ -217,11 +205,7 @@ def upload(
 def list_in_collection(
     api: HfApi, publication: Publication, contents: Sequence[RepositoryContent], *, private: bool
 ) -> str:
-    """List all repositories in a collection, which is created if missing; return its address.
-
-    Raises:
-        HubError: the Hub refuses or no longer answers; the same command continues.
-    """
+    """List all repositories in a collection, which is created if missing; return its address."""
     with explain_interruptions("the collection"):
         collection = api.create_collection(
             publication.title,

@@ -1,4 +1,7 @@
-"""A sweep as one call of `publish` puts it on the Hub: its policies, and their licence."""
+"""A sweep as one call of `publish` puts it on the Hub: its policies, and their licence.
+
+What cannot be published is a `UsageError` that says how to go on.
+"""
 
 from __future__ import annotations
 
@@ -117,11 +120,7 @@ class Publication:
 def open_publication(
     sweep: Sweep, source: str, target: str, licence: str | None, *, is_front: bool
 ) -> Publication:
-    """Check what is published, and read what its cards need.
-
-    Raises:
-        UsageError: the name has a wrong form, the front is empty, or the licence is unknown.
-    """
+    """Check what is published, and read what its cards need."""
     names = [f"{target}-merge-{len(sweep.records)}" if is_front else target]
     for name in names:
         if problem := find_id_problem(name):
@@ -145,11 +144,7 @@ def open_publication(
 def choose_published_policy(
     publication: Publication, chosen: PickedCandidate, pick: str
 ) -> PublishedPolicy:
-    """Return the candidate that a person picked.
-
-    Raises:
-        UsageError: it was not evaluated on test prompts, or its policy was not kept.
-    """
+    """Return the candidate that a person picked, if it was evaluated and its policy kept."""
     record, sweep = chosen.record, publication.sweep
     configuration = find_configuration(publication.front.configurations, chosen.name)
     if configuration is None:
@@ -163,11 +158,7 @@ def choose_published_policy(
 
 
 def list_members(publication: Publication) -> tuple[list[PublishedPolicy], list[str]]:
-    """Return the members of the front whose policies were kept, and why the others are missing.
-
-    Raises:
-        UsageError: no policy was kept.
-    """
+    """Return the members of the front whose policies were kept, and why the others are missing."""
     kept: list[PublishedPolicy] = []
     missing: list[str] = []
     for member in publication.front.members:
@@ -204,10 +195,7 @@ class Licence:
 def find_licence(policy: str, revision: str, given: str | None) -> Licence:
     """Return the licence that a person gives, or that of the base.
 
-    The base's is read in its card: on the Hub, or beside its weights.
-
-    Raises:
-        UsageError: neither is known, or the given one has a wrong form.
+    That of the base is read from its card, on the Hub or next to its weights.
     """
     if given is not None:
         if not IDENTIFIER.fullmatch(given):

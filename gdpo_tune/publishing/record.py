@@ -121,11 +121,7 @@ def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str) -> st
 
 
 def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
-    """Collect the files of a policy; those of JSON without directories of this machine.
-
-    Raises:
-        UsageError: the directory has no weights.
-    """
+    """Collect the files of a policy, whose JSON names no directory here; refuse missing weights."""
     base, revision = name_policy(sweep.spec.policy), sweep.spec.model.revision
     files: dict[str, Path | bytes] = {}
     for prefix in ("", f"{ADAPTER}/"):
@@ -156,7 +152,7 @@ def _clean_config(path: Path, base: str, policy: str, revision: str) -> bytes:
         for key, value in content.items()
         if key in NAMES_OF_BASE and value
     }
-    if path.name == ADAPTER_CONFIG and revision:  # adapters of before do not say it
+    if path.name == ADAPTER_CONFIG and revision:  # older adapters do not name it
         changed["revision"] = content.get("revision") or revision
     if all(content.get(key) == value for key, value in changed.items()):
         return path.read_bytes()

@@ -122,11 +122,7 @@ def parse_manifest(file: Path) -> Mapping[str, Any] | None:
 
 
 def check_directories(contents: Sequence[RepositoryContent], directory: Path) -> None:
-    """Refuse directories that hold something else.
-
-    Raises:
-        UsageError: one does; nothing was written.
-    """
+    """Refuse directories that hold something else, with a `UsageError`."""
     for content in contents:
         target = directory / content.repository.id.partition("/")[2]
         if not target.exists():

@@ -45,6 +45,10 @@ from .jobs import (
     name_in_errors,
 )
 
+_ATTEMPTS = 3
+"""How often a job is sent before a fault of the service is raised."""
+_GRACE_SECONDS = 30.0
+"""Seconds to wait for a response beyond the time that a job may take."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 _LONGEST_REQUESTED_PAUSE = 60.0
@@ -63,31 +67,21 @@ class ExternalSandbox(Sandbox):
     - The clock is `Limits.wall_seconds` for one run of the interpreter there: all calls and
       asserts of a job, or one stream. `Result.cpu_seconds` is the wall time that it reports.
     - Asserts are `assert f(literals) == literal` alone; others need a checker beside the judge.
-    - The service's Python runs the code, with the packages that are installed there.
     - SandboxFusion passes on some 128 KiB of output; more is status `output`.
     - A process killed by SIGKILL counts as `memory`, because services end such processes so.
 
-    Args:
-        url: `http[s]://[user:password@]host[:port][/path]`, with or without `/run_code` at the
-            end. Credentials are sent and never shown. Proxies of the environment are used,
-            except for this machine.
-        workers: most requests at once.
-        attempts: how often a job is sent before a fault of the service is raised.
-        timeout: seconds to wait for a response beyond the time that a job may take.
+    `url` is that of `Service`; at most `workers` requests are sent at once.
 
     Raises:
         SandboxUnavailable: a small job did not pass; the message names address and reason.
     """
 
-    def __init__(
-        self, url: str, workers: int = 4, *, attempts: int = 3, timeout: float = 30.0
-    ) -> None:
-        if workers < 1 or attempts < 1 or not timeout > 0:
-            raise ValueError("workers, attempts and timeout must be positive")
+    def __init__(self, url: str, workers: int = 4) -> None:
+        if workers < 1:
+            raise ValueError("workers must be positive")
         super().__init__()
-        self._service = Service(url, timeout)
+        self._service = Service(url)
         self._shown = self._service.shown
-        self._attempts = attempts
         self._slots = asyncio.Semaphore(workers)
         # NOTE: its own generator, because pauses must not change what training draws.
         self._jitter = random.Random()
@@ -115,11 +109,10 @@ class ExternalSandbox(Sandbox):
         """Run jobs, each in its own process on the service; return one result per job, in order.
 
         Raises:
-            SandboxInfraError: the service failed `attempts` times; no job gets a verdict then.
+            SandboxInfraError: the service failed repeatedly; no job gets a verdict then.
             SandboxUnavailable: the service refuses the request itself (HTTP 4xx).
-            ValueError, TypeError: this sandbox is closed; or, before anything is sent, a test has
-                neither `assert` nor `raise`, is not a plain call, or holds a value that cannot be
-                sent.
+            ValueError, TypeError: this sandbox is closed; or, before anything is sent, a test is
+                not a plain call, or holds a value that cannot be sent.
             RuntimeError: this is a fork of the process that made this sandbox.
         """
         self._require_open()
@@ -184,7 +177,7 @@ class ExternalSandbox(Sandbox):
                 job.add(stream, await self._service.execute(job.program, stdin, job.limits))
                 return
             except ServiceFault as fault:
-                if attempt == self._attempts:
+                if attempt == _ATTEMPTS:
                     reason = f"{self._shown}: no verdict in {attempt} attempts: {fault}"
                     raise SandboxInfraError(reason) from fault
                 pause = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
@@ -229,9 +222,7 @@ class RemoteJob:
     The program runs once for all calls and asserts together, or once per stream.
 
     Raises:
-        ValueError: a test is not Python, has neither `assert` nor `raise`, is not a plain call, or
-            holds a value nested too deeply.
-        TypeError: a call holds a value that cannot be sent.
+        ValueError, TypeError: see `encode_tests`; or a test is not a plain call.
     """
 
     def __init__(self, job: Job) -> None:
@@ -282,8 +273,10 @@ class RemoteJob:
             return
         answer = self._extract_answer(execution)
         is_stalled = len(execution.stdout) >= STALL_BYTES
+        code = execution.return_code  # as Python has it after a signal, or as a shell
+        signal = -code if code < 0 else code - 128
         self._ending = ExitStatus(
-            _read_signal(execution),
+            signal if 0 < signal <= _SIGNALS and not execution.timed_out else 0,
             execution.timed_out and not is_stalled,
             self._ending.cpu_seconds + execution.seconds,
             self._ending.peak_bytes,
@@ -318,7 +311,6 @@ class RemoteJob:
         self._output_left -= sum(map(len, frames))
 
     def _extract_answer(self, execution: Execution) -> bytes:
-        """Return the output after the sign that the program started."""
         _, sign, answer = execution.stdout.partition(f'{self.nonce} ["begin"]\n')
         if sign:
             return answer.encode("utf-8", "surrogatepass")
@@ -329,13 +321,6 @@ class RemoteJob:
         how = "timed out" if execution.timed_out else f"return code {execution.return_code}"
         text = _get_last_line(execution.stderr) or execution.stdout
         raise ServiceFault(f"the program was not started: {how}: {quote(text)}")
-
-
-def _read_signal(execution: Execution) -> int:
-    """Return the signal that ended the program, as Python or a shell reports it; 0 for none."""
-    code = execution.return_code
-    number = -code if code < 0 else code - 128
-    return number if 0 < number <= _SIGNALS and not execution.timed_out else 0
 
 
 def _get_last_line(text: str) -> str:
@@ -354,7 +339,7 @@ _RETRIED = frozenset((408, 429))
 
 
 class ServiceFault(Exception):
-    """A response that says nothing about the job, or none at all; the request is retried."""
+    """No response, or one that says nothing about the job; the request is retried."""
 
     def __init__(self, reason: str, retry_after: float = 0.0) -> None:
         super().__init__(reason)
@@ -376,16 +361,15 @@ class Execution:
 class Service:
     """Kept-alive connections to one service, for one event loop.
 
-    Args:
-        url: `http[s]://[user:password@]host[:port][/path]`, with or without `/run_code`.
-        grace: seconds to wait for a response beyond the wall time of the program.
+    `url` is `http[s]://[user:password@]host[:port][/path]`, with or without `/run_code` at the end.
+    Credentials are sent and never shown. Proxies of the environment are used, except for this
+    machine.
 
     Raises:
-        SandboxUnavailable: the address, or the environment's proxy, is malformed. The message
-            shows nothing of either, because they may hold credentials.
+        SandboxUnavailable: the address, or the environment's proxy, is malformed.
     """
 
-    def __init__(self, url: str, grace: float) -> None:
+    def __init__(self, url: str) -> None:
         try:
             parts = split_service_url(url)
         except ValueError as error:
@@ -400,7 +384,6 @@ class Service:
         if parts.username is not None:
             pair = urllib.parse.unquote(f"{parts.username}:{parts.password or ''}")
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        self._grace = grace
         # NOTE: not a client, which would log each address with its query, follow cookies, and
         # trust other certificates than this machine.
         self._transport = httpx.AsyncHTTPTransport(
@@ -411,9 +394,7 @@ class Service:
         )
 
     async def execute(self, program: str, stdin: str, limits: Limits) -> Execution | None:
-        """Run a Python program on the service, which gets the limits of wall time and memory.
-
-        Return None if the program printed far more than allowed.
+        """Run a Python program on the service; None if it printed far more than allowed.
 
         Raises:
             ServiceFault: there is no response, or it says nothing about the program.
@@ -429,7 +410,7 @@ class Service:
             "files": {},
             "fetch_files": [],
         }
-        seconds = limits.wall_seconds + self._grace
+        seconds = limits.wall_seconds + _GRACE_SECONDS
         # NOTE: ends first, because httpcore closes no socket of a handshake that is cancelled.
         timeouts = {"timeout": {"connect": min(_CONNECT_SECONDS, seconds / 2)}}
         request = httpx.Request(
@@ -448,23 +429,20 @@ class Service:
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise SandboxUnavailable(f"{self.shown}: {cause}") from error
             raise ServiceFault(f"{type(cause).__name__}: {cause}") from error
-        self._refuse_status(response, body or b"")
+        status = response.status_code
+        reason = f"HTTP {status} {response.reason_phrase}"
+        if 300 <= status < 500 and status not in _RETRIED:
+            told = "redirects are not followed; name the target"
+            cause = told if status < 400 else quote(body or b"")
+            raise SandboxUnavailable(f"{self.shown}: {reason}: {cause}")
+        if status != 200:
+            pause = _read_seconds(response.headers.get("Retry-After", ""))
+            raise ServiceFault(f"{reason} instead of 200", pause)
         return None if body is None else _read_execution(body)
 
     async def close(self) -> None:
         """Close every connection."""
         await self._transport.aclose()
-
-    def _refuse_status(self, response: httpx.Response, body: bytes) -> None:
-        status = response.status_code
-        if status == 200:
-            return
-        reason = f"HTTP {status} {response.reason_phrase}"
-        if 300 <= status < 500 and status not in _RETRIED:
-            cause = "redirects are not followed; name the target" if status < 400 else quote(body)
-            raise SandboxUnavailable(f"{self.shown}: {reason}: {cause}")
-        pause = _read_seconds(response.headers.get("Retry-After", ""))
-        raise ServiceFault(f"{reason} instead of 200", pause)
 
 
 async def _receive(response: httpx.Response, limit: int) -> bytes | None:
@@ -508,7 +486,6 @@ def quote(body: bytes | str) -> str:
 
 
 def _find_cause(error: BaseException) -> BaseException:
-    """Return the first error of a chain: httpx says only that a connection failed."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return error

@@ -29,8 +29,7 @@ or bytes ran out. `crash`: the process died, also by an exit. `violation`: it tr
 forbidden, or forged a message. Faults of the sandbox itself are retried and then raised, never
 returned."""
 Comparison: TypeAlias = Literal["exact", "apps", "code_contests", "livecodebench"]
-"""Rule for returned values and printed output: `Call` and `Stream` describe the exact one, and
-`inside.equality` those of the benchmarks, which are their judges' own."""
+"""Rule for returned values and printed output, which `guest/grading.py` describes."""
 Verdict: TypeAlias = Literal["passed", "failed", "error", "not_run"]
 _LEAST_MEMORY = 64 << 20
 _MOST_BYTES = 1 << 40
@@ -44,9 +43,7 @@ class Call:
     """One test: a call of the candidate's function and the value that it should return.
 
     Arguments and the expected value are built-in values, containers of such, `Decimal`,
-    `Fraction`, or dates. The comparison is Python's `==`, except that an expected float allows
-    a relative error of 1e-9, or an absolute one of 1e-12 where it is 0.0, and that an expected NaN
-    equals NaN. `args` may also be a list.
+    `Fraction`, or dates. `args` may also be a list.
     """
 
     function: str
@@ -64,8 +61,7 @@ class Stream:
     """One test in the style of competitive programming: an input and the output for it.
 
     Each test runs the whole program as `__main__`, with fresh names and streams; the tests of a
-    job share its limits. Lines are compared token by token, so blanks do not matter, nor do empty
-    lines at the end. An exception is an error, and so is an exit with a status other than 0.
+    job share its limits. An exception is an error, and so is an exit with another status than 0.
 
     Raises:
         ValueError: the expected output is empty, so that a program would pass by doing nothing;
@@ -111,10 +107,9 @@ class Limits:
             self._require(name, _LEAST_SECONDS, _MOST_SECONDS, float, int)
         for name in ("memory_bytes", "output_bytes"):
             self._require(name, 1, _MOST_BYTES, int)
-        if self.memory_bytes < _LEAST_MEMORY:
-            raise ValueError(
-                f"memory_bytes is {self.memory_bytes}; Python itself needs {_LEAST_MEMORY} (64 MiB)"
-            )
+        if self.memory_bytes < (least := _LEAST_MEMORY):
+            reason = f"memory_bytes is {self.memory_bytes}; Python itself needs {least} (64 MiB)"
+            raise ValueError(reason)
 
     def _require(self, name: str, least: float, most: float, *kinds: type[object]) -> None:
         value = getattr(self, name)
@@ -125,13 +120,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Job:
-    """One candidate and its tests: calls and asserts of a module, or streams of a program.
-
-    Tests may come from any iterable, except that one text is not a tuple of asserts.
+    """One candidate and its tests, of any iterable: calls and asserts, or streams of a program.
 
     Raises:
         ValueError: there is no test, so that a candidate would pass by doing nothing; or streams
-            are mixed with calls or asserts. `run_batch` checks that each assert can fail.
+            are mixed with others. `run_batch` checks that each assert can fail.
     """
 
     code: str
@@ -184,10 +177,9 @@ class Result:
 
     @property
     def share(self) -> float:
-        """Share of the tests that passed, 1.0 only where `passed`.
+        """Share of the tests that passed, 1.0 only where `passed`; a violation earns nothing.
 
-        A violation earns nothing. A candidate that ended badly after its last answer loses that
-        test.
+        A candidate that ended badly after its last answer loses that test.
         """
         if self.passed or self.status == "violation":
             return float(self.passed)
@@ -211,13 +203,9 @@ class SandboxInfo:
 
 
 class Sandbox(CloseableResource):
-    """Base class of every sandbox: the local one, an external service, and the unsafe one.
-
-    Only the process that made a sandbox can use it, and only until it is closed.
-    """
+    """Base class of sandboxes; only the process that made one can use it, until it is closed."""
 
     info: SandboxInfo
-    """Isolation that is in force."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -226,7 +214,7 @@ class Sandbox(CloseableResource):
 
     @abstractmethod
     def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
-        """Run jobs and return one result per job, in order; see `CodeSandbox.run_batch`."""
+        """Run jobs and return one result per job, in order."""
 
     def _require_open(self) -> None:
         if os.getpid() != self._owner:
@@ -246,7 +234,7 @@ def _require_type(name: str, value: object, *kinds: type[object]) -> None:
 
 @contextmanager
 def name_in_errors(subject: str) -> Generator[None, None, None]:
-    """Put the name of the refused job or test in front of the reason."""
+    """Name the job or test that is refused in front of the reason."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -269,11 +257,11 @@ _OF_STOP: dict[str, Status] = {
 
 
 class InfraFault(Exception):
-    """A fault of the sandbox itself: there is no verdict, and the job is tried again."""
+    """Failure of the sandbox, not the candidate's: the job is tried again."""
 
 
 def conclude(report: CandidateReport, ending: ExitStatus, tests: int, limits: Limits) -> Result:
-    """Return the result of a job from the answers of judge and zygote.
+    """Return the result by the answers of judge and zygote.
 
     Raises:
         InfraFault: the candidate never started, or was killed from outside.
@@ -318,8 +306,7 @@ def encode_tests(tests: Iterable[Call | str]) -> list[list[Encoded]]:
     """Encode each test as `["call", function, arguments, expected]` or `["assert", source]`.
 
     Raises:
-        ValueError: a test is not Python, has neither `assert` nor `raise`, or holds a value
-            nested too deeply.
+        ValueError: a test is not Python, cannot fail, or holds a value nested too deeply.
         TypeError: a call holds a value that cannot be sent.
     """
     encoded: list[list[Encoded]] = []

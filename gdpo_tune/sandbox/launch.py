@@ -15,28 +15,19 @@ _STACK_BYTES = 256 << 20
 """For about 400,000 calls deep through C; the used part counts as memory."""
 
 
-def _ignore_hooks(**hooks: object) -> None:
-    """Replace `os.register_at_fork`."""
-
-
-def _set_stack_size() -> None:
-    """Restart with a stack for deep recursion, where the trainer's shell had set another size."""
+if __name__ == "__main__":
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     size = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
-    if soft != size:
+    if sys.argv[1] == "zygote" and soft != size:
+        # NOTE: a stack for deep recursion, where the trainer's shell had set another size.
         resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
         os.execv(sys.executable, sys.orig_argv)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "zygote":
-        _set_stack_size()
     # NOTE: at the end, so that no file of this directory can hide one of the standard library.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     # NOTE: the hooks of random, threading and logging would run in every fork, where they cost
     # a fifth of a trivial candidate's time, and repair nothing: there are no threads, and the
     # candidate's seed is set.
-    os.register_at_fork = _ignore_hooks
+    os.register_at_fork = lambda **hooks: None
     supervision = importlib.import_module("guest.supervision")
     role = importlib.import_module(f"guest.{sys.argv[1]}")
     descriptor, parent, isolated = map(int, sys.argv[2:5])

@@ -59,8 +59,8 @@ class _Pool(Sandbox):
 
         Raises:
             SandboxInfraError: the sandbox itself failed repeatedly; no job gets a verdict then.
-            ValueError, TypeError: a test has neither `assert` nor `raise`, or holds a value that
-                cannot be sent; a job's limit exceeds the machine's memory; or this is closed.
+            ValueError, TypeError: see `encode_tests` and `count_workers_in_memory`; or this is
+                closed.
             RuntimeError: this is a fork of the process that made this sandbox.
         """
         self._require_open()
@@ -98,7 +98,7 @@ class _Pool(Sandbox):
 
     def _close_worker(self, number: int) -> None:
         # NOTE: before the end of this thread, which would kill half of its processes first.
-        if number in self._workers:
+        if number in self._workers:  # it may have failed to start
             self._workers[number].close()
 
     def _start_workers(self, modules: tuple[str, ...], isolated: bool) -> None:
@@ -116,12 +116,10 @@ class _Pool(Sandbox):
 
 
 class CodeSandbox(_Pool):
-    """Runs untrusted Python against tests; a context manager.
+    """Runs untrusted Python, which may import `modules`, against tests; a context manager.
 
-    Each worker is two processes, a zygote that forks candidates and a judge, and runs one
-    candidate at a time. A batch runs on as many workers as `count_workers_in_memory` allows. All
-    processes end with `close`, and with the process that made them, however that ends.
-    Candidates may import `modules` besides the standard library.
+    Each worker is two processes, a zygote that forks candidates and a judge. All end with `close`,
+    and with the process that made them, however that ends.
 
     Raises:
         SandboxUnavailable: this machine cannot isolate a process, or start one; the message
@@ -141,9 +139,8 @@ class CodeSandbox(_Pool):
 class UnsafeNoIsolationSandbox(_Pool):
     """Runs Python that you would run yourself: only limits and clocks hold.
 
-    Code may read and write every file of the trainer's user, reach the network, and leave
-    processes behind. Only for code that is trusted, or a machine that may be lost. Grading is
-    as in `CodeSandbox`: another process alone holds the expected values.
+    Code has all the rights of the trainer's user, and may leave processes behind. Only for code
+    that is trusted, or a machine that may be lost. Grading is as in `CodeSandbox`.
 
     Raises:
         SandboxUnavailable: this is not Linux, or no process can be started.
@@ -161,8 +158,8 @@ class UnsafeNoIsolationSandbox(_Pool):
 def count_workers_in_memory(workers: int, jobs: Sequence[Job], memory: int | None) -> int:
     """Return how many of the workers may run these jobs at once; at least one.
 
-    Each job counts with its memory limit; one with asserts twice, because its tests may need a
-    process of their own, with the same limit. `memory` is in bytes; None if unknown.
+    A job with asserts counts twice, because its tests may need a process of their own. `memory` is
+    in bytes; None if unknown.
 
     Raises:
         ValueError: one job alone may use more memory than the machine has.
@@ -215,7 +212,7 @@ class EncodedJob:
 
 
 def encode_job(index: int, job: Job) -> EncodedJob:
-    """Encode a job; raise ValueError or TypeError as `encode_tests` does."""
+    """Encode a job, with the errors of `encode_tests`."""
     limits = job.limits
     inputs = [stream.stdin for stream in job.streams]
     sizes = [len(text.encode()) for text in inputs]
@@ -256,10 +253,7 @@ def _start_pair(modules: tuple[str, ...], isolated: bool) -> tuple[SandboxProces
 
 
 class Worker:
-    """A zygote and its judge; both are replaced when one of them fails.
-
-    Lives in one thread, because its processes die with the thread that started them.
-    """
+    """A zygote and its judge in one thread; both are replaced when one of them fails."""
 
     def __init__(self, modules: tuple[str, ...] = (), *, isolated: bool = True) -> None:
         self._modules = modules
@@ -269,9 +263,7 @@ class Worker:
         self.layers = self._zygote.layers
 
     def run(self, waiting: deque[EncodedJob], results: dict[int, Result]) -> None:
-        """Run waiting jobs until none is left; several workers may share them.
-
-        Each result is stored under the index of its job.
+        """Run waiting jobs, which workers share, and store each result under the index of its job.
 
         Raises:
             SandboxInfraError: a job had no verdict in `ATTEMPTS` attempts.
@@ -281,7 +273,11 @@ class Worker:
         try:
             while True:
                 try:
-                    while len(in_flight) < _IN_FLIGHT and (job := _take_job(waiting)):
+                    while len(in_flight) < _IN_FLIGHT:
+                        try:
+                            job = waiting.popleft()
+                        except IndexError:  # none is left; other workers take some, too
+                            break
                         in_flight.append(job)
                         self._submit(job)
                     if not in_flight:
@@ -341,7 +337,7 @@ class Worker:
         self._judge.kill()
 
     def interrupt(self) -> None:
-        """End the running job without a verdict, and refuse later ones; from any thread."""
+        """End the running job without a verdict and refuse later ones; from any thread."""
         self._interrupted = True
         self._zygote.interrupt()
         self._judge.interrupt()
@@ -350,10 +346,3 @@ class Worker:
         """End both processes."""
         self._zygote.close()
         self._judge.close()
-
-
-def _take_job(waiting: deque[EncodedJob]) -> EncodedJob | None:
-    try:
-        return waiting.popleft()
-    except IndexError:
-        return None

@@ -44,11 +44,10 @@ _MAX_REPORT_BYTES = 1 << 26
 
 
 class SandboxProcess:
-    """A zygote or a judge.
+    """A zygote or a judge: a new process, with nothing of the trainer's memory or descriptors.
 
-    It is a new process, never a fork, so nothing of the trainer's memory, environment or
-    descriptors is in it. It dies with the thread that makes this object. It loads `modules`
-    besides those of the standard library.
+    It dies with the thread that makes this object. It loads `modules` besides those of the
+    standard library.
 
     Raises:
         SandboxUnavailable: it cannot be started, or a module is not installed.
@@ -61,7 +60,7 @@ class SandboxProcess:
         arguments = [part for module in modules for part in (module, _find_directory(module))]
         try:
             with contextlib.ExitStack() as undo:
-                self._socket, theirs = map(undo.enter_context, _open_socket_pair())
+                self._socket, theirs = map(undo.enter_context, _open_sockets())
                 self._process = _launch(role, theirs.fileno(), isolated, arguments)
                 undo.pop_all()
                 theirs.close()
@@ -129,11 +128,8 @@ class SandboxProcess:
         self._process.wait()
 
 
-def _open_socket_pair() -> Iterator[socket.socket]:
-    """Open both ends of a connection apart from the standard streams, which a start replaces.
-
-    Where the trainer has closed some of its own, a new descriptor has the number of one.
-    """
+def _open_sockets() -> Iterator[socket.socket]:
+    """Open both ends of a connection apart from the standard streams, which a start replaces."""
     first, second = socket.socketpair()
     with first, second:
         for end in (first, second):
@@ -142,7 +138,7 @@ def _open_socket_pair() -> Iterator[socket.socket]:
 
 
 def _find_directory(module: str) -> str:
-    """Return the directory that holds the top package of a module."""
+    """Return the directory of a module's top package."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError) as error:

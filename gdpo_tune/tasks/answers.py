@@ -45,9 +45,8 @@ _SAID = re.compile(
 def find_answer(completion: str, *, reads_open_thoughts: bool = False) -> tuple[str, bool]:
     """Return the answer in a completion, and whether tags mark it; empty if there is none.
 
-    It is the last answer block that is not among the thoughts, whose end tag may be missing, or
-    else all that follows them. Thoughts that never end have no answer, unless they end in an answer
-    block, or `reads_open_thoughts`.
+    It is the last answer block outside of the thoughts, or else all that follows them. Thoughts
+    that never end have no answer, unless they end in an answer block, or `reads_open_thoughts`.
 
     Source: TRL 1.16, `reasoning_accuracy_reward`, which gives thoughts without an end nothing.
     """
@@ -78,9 +77,8 @@ def extract_answer(completion: str, *, reads_open_thoughts: bool = False) -> str
     r"""Return the answer of mathematics in a completion; empty if there is none.
 
     In what `find_answer` returns, the last `\boxed{...}` counts, then what follows the last "answer
-    is", then what follows the last `####`. With none of these the whole answer block is the answer,
-    or the last line that is not blank. Boxes with only a comma, "and" or "or" between them are
-    one list, as in Math-Verify.
+    is", then the last `####`; else the whole answer block, or the last line that is not blank.
+    Boxes that a comma, "and" or "or" joins are one list, as in Math-Verify.
     """
     text, marked = find_answer(completion, reads_open_thoughts=reads_open_thoughts)
     text = text.strip()
@@ -120,10 +118,7 @@ def _join_boxes(text: str) -> str:
 
 
 def extract_box(text: str) -> str:
-    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`; empty without one.
-
-    Inner braces belong to it. `\boxed 7` holds the one character. A box that never ends holds none.
-    """
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`; empty if there is no end."""
     boxes = list(_BOX.finditer(text))
     if not boxes:
         return ""
@@ -155,9 +150,7 @@ _DEEPEST = 12
 
 
 def is_same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool:
-    """Return whether an answer is the right one, `gold`; an empty answer never is.
-
-    `tolerance` is the largest absolute error of a number.
+    """Return whether an answer is `gold`, within the absolute `tolerance` of a number.
 
     Raises:
         MathVerifyError: Math-Verify is needed, and it is not installed or does not start.
@@ -171,7 +164,7 @@ def is_same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool:
 
 _OPTION = re.compile(
     r"(?:option\s+|\\text(?:bf|rm)?\s*\{)?\(?(?P<letter>[A-E])\)[\s}]*"
-    r"(?:\\[ ,;]|:)*\s*(?P<rest>[^\s(}].*)",
+    r"(?:\\[ ,;]|:)*\s*(?P<rest>[^\s(}].*)"
 )
 """`(B) 17`, `\\textbf{(B)}\\ 17`: how contests and chat models name an option with its value."""
 
@@ -230,10 +223,7 @@ def _is_same_number(one: Fraction, is_percent: bool, other: Fraction, is_other: 
 
 
 def _is_rounded(decimal: Fraction, fraction: Fraction) -> bool:
-    """Return whether one is the other, which has no last decimal, to six decimals.
-
-    Source: Math-Verify, `float_rounding`.
-    """
+    """Return whether one is the other to six decimals; source: Math-Verify, `float_rounding`."""
     ends = (10**30 * fraction).denominator == 1
     return not ends and (10**30 * decimal).denominator == 1 and round(decimal - fraction, 6) == 0
 
@@ -257,10 +247,9 @@ def _read_number(cleaned: str) -> tuple[Fraction, bool] | None:
 
 
 def parse_number(text: str) -> tuple[Fraction, bool] | None:
-    """Return the exact value of a number and whether it is a percentage; None for other texts.
+    """Return the exact value of a number, and whether it is a percentage; None for other texts.
 
-    The text is one that `rewrite_latex` returned. Commas separate thousands only where three digits
-    follow each: `1,2` is a list.
+    Commas separate thousands only where three digits follow each: `1,2` is a list.
     """
     if len(text) > _LONGEST_ANSWER:
         return None
@@ -345,9 +334,8 @@ _ASSIGNMENT = re.compile(r"^\s*\\?[A-Za-z](?:_\{?\w\}?)?\s*=(?!=)(?P<value>[^=<>
 def clean_answer(text: str, *, keeps_name: bool = False) -> str:
     r"""Return an answer without the marks around it and without its unit.
 
-    Marks are `$`, `\(...\)`, `\[...\]`, `**`, a final full stop and a name with `=` in front, which
-    stays if it `keeps_name`. Signs of Unicode become LaTeX. As for MATH's judge, units and degrees
-    do not count.
+    Marks are those of mathematics and Markdown, a final full stop, and a name with `=` in front,
+    unless it `keeps_name`. Unicode becomes LaTeX. As for MATH's judge, units do not count.
     """
     text = re.sub(r"\\\$|(?<!\\)\\(?:[()](?![A-Za-z])|[\[\]])", " ", text)
     text = text.translate(_SYMBOLS).replace("**", " ").strip(" `*")
@@ -369,32 +357,24 @@ def rewrite_latex(text: str) -> str:
     r"""Return a cleaned answer in the one form in which MATH's judge compares texts.
 
     Source: `_strip_string` of `math_equivalence.py`: `\frac12`, `1/2` and `0.5` become
-    `\frac{1}{2}`, `\sqrt3` becomes `\sqrt{3}`, and blanks go. A blank between two numbers stays,
-    as they are two.
+    `\frac{1}{2}`, and blanks go, but for one between two numbers.
     """
     text = _WRAPPED.sub(r"\1", text).replace("\\\\", "\\")
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
     text = re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
     text = re.sub(r"\\sqrt(?=[^\[{])(\\?[A-Za-z]+|.)", r"\\sqrt{\1}", text)
-    text = re.sub(r"\\frac(?=[^{])(.)(?:\{([^{}]*)\}|(.))", _write_fraction, text)
+    text = re.sub(r"\\frac(?=[^{])(.)(?:\{([^{}]*)\}|(.))", r"\\frac{\1}{\2\3}", text)
     text = re.sub(r"\\frac\{([^{}]*)\}(?=[^{])(.)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"([\^_])\{(\w)\}", r"\1\2", text)
     text = re.sub(r"^([-+]?)(\d+)/(\d+)$", r"\1\\frac{\2}{\3}", text)
     return r"\frac{1}{2}" if text == "0.5" else text
 
 
-def _write_fraction(match: re.Match[str]) -> str:
-    return f"\\frac{{{match[1]}}}{{{match[2] or match[3]}}}"
-
-
 _FUNCTIONS = re.compile(r"arc|sin|cos|tan|cot|sec|csc|log|exp|sqrt|max|min|gcd|lcm|mod|det")
 
 
 def has_words(text: str) -> bool:
-    """Return whether a cleaned answer holds words, which are compared as text.
-
-    To an algebra system letters are factors, and their order does not count.
-    """
+    """Return whether a cleaned answer holds words, which an algebra system takes for products."""
     text = re.sub(r"\\(?:begin|end)\{\w+\*?\}", " ", _WRAPPED.sub(r" \1 ", text))
     text, commands = re.subn(r"\\[A-Za-z]+", " ", text)
     if not commands and re.fullmatch(r"[A-Za-z' .-]{3,}", text.strip()):
@@ -405,8 +385,7 @@ def has_words(text: str) -> bool:
 def is_small(text: str) -> bool:
     """Return whether an algebra system surely finishes with a cleaned answer.
 
-    Powers of powers, factorials, binomials, sums and integrals of a few characters can take it for
-    ever, so they are bounded or left out.
+    Towers of powers, factorials, sums and integrals of a few characters can take it for ever.
     """
     depth = deepest = 0
     for character in text:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
 
 MOST_FAILED = 0.1
-"""Share of a batch on which a reward function may raise. A service that fails for a moment costs a
-few completions. A defect, or a kind of completion that the function cannot read, would change what
-is trained, so the trial ends."""
+"""Share of a batch on which a reward function may raise: a service may fail for a moment, but a
+defect would change what is trained."""
 MOST_VALUES = 10_000
 """Values that are counted beyond the right number of them: an iterator may never end."""
 ROUNDING = 1e-6
@@ -62,7 +61,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward: its name, its range, and the function that judges one completion."""
+    """A reward, with its range and the function that judges one completion."""
 
     name: str
     low: float
@@ -79,10 +78,9 @@ class Reward:
 
 @dataclass(frozen=True)
 class RewardFailures:
-    """Completions that a reward function could not judge because it raised."""
+    """Completions whose reward is None because its function raised."""
 
     count: int = 0
-    """Completions; their reward is None."""
     first: str = ""
     """The first error, in one line."""
 
@@ -100,8 +98,7 @@ class Scores:
     partial: Mapping[str, Sequence[float | None]] = field(
         default_factory=dict[str, Sequence[float | None]]
     )
-    """Reward name -> N values with partial credit, for rewards that are all or nothing: the signal
-    of a trial with `partial_credit`."""
+    """Reward name -> N values with partial credit, for rewards that are all or nothing."""
     logged: Sequence[tuple[str, float]] = ()
     """Metrics that reward functions logged."""
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
@@ -130,7 +127,7 @@ def call_score(
     lengths: Sequence[int],
     context: CallContext,
 ) -> Scores:
-    """Return the task's scores; its `score` gets the context if it has room for it."""
+    """Return the task's scores; its `score` gets the context if it takes one."""
     known = {"context": context} if "context" in inspect.signature(task.score).parameters else {}
     return task.score(problems, completions, lengths, **known)
 
@@ -195,17 +192,13 @@ def check_scores(scores: Scores, count: int, task: Any) -> None:
 class Task(AbstractContextManager["Task"], Protocol):
     """A source of problems and the judge of completions. Use it as a context manager.
 
-    A trial builds its task with `Task(training, sandbox, data)`: the `TrainingSettings`,
-    `SandboxSettings` and `DataSettings` of the sweep.
+    A trial builds its task with the sections `training:`, `sandbox:` and `data:` of the sweep.
     """
 
     rewards: tuple[str, ...]
-    """Names of the rewards that `score` gives."""
     metrics: tuple[str, ...]
-    """Names of the metrics that `score` gives."""
     instructions: str
-    """The rewarded format in words, for a policy that does not know it; may be empty. Rewards look
-    for each tag that it names."""
+    """The rewarded format in words, with its tags, for a policy that does not know it; or empty."""
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
         """Return `count` problems with distinct prompts; equal arguments give equal lists."""
@@ -214,10 +207,9 @@ class Task(AbstractContextManager["Task"], Protocol):
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> Scores:
-        """Judge N completions, each of the problem at its position.
+        """Judge N completions, which lack the end token that `lengths` in tokens include.
 
-        The texts lack the end token; `lengths` are their tokens, the end token included. A task
-        that takes the keyword `context` as well gets a `CallContext`.
+        A task that takes the keyword `context` as well gets a `CallContext`.
         """
         ...
 
@@ -235,8 +227,5 @@ class JudgesEarly(Protocol):
     """A task that can begin with a completion while others are still being sampled."""
 
     def begin_judging(self, problem: Problem, completion: str) -> None:
-        """Begin what `score` needs of a completion, in the background; any thread may call it.
-
-        `score` gives the same values without it, later.
-        """
+        """Begin what `score` needs of a completion, in the background; any thread may call it."""
         ...

@@ -1,12 +1,9 @@
 """The code task: write Python, which the sandbox runs against several tests.
 
 Problems come from a data set (`code_layouts`), or are synthetic: each describes a one-argument
-function `f`. `rate` needs serial arithmetic, which a small policy cannot do in one pass but can do
-step by step. A short answer is less often right, so correctness and length really conflict.
-`chain` nests operations on a number, `list` on a list. Expected values come from closures that are
-composed along with the expression, so nothing is ever evaluated from text in this process.
-
-Candidate code never runs in this process.
+function `f`. `rate` needs serial arithmetic (see `generation`), `chain` nests operations on a
+number, `list` on a list. Expected values come from closures that are composed along with the
+expression: no code of a problem or a completion runs in this process.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
 from gdpo_tune.tasks.rewards import BLOCK_FORMAT, BUG_FREE, LENGTH, TESTS_PASSED, score_bug_free
 from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, TaskMetric, measure_rewards
@@ -96,13 +93,7 @@ _Step = tuple[_Operation, int]
 """An operation and its constant."""
 
 
-def draw_code_problems(split: Split, count: int, seed: int) -> list[Problem]:
-    """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
-    return draw_problems("code", _FAMILIES, split, count, seed)
-
-
 def _draw_rate(rng: random.Random) -> Problem:
-    """Draw a constant that must be computed, then used once."""
     steps = draw_steps(rng)
     phrases = [f"k is {steps[0].value}", *(step.phrase for step in steps)]
     notes = [str(step) for step in steps]
@@ -128,7 +119,6 @@ def _draw_rate(rng: random.Random) -> Problem:
 
 
 def _draw_chain(rng: random.Random) -> Problem:
-    """Draw nested operations on a number."""
     while True:
         steps = [_draw_operation(rng, _CHAIN) for _ in range(rng.randint(2, 5))]
         function = _compose(steps)
@@ -140,7 +130,6 @@ def _draw_chain(rng: random.Random) -> Problem:
 
 
 def _draw_list(rng: random.Random) -> Problem:
-    """Draw nested operations on a list, then one result."""
     hidden = (*_HIDDEN_LISTS, [24, *(rng.randint(-20, 20) for _ in range(rng.randint(2, 5)))])
     while True:
         steps = [_draw_operation(rng, _LIST) for _ in range(rng.randint(0, 2))]
@@ -187,7 +176,6 @@ def _nest_operations(
 
 
 def _build_tests(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[list[Any]]:
-    """Return pairs [argument, expected value]."""
     return [[argument, function(argument)] for argument in arguments]
 
 
@@ -196,6 +184,10 @@ _FAMILIES: dict[str, Family] = {
     "chain": (0.2, _draw_chain),
     "list": (0.2, _draw_list),
 }
+
+
+draw_code_problems = functools.partial(draw_problems, "code", _FAMILIES)
+"""Draws problems of a split; see `draw_problems`."""
 
 
 class CodeTask(BuiltInTask):
@@ -234,12 +226,7 @@ class CodeTask(BuiltInTask):
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
     ) -> list[Result | None]:
-        """Run the program of each completion.
-
-        Raises:
-            SandboxUnavailable: this machine offers no isolation, so nothing was run.
-            SandboxInfraError: the sandbox broke; no completion gets a zero for that.
-        """
+        # SandboxUnavailable and SandboxInfraError pass: no completion gets a zero for them.
         return self._start_runner().gather(problems, completions)
 
     def environment(self) -> dict[str, str]:

@@ -44,7 +44,7 @@ from gdpo_tune.tasks.rewards import write_answer
 # are not used.
 #
 # Source: arXiv 2105.09938; columns of `codeparrot/apps`, and `eval/testing_util.py` of
-# github.com/hendrycks/apps, whose rule of comparison `sandbox.inside.equality` has.
+# github.com/hendrycks/apps, whose rule of comparison `sandbox/guest/grading.py` has.
 
 _IO = "input_output"
 _APPS_HEAD = """import sys
@@ -81,7 +81,10 @@ def convert_apps(row: Row) -> Problem:
     function = tests.get("fn_name")
     request = f"{question}\n{starter}\n" if starter else f"{question}\n"
     if not function:
-        texts = [[_join_lines(value) for value in values] for values in (inputs, outputs)]
+        texts = [
+            [v if isinstance(v, str) else "\n".join(map(str, require_list(v, _IO))) for v in values]
+            for values in (inputs, outputs)
+        ]
         pairs = check_streams(texts[0], texts[1], _IO)
         return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_APPS_JUDGE)
     if not isinstance(function, str) or not function.isidentifier():
@@ -104,11 +107,6 @@ def _read_keys(value: Any) -> Any:
     return value
 
 
-def _join_lines(value: object) -> str:
-    """Return a text as it is, and a list of lines as one text."""
-    return value if isinstance(value, str) else "\n".join(map(str, require_list(value, _IO)))
-
-
 def _write_calls(function: str, calls: Iterable[tuple[Any, object]], column: str) -> dict[str, Any]:
     """Return the part of a problem that calls a function, or the method of a class Solution."""
     asserts: list[str] = []
@@ -122,11 +120,6 @@ def _write_calls(function: str, calls: Iterable[tuple[Any, object]], column: str
     return {"function": function, "asserts": asserts, "tail": f"{tail}Solution().{function}"}
 
 
-def _write_apps(row: Row) -> str:
-    solutions = parse_json(row.get("solutions"), "solutions")
-    return _write_first_program(require_texts(solutions, "solutions"))
-
-
 def _write_first_program(programs: Iterable[str]) -> str:
     """Return the first program that Python 3 can read, as a completion; some are for Python 2."""
     for program in programs:
@@ -138,7 +131,9 @@ def _write_first_program(programs: Iterable[str]) -> str:
 
 APPS = LayoutInfo(
     convert_apps,
-    write_reference=_write_apps,
+    write_reference=lambda row: _write_first_program(
+        require_texts(parse_json(row.get("solutions"), "solutions"), "solutions")
+    ),
     solution=("solutions",),
     tasks=("code",),
     columns=("question", "input_output"),
@@ -154,7 +149,7 @@ APPS = LayoutInfo(
 # picture (`<image>`), cannot be solved here and are left out. `time_limit` is that of one test.
 #
 # Source: Science 378 (2022), AlphaCode; columns of `deepmind/code_contests`, and `OutputsMatch` of
-# its judge (`execution/tester_sandboxer.cc`), whose rule `sandbox.inside.equality` has.
+# its judge (`execution/tester_sandboxer.cc`), whose rule `sandbox/guest/grading.py` has.
 
 _CONTEST_TESTS = ("public_tests", "private_tests", "generated_tests")
 
@@ -354,21 +349,6 @@ HUMANEVAL = LayoutInfo(
 # Source: arXiv 2108.07732; columns of `google-research-datasets/mbpp`, both configurations.
 
 
-def convert_mbpp(row: Row) -> Problem:
-    """Return the problem of a row of the full edition."""
-    return _convert_mbpp(row, "text", get_optional_text(row, "test_setup_code"), "test_setup_code")
-
-
-def convert_mbpp_sanitized(row: Row) -> Problem:
-    """Return the problem of a row of the sanitized edition, with the text in `prompt`."""
-    return _convert_mbpp(
-        row,
-        "prompt",
-        "\n".join(require_texts(row.get("test_imports"), "test_imports")),
-        "test_imports",
-    )
-
-
 def _convert_mbpp(row: Row, column: str, setup: str, setup_column: str) -> Problem:
     tests = [
         check_assert(test, "test_list") for test in require_texts(row.get("test_list"), "test_list")
@@ -378,22 +358,21 @@ def _convert_mbpp(row: Row, column: str, setup: str, setup_column: str) -> Probl
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     solution = _parse(get_text(row, "code"), "code")
     definitions = {node.name for node in solution.body if isinstance(node, kinds)}
-    function = _find_tested_function(tests[0], definitions)
+    for call in ast.walk(_parse(tests[0], "test_list")):
+        match call:
+            case ast.Call(func=ast.Name(id=function)) if function in definitions:
+                break
+            case _:
+                pass
+    else:
+        reason = f"the first test calls nothing that the code defines: {tests[0]!r}"
+        raise RowError("test_list", reason)
     _parse(setup, setup_column)
     example = f"The function must pass this test:\n{tests[0].strip()}\n"
     request = f"{get_text(row, column).strip()}\n{example}"
     setup = f"{setup.strip()}\n" if setup.strip() else ""
     asserts = [check_assert(setup + test, setup_column) for test in tests]
     return build_code_problem(request, "mbpp", function=function, asserts=asserts)
-
-
-def _find_tested_function(test: str, definitions: set[str]) -> str:
-    """Return the function of the solution that a test calls."""
-    calls = (node for node in ast.walk(_parse(test, "test_list")) if isinstance(node, ast.Call))
-    for call in calls:
-        if isinstance(call.func, ast.Name) and call.func.id in definitions:
-            return call.func.id
-    raise RowError("test_list", f"the first test calls nothing that the code defines: {test!r}")
 
 
 def _parse(source: str, column: str) -> ast.Module:
@@ -408,7 +387,9 @@ def _write_mbpp(row: Row) -> str:
 
 
 MBPP = LayoutInfo(
-    convert_mbpp,
+    lambda row: _convert_mbpp(
+        row, "text", get_optional_text(row, "test_setup_code"), "test_setup_code"
+    ),
     write_reference=_write_mbpp,
     tasks=("code",),
     columns=("text", "code", "test_list"),
@@ -416,7 +397,12 @@ MBPP = LayoutInfo(
     doc="MBPP, full edition: a text and asserts, of which the first is shown",
 )
 MBPP_SANITIZED = LayoutInfo(
-    convert_mbpp_sanitized,
+    lambda row: _convert_mbpp(
+        row,
+        "prompt",
+        "\n".join(require_texts(row.get("test_imports"), "test_imports")),
+        "test_imports",
+    ),
     write_reference=_write_mbpp,
     tasks=("code",),
     columns=("prompt", "code", "test_list", "test_imports"),

@@ -41,10 +41,7 @@ def get_optional_text(row: Row, column: str) -> str:
 
 
 def get_answer(row: Row, column: str) -> str:
-    """Return an answer as a text: a text, a number, or a list of them, separated by commas.
-
-    A number is written plainly: 27.0 is `27`.
-    """
+    """Return an answer as a text: a text, a plain number (27.0 is `27`), or a list with commas."""
     value = row.get(column)
     if isinstance(value, list):
         if not value:

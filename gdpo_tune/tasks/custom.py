@@ -105,8 +105,8 @@ class RewardFunctionTask(CloseableResource):
     def rows(self) -> Iterable[Mapping[str, Any]]:
         """Return every row: its `prompt`, and the columns that the functions want.
 
-        A prompt is a text, or in all rows a list of messages, mappings with `role` and `content`.
-        It alone decides whether a row is for training, validation or test.
+        A prompt is a text, or in all rows a list of messages with `role` and `content`. It alone
+        decides whether a row is for training, validation or test.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method rows()")
 
@@ -134,7 +134,7 @@ class RewardFunctionTask(CloseableResource):
         *,
         context: CallContext | None = None,
     ) -> Scores:
-        """Call every function on N completions, each time with its own copy of everything.
+        """Call every function on N completions, each with its own copy of everything.
 
         Raises:
             TrialFailure: a function returned another number of values, or what is no number.
@@ -162,9 +162,8 @@ class RewardFunctionTask(CloseableResource):
 
     def __enter__(self) -> Self:
         """Refuse splits that are too small, before a sweep starts."""
-        self.problems("train", self.settings.train_prompts, 0)
-        self.problems("validation", self.settings.validation_prompts, 0)
-        self.problems("test", self.settings.test_prompts, 0)
+        for split in ("train", "validation", "test"):
+            self.problems(split, getattr(self.settings, f"{split}_prompts"), 0)
         return self
 
     def load_functions(self) -> None:
@@ -262,11 +261,10 @@ Call = Callable[[str, int | None, Batch], CallResult]
 
 
 def score_by_functions(names: Sequence[str], call: Call, batch: Batch) -> Scores:
-    """Return what functions say of N completions.
+    """Return the scores by functions of N completions.
 
-    A function that raises is called once more, because a service may have been away, then for
-    each completion alone, as one that ends its process is at once. Completions that it does not
-    judge alone are not scored.
+    A function that raises is called once more, because a service may have been away, then for each
+    completion alone, as is one that ends its process. What it does not judge alone is not scored.
     """
     results: dict[str, CallResult] = {}
     failures: dict[str, RewardFailures] = {}
@@ -353,14 +351,14 @@ def _build_keywords(batch: Batch) -> dict[str, Any]:
 
 
 def name_reward(function: RewardFunction | str) -> str:
-    """Return a function's name, or a model's last part with `_` for all but letters and digits."""
+    """Return a function's name, or the last part of a model's with `_` for other signs."""
     if isinstance(function, str):
         return re.sub(r"\W", "_", Path(function).name)
     return getattr(function, "__name__", type(function).__name__)
 
 
 def locate_function(function: RewardFunction | str) -> str:
-    """Return a function's file and line; what a reward model is, for its name."""
+    """Return a function's file and line."""
     if isinstance(function, str):
         return "a reward model"
     plain: Any = inspect.unwrap(getattr(function, "func", function))

@@ -3,12 +3,10 @@
 A source is a data file, a directory of such files, a clone of a data set on the Hub, what
 `save_to_disk` of `datasets` wrote, or the id of a data set on the Hub.
 
-Splits are disjoint by a hash of the prompt. They are those of the embedded tasks
-(`generation.choose_split`), except that nothing is kept for a warm start: 80 % of the prompts are
-for training, 10 % for the search, 10 % for the front. A prompt is in the same split whatever else
-is in the file, and in whatever order. `data.split` names the split of the data set that all three
-are cut from. Where `data.validation` or `data.test` names one of the data set's own, that is used
-as it is, and its prompts are left out of the others.
+Splits are disjoint by a hash of the prompt, whatever else is in the file: 80 % of the prompts are
+for training, 10 % for the search, 10 % for the front. They are cut from `data.split`. Where
+`data.validation` or `data.test` names a split of the data set's own, that is used as it is, and its
+prompts are left out of the others.
 """
 
 from __future__ import annotations
@@ -52,8 +50,8 @@ if TYPE_CHECKING:
 PlacedRow = tuple[str, Row]
 """Where a row stands, such as `train.jsonl:12`, and the row."""
 LARGEST_SHARE_LEFT_OUT = 0.5
-"""With more unusable rows than this share, the layout is probably not that of the data. With more
-held-out prompts than this share in the training rows, both are probably the same split."""
+"""Of unusable rows, beyond which the layout is probably wrong; of held-out prompts among those of
+training, beyond which both are probably the same split."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
     row in `data.test` counts, then that in `data.validation`; case and white space do not matter.
 
     Raises:
-        DataError: the data cannot be read, holds no row, or most rows cannot be used.
-        DataError: most held-out prompts are in another split too.
+        DataError: the data cannot be read or hold no row, most rows cannot be used, or most
+            held-out prompts are in another split too.
     """
     splits: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
     held_out = list_parts(data)
@@ -150,8 +148,7 @@ def read_rows(
 ) -> Iterator[PlacedRow]:
     """Yield the rows of a source, in order, by the names of the layout's columns and of `others`.
 
-    `part` is `train` for `data.split`, from which splits are cut, or a split that is held out as it
-    is; see `name_columns`.
+    `part` is `train` for `data.split`, or a split that is held out as it is.
 
     Raises:
         DataError: the source cannot be read, or lacks a required column.
@@ -385,7 +382,7 @@ SYNONYMS = (
 class MissingColumnsError(DataError):
     """Data that lack columns; `present` are those that there are.
 
-    The message alone makes one too, since `cli.name_file` and `pickle` make an error of it again.
+    `cli.name_file` and `pickle` make such an error of the message alone.
     """
 
     def __init__(self, message: str, present: Collection[str] = ()) -> None:
@@ -412,9 +409,8 @@ def name_columns(
 ) -> Row:
     """Return a row of the data by the names of a layout, of which the first is the prompt.
 
-    A template writes what is no text as JSON, and None as nothing. A prompt that is a list of
-    messages becomes the text of the last one, and the row has all as its `TURNS`. What an assistant
-    says at the end is the solution or answer, if there is none.
+    A template writes what is no text as JSON, and None as nothing. Messages become the text of the
+    last one and the row's `TURNS`; what an assistant says at the end is a missing solution.
     """
     names = (*layout.columns, *layout.optional, *others)
     columns = {name: data.columns.get(name, name) for name in names}

@@ -34,9 +34,7 @@ DECISIVE_ROWS = 20
 
 
 def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> list[Problem]:
-    """Return `count` problems of one split with distinct prompts, chosen by the seed.
-
-    A smaller `count` gives the first of them. The order of the rows does not matter.
+    """Return `count` problems of one split, chosen by the seed whatever the order of the rows.
 
     Raises:
         DataError: the data cannot be read, or the split holds fewer prompts.
@@ -58,13 +56,11 @@ def describe_data(data: DataSettings) -> dict[str, str]:
 def check_data(
     data: DataSettings, training: TrainingSettings, modules: Collection[str] = ()
 ) -> None:
-    """Refuse, before any work starts, data that would fail every trial.
-
-    `modules` are those that a sandbox offers besides the standard library.
+    """Refuse data that would fail every trial.
 
     Raises:
         DataError: the data cannot be read or used, a split holds too few prompts, or tests import
-            other modules.
+            other modules than the standard library and `modules`.
     """
     if not data.source:
         return
@@ -116,8 +112,7 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
     """Return the layout that fits the first rows of a file or directory best; None for others.
 
     A task or layout that is given is kept. Most of the rows have to become problems. Then fewer
-    columns with other names count, then more columns of the layout, then the order of `LAYOUTS`, in
-    which the stricter ones come first.
+    renamed columns count, then more columns, then the order of `LAYOUTS`: stricter ones first.
 
     Raises:
         DataError: the source cannot be read.

@@ -109,8 +109,8 @@ def check_streams(inputs: object, outputs: object, column: str) -> list[tuple[st
     """Return pairs of input and expected output that the sandbox can run.
 
     Raises:
-        RowError: they are no lists of texts; there are more inputs than outputs, or fewer; nothing
-            is expected, so that every program would pass; or a text is not Unicode.
+        RowError: they are no lists of texts of one length, nothing is expected, so that every
+            program would pass, or a text is not Unicode.
     """
     given, expected = require_texts(inputs, column), require_texts(outputs, column)
     if len(given) != len(expected):
@@ -179,10 +179,7 @@ def run_programs(
 
 @lru_cache(maxsize=1)
 def measure_slowness(sandbox: Sandbox) -> float:
-    """Return how often the CPU time of a small program is that of the reference; at least 1.
-
-    It is measured once a sandbox, as the shortest of three runs.
-    """
+    """Return how much slower a small program runs than on the reference, at least 1, at best."""
     limits = Limits(cpu_seconds=_REFERENCE_SECONDS * _MOST_SLOWNESS, wall_seconds=60.0)
     results = sandbox.run_batch([Job(_LOOP, (Call("f", (), None),), limits=limits)] * 3)
     seconds = min(result.cpu_seconds for result in results)
@@ -226,8 +223,8 @@ def build_program_job(problem: Problem, program: str, limits: Limits, slowness: 
 class BackgroundRunner:
     """Runs programs in a thread of its own, and keeps each result until it is gathered once.
 
-    A verdict depends on a program and its tests alone, so it may be found before it is asked for:
-    while other completions are still being sampled.
+    A verdict depends on a program and its tests alone, so it may be found while other completions
+    are still being sampled.
     """
 
     def __init__(self, run: RunPrograms) -> None:

@@ -38,10 +38,9 @@ def draw_problems(
     seed: int,
     split_by: Callable[[Problem], str] = lambda problem: problem.prompt,
 ) -> list[Problem]:
-    """Return `count` problems of one split with distinct prompts.
+    """Return `count` problems of one split with distinct prompts, the same on every machine.
 
-    The same arguments give the same list on every machine. `split_by` returns the text that two
-    problems of different splits never share.
+    `split_by` returns the text that two problems of different splits never share.
 
     Raises:
         UsageError: the split does not hold that many distinct prompts.
@@ -106,7 +105,7 @@ class ArithmeticStep:
 
 
 def draw_steps(rng: random.Random) -> list[ArithmeticStep]:
-    """Draw two or three steps, each from the result of the one before; starts at 2 to 12."""
+    """Draw two or three steps, each from the result of the one before."""
     value = rng.randint(2, 12)
     steps: list[ArithmeticStep] = []
     for _ in range(rng.randint(2, 3)):

@@ -1,7 +1,6 @@
 """Layouts of data sets for `math`, `gsm8k` and `tools`: a function of a row, and its `LayoutInfo`.
 
-A function raises `RowError` for a row that cannot become a problem: a column is missing or not of
-its kind, there is no test, or the answer cannot be parsed.
+A function raises `RowError` for a row that cannot become a problem.
 
 `Problem.data` is what the tasks agree on: for `math` and `gsm8k` `{"answer": text}`; for `tools`
 `{"calls": [{"name", "parameters"}], "response": bool}`; for `code` see `execution`.
@@ -73,12 +72,6 @@ GSM8K = LayoutInfo(
 # Source: arXiv 2103.03874; columns of the released data and of its copies on the Hub.
 
 
-def convert_competition_math(row: Row) -> Problem:
-    """Return the problem, and the answer as `data["answer"]`."""
-    data = {"answer": read_math_answer(row)}
-    return Problem(get_text(row, "problem").strip() + "\n", "math", data)
-
-
 def read_math_answer(row: Row) -> str:
     """Return the answer that a row states, or else that of its solution."""
     if row.get("answer") not in (None, "") or "solution" not in row:
@@ -96,14 +89,14 @@ def require_comparable(answer: str, column: str) -> str:
     return answer
 
 
-def _write_competition_math(row: Row) -> str:
-    solution = get_optional_text(row, "solution").strip()
-    return write_answer(solution, extract_box(solution) or read_math_answer(row))
-
-
 MATH = LayoutInfo(
-    convert_competition_math,
-    write_reference=_write_competition_math,
+    lambda row: Problem(
+        get_text(row, "problem").strip() + "\n", "math", {"answer": read_math_answer(row)}
+    ),
+    write_reference=lambda row: write_answer(
+        solution := get_optional_text(row, "solution").strip(),
+        extract_box(solution) or read_math_answer(row),
+    ),
     tasks=("math", "gsm8k"),
     columns=("problem",),
     one_of=("answer", "solution"),
@@ -114,9 +107,9 @@ MATH = LayoutInfo(
 
 # Questions with their answers alone, in the columns in which each set was released.
 #
-# Some have a context or body, which stands above the question. Of the answers of ASDiv the unit is
-# left out: `9 (apples)`. OlympiadBench's `error` is the tolerance of an answer. The reference
-# solution is the answer itself. `verl` is the form of verl's training files.
+# A context or body stands above the question. Of the answers of ASDiv the unit is left out:
+# `9 (apples)`. OlympiadBench's `error` is the tolerance of an answer. The reference solution is the
+# answer itself. `verl` is the form of verl's training files.
 #
 # Source: arXiv 2103.07191 (SVAMP), arXiv 2106.15772 (ASDiv), NAACL 2016 (MAWPS), arXiv 2402.14008
 # (OlympiadBench); columns of the released data and in `evaluation/data` of
@@ -253,11 +246,6 @@ TOOLRL = LayoutInfo(
 # Source: `dataset/rlla_sft.json` of github.com/qiancheng0/ToolRL.
 
 
-def convert_rlla_sft(row: Row) -> Problem:
-    """Return the problem of `convert_toolrl` for a demonstration."""
-    return convert_toolrl(_arrange_demonstration(row))
-
-
 def _arrange_demonstration(row: Row) -> Row:
     texts = [get_text(row, "instruction"), get_optional_text(row, "input")]
     truth = {"ground_truth": get_text(row, "output")}
@@ -265,7 +253,7 @@ def _arrange_demonstration(row: Row) -> Row:
 
 
 RLLA_SFT = LayoutInfo(
-    convert_rlla_sft,
+    lambda row: convert_toolrl(_arrange_demonstration(row)),
     write_reference=lambda row: _read_truth(_arrange_demonstration(row))[0],
     tasks=("tools",),
     columns=("instruction", "output"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
-from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import (
     ArithmeticStep,
     Family,
@@ -45,11 +46,6 @@ _SENTENCES = {
     "*": ("Then has {n} times as many.",),
     "/": ("Gives half.",),
 }
-
-
-def draw_math_problems(split: Split, count: int, seed: int) -> list[Problem]:
-    """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
-    return draw_problems("math", _FAMILIES, split, count, seed, lambda p: p.data["calculation"])
 
 
 def _draw_story(rng: random.Random) -> Problem:
@@ -98,6 +94,12 @@ _FAMILIES: dict[str, Family] = {
     "total": (0.2, _draw_total),
     "change": (0.2, _draw_change),
 }
+
+
+draw_math_problems = partial(
+    draw_problems, "math", _FAMILIES, split_by=lambda p: p.data["calculation"]
+)
+"""Draws problems of a split; see `draw_problems`."""
 
 
 class MathTask(BuiltInTask):

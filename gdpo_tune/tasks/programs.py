@@ -55,15 +55,10 @@ def extract_program(
 ) -> str:
     """Return the program in a completion; empty if there is none.
 
-    Among several fences it is the last one that defines the function, with what it needs of those
-    above; or the last one in Python, if the program reads and prints.
-
-    Args:
-        completion: any text.
-        function: function or class that the program defines; empty if it reads and prints.
-        head: Python above the program. Where it begins the function, the completion may be the
-            body alone, and the program is the head with that body.
-        reads_open_thoughts: see `answers.find_answer`.
+    Among several fences it is the last one that defines `function`, with what it needs of those
+    above; or the last one in Python, if the program reads and prints, so that `function` is empty.
+    `head` is Python above the program. Where it begins the function, the completion may be the body
+    alone, and the program is the head with that body.
     """
     text, is_marked = find_answer(completion, reads_open_thoughts=reads_open_thoughts)
     text = text[:_MOST_CHARACTERS].replace("\r\n", "\n")
@@ -216,13 +211,12 @@ def _has_body(tree: ast.Module, function: str) -> bool:
         for each in (*_list_methods(node)[::-1], node):
             if function in _list_bound_names(each) and not isinstance(each, _IMPORTS):
                 body = each.body if isinstance(each, _FUNCTIONS) else []
-                return not body or not all(map(_does_nothing, body))
+                return not body or not all(
+                    isinstance(line, ast.Pass | ast.Raise)
+                    or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+                    for line in body
+                )
     return False
-
-
-def _does_nothing(node: ast.stmt) -> bool:
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_text or isinstance(node, ast.Pass | ast.Raise)
 
 
 def _list_methods(node: ast.stmt) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -244,7 +238,6 @@ def _list_missing_names(tree: ast.AST) -> set[str]:
 
 
 def _read_names(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Return the names that code reads, and those that it binds anywhere."""
     read: set[str] = set()
     bound: set[str] = set()
     for node in ast.walk(tree):

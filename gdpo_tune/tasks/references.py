@@ -1,7 +1,7 @@
 """Reference solutions of a data set, scored by the rewards of a sweep before it starts.
 
 A wrong layout, a wrong column and a broken grader have one sign: solutions that the data calls
-right earn nothing. Rows without a solution are not counted, nor are those that give no problem.
+right earn nothing. Rows without a solution or a problem are not counted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,7 +95,7 @@ def read_references(data: DataSettings) -> Iterator[Reference]:
 def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) -> ReferenceCheck:
     """Score a sample of the references with the first reward of a task, its correctness.
 
-    The result is cached by the content of the sample, the settings and the code that scores.
+    The result is cached by sample, settings and code.
 
     Raises:
         DataError: the data cannot be read, or most references earn less than full marks.
@@ -103,10 +103,15 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
     rows = collect_once(data).rows
     # Drawn, not every n-th: a fault of every n-th row would be all that is seen.
     drawn = set(random.Random(0).sample(range(rows), min(SAMPLE, rows)))
-    sampled = (one for row, one in enumerate(read_references(data)) if row in drawn)
-    references = [one for one in sampled if one.problem and not one.reason]
+    chosen = (one for row, one in enumerate(read_references(data)) if row in drawn)
+    references = [one for one in chosen if one.problem and not one.reason]
     reward = task.judged_rewards[0]
-    key = _hash_inputs(references, sandbox.model_dump(), reward.score.__name__)
+    package = Path(__file__).parents[1]
+    files = sorted(f for room in ("tasks", "sandbox") for f in (package / room).rglob("*.py"))
+    sampled = [(one.place, one.completion, one.problem.data) for one in references if one.problem]
+    facts = [[*hash_files(files).values()], sandbox.model_dump(), reward.score.__name__, sampled]
+    text = json.dumps(facts, sort_keys=True, default=str).encode("utf-8", "replace")
+    key = hashlib.blake2b(text, digest_size=16).hexdigest()
     cache = read_cache("references.json")
     if key not in cache:
         began = time.monotonic()
@@ -146,15 +151,6 @@ def _list_wrong(references: Sequence[Reference], task: Any) -> Iterator[tuple[st
             stated = f"; the data's answer is {make_printable(gold)}" if gold else ""
             shown = f"{reward.name} is {value} for ...{end}{stated}"
             yield one.place, describe_result(result) if scores.results else shown
-
-
-def _hash_inputs(references: Sequence[Reference], sandbox: Mapping[str, Any], score: str) -> str:
-    package = Path(__file__).parents[1]
-    files = sorted(f for room in ("tasks", "sandbox") for f in (package / room).rglob("*.py"))
-    code = list(hash_files(files).values())
-    sampled = [(one.place, one.completion, one.problem.data) for one in references if one.problem]
-    text = json.dumps([code, sandbox, score, sampled], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def describe_result(result: Result | None) -> str:

@@ -28,16 +28,13 @@ _TAG = re.compile(r"</?(?:think|answer)>")
 
 
 def score_block_format(sample: Sample) -> float:
-    """Return 1.0 for exactly one think block and then exactly one answer block, else 0.0.
+    """Return 1.0 for one think block and then one answer block, else 0.0.
 
-    White space may stand between and after the blocks, nothing else. The think block may be empty,
-    so that this reward does not work against a short completion.
+    White space alone may stand between and after them. The think block may be empty, so that this
+    reward does not work against a short completion.
     """
     blocks = _BLOCKS.fullmatch(sample.completion.lstrip())
-    if blocks is None:
-        return 0.0
-    inner = blocks["think"] + blocks["answer"]
-    return 0.0 if _TAG.search(inner) else 1.0
+    return float(blocks is not None and not _TAG.search(blocks["think"] + blocks["answer"]))
 
 
 BLOCK_FORMAT = Reward(
@@ -65,11 +62,7 @@ TESTS_PASSED = Reward(
 
 
 def score_bug_free(sample: Sample) -> float:
-    """Return 1.0 if the program does not break, else 0.0.
-
-    It is there, compiles, raises in no test and stays within the limits of the sandbox. Its answers
-    may be wrong.
-    """
+    """Return 1.0 for a program that compiles, raises in no test and keeps the limits, else 0.0."""
     return float(sample.result is not None and not sample.result.has_bug)
 
 
@@ -81,9 +74,8 @@ BUG_FREE = Reward("bug_free", 0, 1, score_bug_free, "share whose program does no
 def score_answer(sample: Sample) -> float:
     """Return 1.0 if the completion's answer equals `data["answer"]`, else 0.0.
 
-    `data["tolerance"]`, where a problem has it, is the largest absolute error of a number. Of the
-    problems that the task itself writes, answers in thoughts that never end count, as ever: values
-    of earlier sweeps stay comparable.
+    `data["tolerance"]` may be the largest absolute error of a number. Of problems that the task
+    itself writes, answers in thoughts that never end count, as in earlier sweeps.
     """
     data = sample.problem.data
     answer = extract_answer(sample.completion, reads_open_thoughts="calculation" in data)
@@ -98,8 +90,7 @@ ANSWER = Reward("correctness", 0, 1, score_answer, "share of completions with th
 def score_exact_answer(sample: Sample) -> float:
     """Return 1.0 if the answer is the normalised `data["answer"]` exactly, else 0.0.
 
-    The answer is the text after the last `<answer>`, or all of a completion without that tag, so a
-    bare `42` is correct. The gold answer is normalised first: otherwise this reward and `integer`
+    A completion without tags is an answer. Without the normalization, this reward and `integer`
     could contradict each other.
     """
     gold = normalize_number(sample.problem.data["answer"])
@@ -121,10 +112,7 @@ GSM8K_ANSWER = Reward(
 
 
 def score_integer(sample: Sample) -> float:
-    """Return 1.0 if the answer consists of ASCII digits alone, else 0.0.
-
-    As in the method's recipe, `-5`, `1,000` and `18.0` are no integers.
-    """
+    """Return 1.0 if the answer is ASCII digits alone, so not `-5` or `1,000`, else 0.0."""
     answer = _extract_finished_answer(sample.completion)
     return float(answer.isascii() and answer.isdigit())
 
@@ -145,10 +133,7 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def score_gsm8k_format(sample: Sample) -> float:
-    """Return 1.0 for the two blocks with one line break between, each tag once, else 0.0.
-
-    As in Python's `$`, a single line break may follow.
-    """
+    """Return 1.0 for two blocks with one line break between and at most one after, else 0.0."""
     text = sample.completion
     once = all(text.count(tag) == 1 for tag in _TAGS)
     return float(once and _LINES.match(text) is not None)

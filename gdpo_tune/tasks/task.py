@@ -48,7 +48,7 @@ class BuiltInTask(CloseableResource):
     format_request: str
     """The instructions, with `{limit}` where the tokens of the length reward belong."""
     generate: Callable[[Split, int, int], list[Problem]]
-    """Writes so many problems of a split by a seed, for a sweep without a data set."""
+    """Draws `count` problems of a split by a seed, for a sweep without a data set."""
 
     def __init__(
         self,
@@ -58,10 +58,7 @@ class BuiltInTask(CloseableResource):
         optional_rewards: Collection[str] = (),
         scoring: Scoring = STRICT,
     ) -> None:
-        """Switch the named optional rewards on; `sandbox` is for tasks that run code.
-
-        `scoring` chooses the functions of rewards, and of the metrics that have their names.
-        """
+        """Switch optional rewards on; `scoring` also decides metrics with names of rewards."""
         self._settings = sandbox or SandboxSettings()
         extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
         infos = (*self.reward_infos, *extra)
@@ -99,7 +96,7 @@ class BuiltInTask(CloseableResource):
         """Return `count` problems with distinct prompts; see `Task`.
 
         Raises:
-            UsageError: the split does not hold that many prompts, or the data cannot be used.
+            UsageError: the split holds fewer, or the data cannot be used.
         """
         if self._data.source:
             return select_problems(self._data, split, count, seed)

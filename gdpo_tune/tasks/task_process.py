@@ -1,11 +1,9 @@
 """A task from a user's file in a process of its own, which may hang, exit, print or fork.
 
-The process is a fresh interpreter. It calls reward functions in its main thread, where limits by
-signals work, in a sweep as in a training alone. A call that does not return in time is killed, and
-the process starts again. It ends with its parent.
-
-Requests and answers are pickles over a pair of sockets: a method and its arguments, then its result
-or the error that it raised.
+The process is a fresh interpreter, which ends with its parent. It calls reward functions in its
+main thread, where limits by signals work. A call that does not return in time is killed, and the
+process starts again. Requests and answers are pickles over a pair of sockets: a method and its
+arguments, then its result or the error that it raised.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ _START = (
 
 
 class TaskProcess(CloseableResource):
-    """A task in a file, as `Task`; its functions run in another process. Threads may share it."""
+    """A task in a file whose functions run in another process. Threads may share it."""
 
     def __init__(
         self,
@@ -75,11 +73,7 @@ class TaskProcess(CloseableResource):
         sandbox: SandboxSettings,
         data: DataSettings,
     ) -> None:
-        """Start the process and build the task in it, whose class describes it.
-
-        Raises:
-            TaskFileError: the task cannot be built.
-        """
+        """Start the process and build the task in it; raise TaskFileError if that fails."""
         self.task, self.settings = task, training
         self.rewards: tuple[str, ...] = tuple(task_class.rewards)
         self.metrics: tuple[str, ...] = tuple(task_class.metrics)
@@ -212,12 +206,7 @@ class TaskProcess(CloseableResource):
             raise ProcessEndedError(reason)
 
     def _receive(self, deadline: float) -> Any:
-        """Return the answer; pass output on until then.
-
-        Raises:
-            TimeoutError: the deadline has passed.
-            EOFError, OSError: the process has ended.
-        """
+        """Return the answer; raise TimeoutError at the deadline, EOFError or OSError at an end."""
         output: Any = self._process.stdout
         waiting: list[Any] = [self._connection, output]
         while True:
@@ -240,13 +229,10 @@ class TaskProcess(CloseableResource):
 
 
 def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
-    """Call every reward on a few texts of the data: two prompts with four completions each.
+    """Call every reward on a few texts; return the time of each function, and warnings.
 
-    Those are an empty one, a text of the row, one with the tags of the instructions, and one of
-    maximal length. Their token ids are made up.
-
-    Returns:
-        The time of each function, and warnings.
+    Two prompts have four completions each: an empty one, a text of the row, one with the tags of
+    the instructions, and one of maximal length.
 
     Raises:
         UsageError: values of a wrong number, type or range; a function that raises for every text,
@@ -349,8 +335,12 @@ def serve_task(descriptor: int) -> None:
                 _seed_draws(0)
             if method == "build":
                 name = arguments[0]
-                task = _build_task(*arguments)
-                result = task.instructions
+                task = task_files.load_class(name)(*arguments[1:])
+                result = getattr(task, "instructions", None)
+                if not isinstance(result, str):
+                    task = None
+                    reason = "instructions has to be a text, which may be empty"
+                    raise TaskFileError(f"{name}: {reason}")
             elif method == "enter":
                 task.__enter__()
             elif method == "score":
@@ -378,17 +368,9 @@ def serve_task(descriptor: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Wait until the parent has gone, however it ended."""
     while os.read(parent, 1):
         pass
     os.killpg(0, signal.SIGKILL)
-
-
-def _build_task(name: str, *settings: Any) -> Any:
-    task = task_files.load_class(name)(*settings)
-    if not isinstance(getattr(task, "instructions", None), str):
-        raise TaskFileError(f"{name}: instructions has to be a text, which may be empty")
-    return task
 
 
 def _seed_draws(number: int) -> None:

@@ -15,12 +15,11 @@ the right calls themselves: 1 + calls + their parameters.
 
 Kept from the released code, although a reader may not expect it:
 
-- only the first tool_call block counts, from its first tag on: a tag that is mentioned in the
-  thoughts is taken for it, which gives -3; neither a missing end tag nor missing thoughts matter;
+- only the first tool_call block counts, even a tag that the thoughts mention, which gives -3;
 - one JSON object a line, so a blank line between calls, or an object over several lines, gives -3;
 - lines end at a line feed alone, not at U+2028 and similar signs, which JSON allows in a text;
 - values are compared as Python does: `1 == True` and `3.0 == 3` are equal, `"1"` and `1` are not;
-- keys of a call beside `name` and `parameters` cost nothing: such a call still earns 3.
+- other keys of a call than `name` and `parameters` cost nothing.
 
 Not kept, unless a sweep has `scoring: released` (`score_released_tool_calls`):
 
@@ -31,9 +30,6 @@ Not kept, unless a sweep has `scoring: released` (`score_released_tool_calls`):
 - a call of a tool that is not wanted needs only a `name`, of any type; here each call has a text as
   its `name` and an object of `parameters`, or all give -3;
 - a request for which no call is right earns 0; here it is not scored.
-
-The switches of the released code, which let its values depend on the step, are off in the scripts
-of both papers. Neither scoring has them.
 
 Source: arXiv 2504.13958 (ToolRL), arXiv 2601.05242 (GDPO); `reward_score/rlla.py`, the same file in
 github.com/NVlabs/GDPO at b080e63 and in github.com/qiancheng0/ToolRL at 8cee13e.
@@ -64,10 +60,7 @@ def score_tool_calls(sample: Sample) -> float | None:
 
 
 def measure_agreement(sample: Sample) -> float:
-    """Return how well the calls in a completion agree with the right ones, from -3 to 3.
-
-    If no call is right, this is 3 without a tool_call block and -3 with one.
-    """
+    """Return the agreement from -3 to 3; if no call is right, 3 without a block and -3 with one."""
     right: Sequence[ToolCall] = sample.problem.data["calls"]
     if not right:
         return LOWEST if "<tool_call>" in sample.completion else HIGHEST
@@ -82,7 +75,6 @@ def _compare_names(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> flo
 
 
 def _scale(score: float, right: Sequence[ToolCall]) -> float:
-    """Return a score as a share of that of the right calls, from -3 to 3."""
     most = 1 + sum(1 + len(call["parameters"]) for call in right)
     return (HIGHEST - LOWEST) * score / most + LOWEST
 
@@ -108,7 +100,6 @@ def parse_calls(completion: str) -> list[ToolCall] | None:
 
 
 def _read_lines(block: str) -> list[Any] | None:
-    """Return the values of lines of JSON; None if one is broken."""
     try:
         return [json.loads(line) for line in block.strip().split("\n")]
     except (ValueError, RecursionError):
@@ -125,8 +116,7 @@ def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
 def compare_calls(right: ToolCall, called: ToolCall) -> float:
     """Return what a pair of calls adds to the score; 0 if they name different tools.
 
-    Where the right call has `accepted` values of its parameters, any of them is right; one with an
-    empty text among them may be left out.
+    Any of the `accepted` values of a parameter is right; an empty text says that it may be missing.
     """
     if right["name"] != called["name"]:
         return 0.0
@@ -204,11 +194,7 @@ _RESPONSE = r"\n<response>.*?</response>"
 
 
 def score_tool_format(sample: Sample) -> float:
-    """Return 1.0 for the tags of the right answer, once each and in order, else 0.0.
-
-    `data["calls"]` of the problem are the right calls; `data["response"]` is true if the right
-    answer also speaks to the user.
-    """
+    """Return 1.0 for the tags of the right answer, once each and in order, else 0.0."""
     calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
     for tag, expected in zip(_TAGS, (True, calls, response), strict=True):
         for mark in (f"<{tag}>", f"</{tag}>"):
@@ -218,11 +204,7 @@ def score_tool_format(sample: Sample) -> float:
 
 
 def score_released_tool_format(sample: Sample) -> float:
-    """Return the same as the authors' code, which is less strict.
-
-    It strips the completion, does not count the think tags, and counts the others only if the right
-    answer has them.
-    """
+    """Return the same by the authors' code, which counts the tags of the right answer alone."""
     calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
     completion = sample.completion.strip()
     for tag in ["tool_call"] * calls + ["response"] * response:
@@ -232,7 +214,6 @@ def score_released_tool_format(sample: Sample) -> float:
 
 
 def _has_blocks(completion: str, *, calls: bool, response: bool) -> bool:
-    """Return whether a completion begins, continues and ends with the blocks that are due."""
     blocks = _THINK + _CALLS * calls + _RESPONSE * response
     return re.match(f"^{blocks}$", completion, flags=re.DOTALL) is not None
 

@@ -12,8 +12,9 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import (
     LARGEST,
     ArithmeticStep,
@@ -57,11 +58,6 @@ _TOOLS = (
     _Tool("timer", ("dish", "minutes"), ("rice", "soup", "eggs", "cake"), "time the {s}, {n}"),
 )
 _OFFERED = 3
-
-
-def draw_tool_problems(split: Split, count: int, seed: int) -> list[Problem]:
-    """Return `count` problems of one split with distinct prompts; see `draw_problems`."""
-    return draw_problems("tools", _FAMILIES, split, count, seed, lambda p: p.data["calculation"])
 
 
 def _draw_amount(rng: random.Random) -> Problem:
@@ -149,7 +145,9 @@ class ToolsTask(BuiltInTask):
         **measure_rewards((TOOL_FORMAT, LENGTH)),
         "mean_length": MEAN_LENGTH,
     }
-    generate = staticmethod(draw_tool_problems)
+    generate = staticmethod(
+        partial(draw_problems, "tools", _FAMILIES, split_by=lambda p: p.data["calculation"])
+    )
     format_request = (
         "Think first, between <think> and </think>. To call tools, write <tool_call> on the next "
         'line, then each call as a JSON object on one line, {{"name": "...", "parameters": '

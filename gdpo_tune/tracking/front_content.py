@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 PALE = 0.35
-"""Share of its mode's colour that a trial beside the front has; the rest is white."""
+"""Share of its mode's colour that a trial behind the front has; the rest is white."""
 BEHIND = 1000
 """`pareto/order` of a trial behind the front, times its rank."""
 POLICY = "policy"
@@ -55,14 +55,12 @@ OWNER = "sweep_run"
 class FrontContent:
     """What the front adds to the runs, and at the end of the sweep to the registry."""
 
-    trials: dict[int, RunContent] = field(default_factory=dict[int, RunContent])
+    trials: dict[int, RunContent]
     """Number -> tag `pareto`, name, colour and, if it is ranked, its rank and its place."""
-    sweep: RunContent = field(default_factory=RunContent)
-    policies: dict[int, dict[str, str | Path]] = field(
-        default_factory=dict[int, dict[str, str | Path]]
-    )
+    sweep: RunContent
+    policies: dict[int, dict[str, str | Path]]
     """Number of a trial on the front -> files that say where its policy is."""
-    versions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    versions: list[dict[str, Any]]
 
 
 def build_front_content(
@@ -71,14 +69,19 @@ def build_front_content(
     """Return the front of `records`; `now` is the time of new ranks, in ms since 1970."""
     front = build_front(records, spec.list_objectives())
     ranks = {number: c.rank for c in front.configurations for number in c.numbers}
-    places = list_places(front)
+    # Trials behind the front share a place: places of their own would change with every trial that
+    # ends, and each change is a request to MLflow.
+    places = {number: BEHIND * rank for number, rank in ranks.items() if rank > 0}
+    members = sorted(front.members, key=lambda member: member is not front.knee)  # the knee first
+    for place, number in enumerate((n for member in members for n in member.numbers), start=1):
+        places[number] = place
     knee = front.knee.numbers if front.knee else ()
     trials: dict[int, RunContent] = {}
     for record in front.records:
         rank = ranks.get(record.number, -1)
         tags = {
             "pareto": str(rank == 0).lower(),
-            "mlflow.runColor": choose_color(record, on_front=rank == 0),
+            "mlflow.runColor": _choose_color(record, on_front=rank == 0),
             RUN_NAME: f"{build_run_name(record)}{', knee' if record.number in knee else ''}",
         }
         content = trials[record.number] = RunContent(tags=tags)
@@ -100,8 +103,10 @@ def build_front_content(
         figures = {"share": origin.share, "members": origin.members, **asdict(origin.cost)}
         for name, value in figures.items():
             sweep.values[f"origin/{origin.kind}/{name}"] = (float(value), now)
-    by_number = {record.number: record for record in front.records}
-    policies = {m.first: _locate_policy(by_number[m.first]) for m in front.members}
+    policies = {record.number: record.policy for record in front.records}
+    for number, policy in policies.items():  # where it was kept
+        if policy and not is_url(policy):
+            policies[number] = str(Path(policy).absolute())
     return FrontContent(
         trials,
         sweep,
@@ -110,21 +115,7 @@ def build_front_content(
     )
 
 
-def list_places(front: Front) -> dict[int, int]:
-    """Return trial number -> place in a list: the knee 1, then the front, best first.
-
-    Trials behind the front share the place `BEHIND` times their rank. Places of their own would
-    change with every trial that ends, and each change is a request to MLflow.
-    """
-    members = sorted(front.members, key=lambda member: member is not front.knee)
-    numbers = [number for member in members for number in member.numbers]
-    places = {number: place for place, number in enumerate(numbers, start=1)}
-    behind = [c for c in front.configurations if c.rank > 0]
-    return places | {number: BEHIND * c.rank for c in behind for number in c.numbers}
-
-
-def choose_color(record: TrialRecord, *, on_front: bool) -> str:
-    """Return the colour of a trial in MLflow's charts, `#rrggbb`: its mark's, or a pale one."""
+def _choose_color(record: TrialRecord, *, on_front: bool) -> str:
     if record.role == "untrained":
         return INK
     color = CANDIDATE_COLORS.get(record.role) or (
@@ -154,19 +145,13 @@ def _format_note(spec: SweepSpec, front: Front, site: views.Site) -> str:
     )
 
 
-def _locate_policy(record: TrialRecord) -> str:
-    """Return the absolute path or the URL of a policy; empty if it was not kept."""
-    policy = record.policy
-    return policy if not policy or is_url(policy) else str(Path(policy).absolute())
-
-
 def _list_policy_files(
     spec: SweepSpec, member: Configuration, policy: str
 ) -> dict[str, str | Path]:
     """Return what a version holds: a page, and the file with which `mlflow.transformers` loads it.
 
-    That has the form of a model on the Hub, which is named and not copied. The Hub is not asked for
-    a directory, so the revision, which MLflow requires, has no effect.
+    That has the form of a model on the Hub, which is named and not copied; of a directory the
+    revision, which MLflow requires, has no effect.
     """
     source = f"{spec.location}:{member.name}"
     again = (
@@ -239,7 +224,7 @@ def register_versions(
 ) -> None:
     """Make the registry hold these versions and no others of this sweep.
 
-    Doing it again changes nothing. `runs` is key -> run id, `parent` the id of the sweep's run.
+    `runs` is key -> run id, `parent` the id of the sweep's run.
     """
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name, description="Front of a gdpo_tune sweep.")

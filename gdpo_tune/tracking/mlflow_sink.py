@@ -1,9 +1,8 @@
 """The listener that keeps MLflow in step with a sweep, without ever delaying the sweep.
 
-An event is put on a queue, which is all that the driver does. One thread folds the events into what
-MLflow should show, reads once what it does show, and writes the difference. Nothing is stored on
-the way: the ledger and the trials' files hold everything, so the next start, or `sync`, compares
-again and sends what is missing.
+The driver only puts events on a queue. One thread folds them into what MLflow should show, reads
+once what it does show, and writes the difference. The ledger and the trials' files hold everything,
+so the next start, or `sync`, sends what is missing.
 
 Everything is stored exactly once, because
 - of a step that a trial repeats, the first line of its file counts,
@@ -157,7 +156,11 @@ class MlflowTracker:
         while True:
             is_closing = self._is_closing
             try:
-                self._take_events(store, is_closing=is_closing)
+                for _ in range(self._events.qsize()):
+                    self._projection.take(self._events.get())
+                held = store.runs.get(SWEEP)
+                if is_closing and (held is None or held.status == "RUNNING"):
+                    self._projection.fail_unless_ended()
                 self._compare(store, is_closing=is_closing)
             except (
                 ServerUnavailable,
@@ -180,13 +183,6 @@ class MlflowTracker:
                 time.sleep(CLOSING_DELAY)
             elif self._wake.wait(pause):
                 self._wake.clear()
-
-    def _take_events(self, store: MlflowStore, *, is_closing: bool) -> None:
-        for _ in range(self._events.qsize()):
-            self._projection.take(self._events.get())
-        held = store.runs.get(SWEEP)
-        if is_closing and (held is None or held.status == "RUNNING"):
-            self._projection.fail_unless_ended()
 
     def _compare(self, store: MlflowStore, *, is_closing: bool) -> None:
         """Write what MLflow lacks: the sweep's run first, then trials, then files."""
@@ -217,8 +213,15 @@ class MlflowTracker:
         if is_closing and self._had_failure:
             store.delete_duplicates()
         self._is_clean = True
-        if not projection.trusts_states:
-            self._remove_spool()
+        if projection.trusts_states:
+            return
+        projection.trusts_states = True
+        for path in self._spool.parent.glob("spool.*"):
+            path.unlink(missing_ok=True)
+        print(
+            f"note: {self._spool} is deleted: MLflow has all of it, and is written from the ledger",
+            file=sys.stderr,
+        )
 
     def _store_files(self, store: MlflowStore) -> None:
         """Store files and versions; if their own store is away, they alone are left."""
@@ -232,16 +235,6 @@ class MlflowTracker:
             except ContentRefused:
                 continue
             del self._files[key]
-
-    def _remove_spool(self) -> None:
-        """Delete what an earlier version kept, once MLflow has all that the ledger and files do."""
-        self._projection.trusts_states = True
-        for path in self._spool.parent.glob("spool.*"):
-            path.unlink(missing_ok=True)
-        print(
-            f"note: {self._spool} is deleted: MLflow has all of it, and is written from the ledger",
-            file=sys.stderr,
-        )
 
 
 def sync(spec: SweepSpec) -> int:

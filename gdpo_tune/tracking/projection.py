@@ -1,7 +1,6 @@
 """Wanted content of a sweep's runs in MLflow, folded from its events and the trials' files.
 
-The ledger and `steps.jsonl` of each trial are the durable record. Everything here is in memory, and
-follows from them again after a restart. Only the tracking thread uses it.
+It is in memory, and follows again after a restart. Only the tracking thread uses it.
 """
 
 from __future__ import annotations
@@ -83,7 +82,17 @@ class Projection:
                     self._take_record(record)
                     self._unread.add(record.number)
             case events.TrialProgress():
-                self._take_measurements(event.number, [*event.earlier, event.measurement])
+                number, last = event.number, self._last_steps.get(event.number, -1)  # a merge has 0
+                new = [each for each in (*event.earlier, event.measurement) if each.step > last]
+                if not new:
+                    return
+                self._last_steps[number] = new[-1].step
+                self._curves.setdefault(number, []).extend(new)
+                self.changed[str(number)] = None
+                self._held += len(new)
+                if self._held > MAX_HELD:
+                    self._doubt(self._curves)
+                    self._curves, self._held = {}, 0
             case events.TrialStarted() | events.TrialPaused() | events.TrialFinished():
                 number = event.record.number
                 if isinstance(event, events.TrialStarted):
@@ -194,19 +203,6 @@ class Projection:
             self._records[number] = record
             self.changed[str(number)] = None
 
-    def _take_measurements(self, number: int, measurements: Iterable[Measurement]) -> None:
-        last = self._last_steps.get(number, -1)  # that of a merge is 0
-        new = [each for each in measurements if each.step > last]
-        if not new:
-            return
-        self._last_steps[number] = new[-1].step
-        self._curves.setdefault(number, []).extend(new)
-        self.changed[str(number)] = None
-        self._held += len(new)
-        if self._held > MAX_HELD:
-            self._doubt(self._curves)
-            self._curves, self._held = {}, 0
-
     def _doubt(self, numbers: Iterable[int]) -> None:
         """Note that measurements of trials are no longer in memory."""
         numbers = list(numbers)
@@ -239,7 +235,7 @@ class Projection:
                 self._unread.add(record.number)
 
     def _read_increasing_clock(self) -> int:
-        """Return milliseconds since 1970, always increasing: MLflow's latest value is by time."""
+        # MLflow's latest value is by time, in milliseconds
         self._clock = max(run_content.to_milliseconds(time.time()), self._clock + 1)
         return self._clock
 

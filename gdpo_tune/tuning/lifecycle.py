@@ -4,7 +4,7 @@ An engine, such as Ray Tune, asks for attempts and passes on what becomes of eac
 
     next_attempt       a slot is free: an `AttemptConfig`, WAIT, or FINISHED
     on_placed          its process has begun on a node
-    on_measurement     a step was measured; a rung is recorded, then judged
+    on_measurement     a step was measured; a rung is recorded, then decided on
     on_end             it came to a result
     on_failure         it was lost with its process: it is tried again, or given up
     on_nodes_changed   nodes were lost or have joined
@@ -164,8 +164,10 @@ class Lifecycle:
             return WAIT
         record = self._take_queued()
         if record is None and not self.is_stopping:
-            if self._is_paused():
-                return WAIT
+            if self._ledger.steering.pause is not None:
+                is_open = any(record.is_open for record in self._ledger.get_records())
+                if is_open or self._plan.get_step(idle=True) is not None:
+                    return WAIT
             with self._write_guard():
                 record = self._promote() or self._start_trial() or self._promote(alone=True)
         if self.is_stopping:
@@ -206,7 +208,7 @@ class Lifecycle:
     def on_measurement(
         self, name: str, measurement: Measurement, earlier: Sequence[Measurement] = ()
     ) -> None:
-        """Take in a measurement; record a rung, judge it, and tell a trial that has to end."""
+        """Take in a measurement; record a rung, decide on it, and tell a trial that has to end."""
         trial = self._running[name]
         number, trial.cost = trial.number, measurement.cost
         trial.note_step(measurement.step, self._ledger.spec.training.checkpoint_every)
@@ -269,9 +271,7 @@ class Lifecycle:
         if cause == "directory":
             self.record_incident(reason, [number])
         elif cause == "lost":
-            if not trial.moving:  # otherwise it was reported together with the others there
-                trial.moving, trial.cut_from = True, trial.node
-                self.record_incident(f"was cut off from node {where}", [number])
+            self._note_cut_off(trial)
         elif cause == "store":
             self.record_incident(f"leaves node {where}: {reason}", [number])
         elif cause != "needs_new_process":
@@ -303,11 +303,14 @@ class Lifecycle:
     def on_preempted(self, name: str) -> None:
         """Note an attempt whose node was taken away, and which the engine starts elsewhere."""
         trial = self._running[name]
-        if not trial.moving:
+        self._note_cut_off(trial)
+        trial.node = trial.process = ""
+
+    def _note_cut_off(self, trial: OpenTrial) -> None:
+        if not trial.moving:  # otherwise it was reported together with the others there
             trial.moving, trial.cut_from = True, trial.node
             where = self._nodes.describe(trial.node)
             self.record_incident(f"was cut off from node {where}", [trial.number])
-        trial.node = trial.process = ""
 
     def on_nodes_changed(self, lost: Sequence[ClusterNode], joined: Sequence[ClusterNode]) -> None:
         """Report lost and joined nodes, and excuse failures of trials on lost nodes."""
@@ -583,13 +586,6 @@ class Lifecycle:
         steering = self._ledger.steering
         planned = count_planned(spec, records, steering.list_waiting(records))
         self._emit(SweepSteered(request, planned, count_candidates(spec), steering.pause))
-
-    def _is_paused(self) -> bool:
-        """Return whether something is left to start, and a request keeps it from starting."""
-        if self._ledger.steering.pause is None:
-            return False
-        is_open = any(record.is_open for record in self._ledger.get_records())
-        return is_open or self._plan.get_step(idle=True) is not None
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:

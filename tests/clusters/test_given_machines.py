@@ -88,10 +88,7 @@ def test_once_leaves_a_run_that_failed_as_it_is(tmp_path):
 
     def run(*, once: bool) -> int:
         return context.run(
-            at,
-            wait=True,
-            once=once,
-            preempted=Waiting(lambda _: clock.advance(minutes=30)),
+            at, wait=True, once=once, preempted=Waiting(lambda _: clock.advance(minutes=30))
         )
 
     assert run(once=True) == 1

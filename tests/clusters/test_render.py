@@ -17,21 +17,8 @@ from tests.support.paths import ROOT
 from tests.support.render import GOLDEN, KUBERAY, LOCAL, SLURM, render, render_nightly
 from tests.support.schedule import load_scheduled_sweep
 
-EXAMPLES = {
-    "kuberay": (KUBERAY, {}),
-    "rayjob": (KUBERAY, {}),
-    "slurm": (SLURM, {}),
-    "systemd": (LOCAL, {}),
-    "crontab": (LOCAL, {}),
-    "ray_cron_job": (KUBERAY, {"ray_cron_job": True}),
-}
-TEXT_OF = {
-    "kuberay": KUBERAY,
-    "rayjob": KUBERAY,
-    "slurm": SLURM,
-    "systemd": LOCAL,
-    "crontab": LOCAL,
-}
+TEXT_OF = dict.fromkeys(("kuberay", "rayjob"), KUBERAY) | {"slurm": SLURM}
+TEXT_OF |= dict.fromkeys(("systemd", "crontab"), LOCAL)
 
 
 def documents(text: str) -> list[dict]:
@@ -41,12 +28,12 @@ def documents(text: str) -> list[dict]:
     return list(yaml.load_all(text))
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [*TEXT_OF, "ray_cron_job"])
 def test_examples_in_full(tmp_path, example):
     """The examples are in tests/data/rendered; users have applied such files."""
-    text, options = EXAMPLES[example]
-    target = "kuberay" if example == "ray_cron_job" else example
-    for name, found in render_nightly(tmp_path, text, target, **options).items():
+    options = {"ray_cron_job": True} if example == "ray_cron_job" else {}
+    target = "kuberay" if options else example
+    for name, found in render_nightly(tmp_path, TEXT_OF[target], target, **options).items():
         expected = GOLDEN / (f"ray_cron_job-{name}" if options else name)
         assert found == expected.read_text(), expected
 
@@ -187,33 +174,15 @@ def test_paths_with_spaces_and_percents(tmp_path):
 
 
 REFUSED = {
-    "no schedule": (
-        "crontab",
-        LOCAL,
-        'schedule: {cron: "30 2 * * 1-5", timezone: Europe/Berlin}\n',
-        "",
-        "crontab requires a schedule",
-    ),
-    "a zone of this machine": (
-        "systemd",
-        LOCAL,
-        "Europe/Berlin",
-        "Factory",
-        "systemd cannot express",
-    ),
+    "no schedule": ("crontab", LOCAL, LOCAL.splitlines()[1], "", "crontab requires a schedule"),
+    "a zone": ("systemd", LOCAL, "Europe/Berlin", "Factory", "systemd cannot express"),
     "a backend without an image": ("kuberay", LOCAL, "", "", "pods need an image"),
     "a backend without nodes": ("slurm", LOCAL, "", "", "slurm requires the number"),
     "the last day": ("kuberay", KUBERAY, "* * 1-5", "L * *", "L, LW and # are words"),
     "the second Monday": ("crontab", LOCAL, "* * 1-5", "* * 1#2", "L, LW and # are words"),
     "the last working day": ("systemd", LOCAL, "* * 1-5", "LW * *", "no last working day"),
     "a day of both kinds": ("systemd", LOCAL, "* * 1-5", "*/2 * 1#2", "nth of its week"),
-    "every other day on Mondays": (
-        "kuberay",
-        KUBERAY,
-        "* * 1-5",
-        "*/2 * 1",
-        "means 'both' to cron",
-    ),
+    "every other day": ("kuberay", KUBERAY, "* * 1-5", "*/2 * 1", "means 'both' to cron"),
     "the same for Slurm": ("slurm", SLURM, "* * 1-5", "*/2 * 1", "means 'both' to cron"),
 }
 

@@ -172,8 +172,7 @@ def test_a_ledger_shows_no_password(tmp_path, written, shown):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [("", "the file is empty"), ("- a", "not a mapping"), ("a: [", "not YAML")],
+    ("text", "reason"), [("", "the file is empty"), ("- a", "not a mapping"), ("a: [", "not YAML")]
 )
 def test_files_that_are_not_mappings(tmp_path, text, reason):
     (problem,) = problems_of(tmp_path, text)

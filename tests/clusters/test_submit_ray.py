@@ -12,10 +12,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import make_short_directory, open_ray_cluster
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.system,
-]
+pytestmark = [pytest.mark.integration, pytest.mark.system]
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
 
 TASK = r"""
@@ -62,10 +59,7 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path: Path):
     others = [path for path in known if path and Path(path).resolve() != ROOT]
     here |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ROOT), *others])}
     head = {**token, "HOME": str(home), "PYTHONPATH": os.pathsep.join(others)}
-    with (
-        make_short_directory() as directory,
-        open_ray_cluster(directory, **head) as cluster,
-    ):
+    with make_short_directory() as directory, open_ray_cluster(directory, **head) as cluster:
         cluster.start_head(dashboard=True, cpus=2)
 
         def submit(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:

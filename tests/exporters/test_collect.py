@@ -53,10 +53,7 @@ def test_the_last_policy_of_a_library_is_found(tmp_path, files, where):
 @pytest.mark.parametrize(
     ("shard", "tool"),
     [
-        (
-            SHARD,
-            "python -m verl.model_merger merge --backend fsdp",
-        ),
+        (SHARD, "python -m verl.model_merger merge --backend fsdp"),
         (f"{NEMO}/shard-00001-model-00001-of-00001.safetensors", "offline_hf_consolidation.py"),
     ],
     ids=["verl", "nemo-rl"],

@@ -15,13 +15,7 @@ from gdpo_tune import export
 from gdpo_tune.core.errors import DataError, UsageError
 from gdpo_tune.exporters.write_export import export_training, format_run_script
 from gdpo_tune.results.retrain import build_request_from_file
-from tests.support.export import (
-    export_folder,
-    export_to,
-    load_rewards,
-    make_recipe,
-    read_prompts,
-)
+from tests.support.export import export_folder, export_to, load_rewards, make_recipe, read_prompts
 
 TASK = """
 from gdpo_tune.tasks.custom import RewardFunctionTask

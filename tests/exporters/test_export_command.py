@@ -14,14 +14,14 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.ledger import Ledger
-from tests.support.export import FIXED
+from tests.support.export import FEW, FIXED
 from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome, load_code_spec
 
 
 @pytest.fixture
 def sweep(tmp_path):
-    spec = load_code_spec(tmp_path)
+    spec = load_code_spec(tmp_path, ["training.train_prompts=16"])
     with Ledger.open(spec) as ledger:
         for number, (correct, form) in enumerate([(0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]):
             params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
@@ -48,7 +48,7 @@ def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
 
 
 def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
-    spec = load_code_spec(tmp_path / "runs")
+    spec = load_code_spec(tmp_path / "runs", ["training.train_prompts=16"])
     with Ledger.open(spec) as ledger:
         ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
         ledger.complete(0, build_outcome(0.9, 0.2, 0.5))
@@ -73,7 +73,7 @@ def test_a_policy_in_a_relative_directory_is_found_from_the_export(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     shutil.copytree(registry.POLICIES["embedded"], "mine")
     space = str(ROOT / "search_spaces" / "code.yaml")
-    fixed = [word for each in (*FIXED, "policy=mine") for word in ("--set", each)]
+    fixed = [word for each in (*FIXED, *FEW, "policy=mine") for word in ("--set", each)]
     assert export.main([space, "--to", "trl", "--out", "o", *fixed]) == 0
     assert f'"{tmp_path}/mine"' in Path("o/grpo.yaml").read_text()
 
@@ -106,13 +106,6 @@ def test_where_nothing_can_be_written(damage, sweep, tmp_path):
         export.main([f"{sweep.directory}:knee", "--to", "trl", "--out", str(out)])
 
 
-def test_a_name_that_no_directory_can_have_is_refused(sweep, tmp_path, capsys):
-    out = str(tmp_path / ("x" * 300))
-    with pytest.raises(SystemExit):
-        export.main([f"{sweep.directory}:knee", "--to", "trl", "--out", out])
-    assert "has more than 255 bytes" in capsys.readouterr().err
-
-
 def test_a_file_has_nothing_to_pick_from(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("a: 1")
@@ -135,11 +128,9 @@ def test_help_imports_nothing_heavy():
         "import sys; from gdpo_tune import export; print(export.build_parser().format_help());"
         "print({'torch', 'optuna', 'pydantic', 'rich', 'ray', 'numpy'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip().endswith("set()")
-    assert all(name in done.stdout for name in registry.EXPORTERS)
+    said = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert said.strip().endswith("set()")
+    assert all(name in said for name in registry.EXPORTERS)
 
 
 def test_a_base_in_a_directory_is_named_and_may_be_replaced(tmp_path, capsys):
@@ -147,7 +138,7 @@ def test_a_base_in_a_directory_is_named_and_may_be_replaced(tmp_path, capsys):
     mine = tmp_path / "mine"
     shutil.copytree(registry.POLICIES["embedded"], mine)
     space = str(ROOT / "search_spaces" / "code.yaml")
-    fixed = [word for each in (*FIXED, f"policy={mine}") for word in ("--set", each)]
+    fixed = [word for each in (*FIXED, *FEW, f"policy={mine}") for word in ("--set", each)]
     assert export.main([space, "--to", "trl", "--out", str(tmp_path / "a"), *fixed]) == 0
     page = (tmp_path / "a" / PAGE).read_text()
     assert f"| `grpo.yaml` | the directory {mine}, which another machine lacks" in page

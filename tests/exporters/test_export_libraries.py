@@ -14,13 +14,7 @@ import pytest
 import torch
 
 from gdpo_tune.results.retrain import Parent
-from tests.support.export import (
-    export_to,
-    flatten,
-    make_recipe,
-    parse_settings,
-    read_known_keys,
-)
+from tests.support.export import export_to, flatten, make_recipe, parse_settings, read_known_keys
 from tests.support.packages import run_pip
 
 pytestmark = pytest.mark.slow

@@ -12,13 +12,7 @@ import pytest
 
 from gdpo_tune.exporters.write_export import export_training
 from gdpo_tune.training import train
-from tests.support.export import (
-    export_to,
-    flatten,
-    make_recipe,
-    make_request,
-    parse_settings,
-)
+from tests.support.export import export_to, flatten, make_recipe, make_request, parse_settings
 from tests.support.packages import install_library
 
 CHOSEN = (

@@ -121,7 +121,7 @@ def test_ms_swift_samples_as_the_trial(policy, tmp_path, monkeypatch):
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, "swift", ModuleType("swift"))
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    _, _, callback = exported.training.ending.partition('build_reward_class("length")')
+    _, _, callback = exported.training.ending.partition('REWARDS["length"]')
     exec(callback, {})
     model = AutoModelForCausalLM.from_pretrained(policy)
     for name in written["callbacks"]:

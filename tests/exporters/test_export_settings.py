@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ExportError
@@ -20,7 +22,7 @@ from tests.support.export import (
     parse_settings,
     read_known_keys,
 )
-from tests.support.export_batch import PARTS, SIZES
+from tests.support.export_batch import SIZES
 
 MODES = {
     "trl": ("gdpo", "grpo", "grpo_no_std", "grpo_batch"),
@@ -155,159 +157,7 @@ def test_a_parameter_that_the_mode_ignores_is_not_refused():
 # Values -------------------------------------------------------------------------------------------
 
 ABSENT = "absent"
-ACTOR = "actor_rollout_ref.actor"
-TRL_WEIGHTS = "vllm_importance_sampling_"
-NEMO_WEIGHTS = "loss_fn.truncated_importance_sampling_"
-VERL_WEIGHTS = "algorithm.rollout_correction.rollout_is"
-SWIFT_WEIGHTS = "rollout_importance_sampling_"
-
-
-def weigh(kind, *overrides):
-    return (*VLLM, f"rollout.importance_sampling={kind}", *overrides)
-
-
-WRITTEN = [
-    # The upper clip of CISPO: the bound itself, or its distance from 1.
-    ("trl", CISPO, {"epsilon_high": 1.28}),
-    ("trl", CISPO[1:], {"epsilon_high": 0.28}),
-    ("axolotl", CISPO, {"trl.epsilon_high": 1.28}),
-    ("ms-swift", CISPO, {"epsilon_high": 1.28}),
-    ("verl", CISPO, {f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.clip_ratio_low": 1.0}),
-    ("verl", CISPO[1:], {f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.clip_ratio_low": 0.2}),
-    ("nemo-rl", CISPO, {"loss_fn.ratio_clip_max": 0.28, "loss_fn.ratio_clip_min": 1.0}),
-    # The switch of each mode.
-    (
-        *("trl", ()),
-        {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": ABSENT},
-    ),
-    ("trl", ("space.normalization=grpo_batch",), {"scale_rewards": "batch"}),
-    ("axolotl", (), {"rl": "grpo", "trl.multi_objective_aggregation": "normalize_then_sum"}),
-    (
-        *("axolotl", ("space.normalization=grpo_no_std",)),
-        {"rl": "grpo", "trl.scale_rewards": "none"},
-    ),
-    ("ms-swift", (), {"scale_rewards": "gdpo", "kl_in_reward": False}),
-    ("ms-swift", ALONE, {"advantage_estimator": "rloo", "scale_rewards": "none"}),
-    ("verl", (), {"algorithm.adv_estimator": "gdpo", "trainer.use_v1": False}),
-    (
-        *("verl", ("space.normalization=grpo",)),
-        {"algorithm.norm_adv_by_std_in_grpo": True, "trainer.use_v1": True},
-    ),
-    ("verl", ALONE[:1], {"algorithm.norm_adv_by_std_in_grpo": False}),
-    ("verl", ALONE, {"algorithm.adv_estimator": "rloo"}),
-    (
-        *("nemo-rl", ("space.normalization=gdpo_no_std",)),
-        {"grpo.adv_estimator.normalize_rewards": False},
-    ),
-    ("nemo-rl", ALONE, {"grpo.use_leave_one_out_baseline": True}),
-    # The gradient of the KL, and of several optimizer steps on the samples of a step.
-    ("trl", ("space.beta=0.01",), {"use_bias_correction_kl": True}),
-    ("axolotl", ("space.beta=0.01",), {"trl.use_bias_correction_kl": True}),
-    ("verl", ("space.beta=0.01",), {f"{ACTOR}.kl_loss_type": "low_var_kl+"}),
-    (
-        *("nemo-rl", ("space.beta=0.01",)),
-        {
-            "loss_fn.use_on_policy_kl_approximation": False,
-            "loss_fn.kl_output_clamp_value": None,
-        },
-    ),
-    (
-        *("nemo-rl", (*PARTS, "space.beta=0.01")),
-        {"loss_fn.use_on_policy_kl_approximation": True},
-    ),
-    ("verl", (), {f"{ACTOR}.shuffle": False}),
-    ("verl", PARTS, {f"{ACTOR}.shuffle": True}),
-    # Sizes. A step of 48 completions is one of 6 groups of 8.
-    (
-        "trl",
-        ("training.micro_batch_size=16", "space.num_iterations=2", "training.steps=50"),
-        {
-            "per_device_train_batch_size": 16,
-            "gradient_accumulation_steps": 3,
-            "max_steps": 100,
-        },
-    ),
-    (
-        *("verl", ("space.num_iterations=2", "training.steps=50")),
-        {
-            "data.train_batch_size": 6,
-            f"{ACTOR}.ppo_epochs": 2,
-            "trainer.total_training_steps": 50,
-        },
-    ),
-    (
-        *("nemo-rl", ()),
-        {"grpo.num_prompts_per_step": 6, "policy.train_global_batch_size": 48},
-    ),
-    # The processes of verl share a step equally.
-    (
-        *("verl", ("training.completions_per_step=40", "space.group_size=4")),
-        {"actor_rollout_ref.rollout.agent.num_workers": 8},
-    ),
-    (
-        *("verl", ("training.completions_per_step=36", "space.group_size=4")),
-        {"actor_rollout_ref.rollout.agent.num_workers": 4},
-    ),
-    # No more positions than the policy has, which are 512.
-    ("verl", (), {"data.max_prompt_length": 448, "data.max_response_length": 64}),
-    ("nemo-rl", (), {"policy.max_total_sequence_length": 512}),
-    # NeMo-RL does not resume from checkpoints of another trial.
-    ("nemo-rl", (), {"checkpointing.checkpoint_dir": "${oc.env:PWD}/results/code-knee"}),
-    ("trl", (LORA, "model.lora_alpha=0.4"), {"lora_alpha": 0.4}),
-    ("verl", (LORA, "model.lora_alpha=0.4"), {"actor_rollout_ref.model.lora_alpha": 0.4}),
-    # Weights of what vLLM sampled: the default masks completions above 3.
-    *(
-        row
-        for library, start in (("trl", TRL_WEIGHTS), ("axolotl", f"trl.{TRL_WEIGHTS}"))
-        for row in (
-            (
-                *(library, VLLM),
-                {
-                    f"{start}correction": True,
-                    f"{start}mode": "sequence_mask",
-                    f"{start}clip_max": 3.0,
-                },
-            ),
-            (
-                *(library, weigh("token_truncate", "rollout.importance_sampling_cap=2")),
-                {f"{start}mode": "token_truncate", f"{start}clip_max": 2.0},
-            ),
-            (
-                *(library, weigh("off")),
-                {f"{start}correction": False, f"{start}mode": ABSENT, f"{start}clip_max": ABSENT},
-            ),
-        )
-    ),
-    (
-        *("ms-swift", weigh("token_truncate")),
-        {f"{SWIFT_WEIGHTS}mode": "token_truncate", f"{SWIFT_WEIGHTS}threshold": 3.0},
-    ),
-    ("ms-swift", VLLM, {f"{SWIFT_WEIGHTS}mode": ABSENT}),
-    (
-        *("nemo-rl", weigh("token_mask")),
-        {
-            f"{NEMO_WEIGHTS}type": "icepop",
-            f"{NEMO_WEIGHTS}ratio": 3.0,
-            f"{NEMO_WEIGHTS}ratio_min": 0.0,
-        },
-    ),
-    ("nemo-rl", VLLM, {f"{NEMO_WEIGHTS}type": ABSENT}),
-    (
-        *("verl", weigh("token_truncate")),
-        {VERL_WEIGHTS: "token", f"{VERL_WEIGHTS}_threshold": 3.0},
-    ),
-    ("verl", VLLM, {VERL_WEIGHTS: "sequence", f"{VERL_WEIGHTS}_threshold": "1e-30_3.0"}),
-    ("verl", weigh("off"), {VERL_WEIGHTS: ABSENT}),
-    # Gradients that two optimizer steps divide once more are clipped lower.
-    *(
-        ("axolotl", (f"space.loss_type={loss}", *PARTS), {"max_grad_norm": clip})
-        for loss, clip in (("dapo", 0.5), ("cispo", 0.5), ("grpo", 1.0))
-    ),
-    ("ms-swift", PARTS, {"max_grad_norm": 0.5}),
-    ("trl", PARTS, {"max_grad_norm": 1.0}),
-    ("verl", PARTS, {f"{ACTOR}.grad_clip": 1.0}),
-    ("nemo-rl", PARTS, {"policy.max_grad_norm": 1.0}),
-]
+WRITTEN = YAML(typ="safe").load(Path(__file__).with_name("values.yaml"))
 
 
 @pytest.mark.parametrize(("library", "overrides", "expected"), WRITTEN)

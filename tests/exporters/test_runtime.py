@@ -17,11 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gdpo_tune.core.shaping import Shaping
 from gdpo_tune.exporters import runtime
-from gdpo_tune.exporters.runtime_prompts import (
-    ExportedPrompt,
-    build_message_row,
-    build_verl_row,
-)
+from gdpo_tune.exporters.runtime_prompts import ExportedPrompt, build_message_row, build_verl_row
 from gdpo_tune.exporters.write_export import export_training
 from gdpo_tune.policies.prompt_choice import find_text_prefix
 from gdpo_tune.policies.prompt_format import PromptFormat
@@ -44,12 +40,12 @@ CHAT = ExportedPrompt(
 )
 
 
-COMPLETIONS = ["<think>x</think><answer>def f(x): return x</answer>", "def f(x): return x"]
+COMPLETIONS = ["<think>x</think><answer>7</answer>", "7"]
 
 
 @pytest.mark.parametrize("library", ["ms-swift", "axolotl"])
 def test_ms_swift_and_axolotl_judge_a_batch_once(tmp_path, monkeypatch, library):
-    request = make_request(("training.train_prompts=16",))
+    request = make_request(("training.train_prompts=16",), "math")
     settings = parse_settings(export_training(request, library, "", tmp_path)[0])
     orms: dict[str, type] = {}
     stand_ins = {"swift": ModuleType("swift"), "swift.rewards": SimpleNamespace(orms=orms)}
@@ -61,7 +57,8 @@ def test_ms_swift_and_axolotl_judge_a_batch_once(tmp_path, monkeypatch, library)
     monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
     problems = [row["problem"] for row in read_prompts(tmp_path)[:2]]
     call = {"completions": COMPLETIONS, "problem": problems, "trainer_state": 0}
-    tokens = [[0] * 26, [0] * 27]
+    limit = request.spec.training.length_limit
+    tokens = [[0] * limit, [0] * (limit + 1)]
     if library == "ms-swift":
         classes = {name: each(args=None) for name, each in orms.items()}
         assert list(classes) == settings["reward_funcs"]
@@ -74,7 +71,7 @@ def test_ms_swift_and_axolotl_judge_a_batch_once(tmp_path, monkeypatch, library)
         assert all(len(inspect.signature(each).parameters) >= 2 for each in functions.values())
         given = {name: each(**call, completion_ids=tokens) for name, each in functions.items()}
     assert len(batches) == 1
-    expected = judge(problems, COMPLETIONS, [26, 27])
+    expected = judge(problems, COMPLETIONS, [limit, limit + 1])
     assert given == {f"{name}_reward": expected[name] for name in NAMES}
     assert expected["length"] == [1.0, 0.0]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,14 +34,6 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 SPACE = ROOT / "search_spaces" / "code.yaml"
-HOLD = """
-import sys
-from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import load_spec
-with Ledger.open(load_spec(sys.argv[1], sys.argv[2:], "sweep")):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -116,17 +107,23 @@ def test_a_database_holds_the_records_of_a_file(spec: SweepSpec, tmp_path: Path)
     assert [record.number for record in load_earlier_trials(learning)] == [0]
 
 
+def hold(spec: SweepSpec, held: Event) -> None:
+    with Ledger.open(spec):
+        held.set()
+        time.sleep(60)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
 def test_a_second_writer_is_refused_with_the_name_of_the_first(spec: SweepSpec, tmp_path: Path):
-    elsewhere = spec_in(tmp_path / "elsewhere", f"ledger={spec.ledger}")
-    overrides = [f"storage={tmp_path}", f"ledger={spec.ledger}"]
-    command = [sys.executable, "-c", HOLD, str(SPACE), *overrides]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(LedgerHeldError, match=f"written by gdpo_tune {holder.pid} on"):
-            Ledger.open(elsewhere)
-        holder.kill()
-        holder.wait()
+    processes = multiprocessing.get_context("fork")
+    held = processes.Event()
+    holder = processes.Process(target=hold, args=(spec, held))
+    holder.start()
+    assert held.wait(60)
+    with pytest.raises(LedgerHeldError, match=f"written by gdpo_tune {holder.pid} on"):
+        Ledger.open(spec_in(tmp_path / "elsewhere", f"ledger={spec.ledger}"))
+    holder.kill()
+    holder.join()
     deadline = time.monotonic() + 30
     while True:  # the server needs a moment to see the end of the connection
         try:
@@ -155,7 +152,7 @@ def test_the_writer_waits_for_a_database_that_restarts(
     with Ledger.open(spec) as ledger:
         write_trials(ledger)
         server.stop()
-        again = threading.Timer(3.0, server.start)
+        again = threading.Timer(1.0, server.start)
         again.start()
         ledger.fail(2, "while the database was away")
         again.join()
@@ -338,15 +335,12 @@ def test_a_missing_sweep_is_refused(spec: SweepSpec):
 
 def test_a_trial_takes_little_time_to_record(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
-        ledger.begin_session(0.0, 2, {})
         params = ledger.spec.space.complete_baseline({})
         started = time.perf_counter()
-        for number in range(100):
+        for number in range(20):
             ledger.start(params, "search", "model", number)
             ledger.fail(number, "at once")
-        each = 1000 * (time.perf_counter() - started) / 100
-    print(f"{each:.1f} ms a trial on {os.cpu_count()} cores")
-    assert each < 200
+        assert (time.perf_counter() - started) / 20 < 0.2
 
 
 def test_another_directory_is_told_whose_sweep_it_meets(

@@ -13,14 +13,24 @@ import pytest
 
 from gdpo_tune.sandbox import CodeSandbox, Job, Stream
 from tests.support.paths import ROOT
-from tests.support.sandbox_attacks import CALLS, HONEST, LIMITS, PATIENT, TESTS, load_attacks
+from tests.support.sandbox_attacks import (
+    CALLS,
+    HONEST,
+    LIMITS,
+    PATIENT,
+    TESTS,
+    load_attacks,
+    sample_attacks,
+)
 
 pytestmark = pytest.mark.integration
 
 ATTACK = "tests.support.sandbox_attacks"
 ATTACKS = load_attacks()
 CATEGORIES = sorted({name.partition("/")[0] for name in ATTACKS})
+SAMPLE = sample_attacks()
 ENVIRONMENTS = {
+    "sample": ("sample",),
     "here": (),
     "user": (),
     "container": ("refuse_namespaces",),
@@ -29,16 +39,13 @@ ENVIRONMENTS = {
 USER = 12345
 SECRET = {"SANDBOX_TEST_SECRET": "hunter2"}
 NOT_COPIED = ("__pycache__", "site-packages", "test", "tests", "idlelib", "ensurepip", "lib2to3")
-QUICK = ("here",)
-"""Environments of the default tests: each takes 20 s on idle cores."""
+MARKS = {"sample": (), "here": pytest.mark.system}
+"""Environments that are not slow: the default tests run three attacks of each category."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in ENVIRONMENTS
-    ],
+    params=[pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in ENVIRONMENTS],
 )
 def environment(request):
     return request.param
@@ -46,7 +53,7 @@ def environment(request):
 
 @pytest.fixture(scope="module")
 def report(environment):
-    """Outcomes of every attack in this environment; one run for all tests."""
+    """Outcomes of the attacks in this environment; one run for all tests."""
     if environment == "user":
         if os.getuid() != 0:
             pytest.skip("this is an ordinary user already: the environment `here` is this one")
@@ -122,7 +129,7 @@ def can_start(python, variables):
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_attacks_end_as_expected(report, category):
     surprises = {}
-    for name in ATTACKS:
+    for name in report["outcomes"]:
         if name.startswith(f"{category}/"):
             by_calls, honest, by_tests, again = report["outcomes"][name]
             if (
@@ -135,10 +142,10 @@ def test_attacks_end_as_expected(report, category):
     assert surprises == {}
 
 
-def test_attacks_leave_nothing_behind(report):
+def test_attacks_leave_nothing_behind(report, environment):
     assert report["harmed"] == []
     assert report["visitors"] == 0
-    assert report["outcomes"].keys() == ATTACKS.keys()
+    assert report["outcomes"].keys() == (SAMPLE if environment == "sample" else ATTACKS).keys()
 
 
 def test_attacks_ran_under_the_layers_of_their_environment(environment, report):
@@ -155,6 +162,7 @@ def test_attacks_ran_under_the_layers_of_their_environment(environment, report):
 def test_there_are_attacks_of_every_category():
     assert len(ATTACKS) >= 300
     assert len(CATEGORIES) == 17
+    assert len(SAMPLE) == 3 * 17
 
 
 @pytest.fixture(scope="module")
@@ -196,14 +204,8 @@ START = "from gdpo_tune.sandbox import CodeSandbox\nCodeSandbox()"
 @pytest.mark.parametrize(
     ("pretend", "step"),
     [
-        (
-            f"{RESTRICT}refuse_seccomp()",
-            "seccomp: the kernel or the container refuses",
-        ),
-        (
-            f"{RESTRICT}refuse_files_in_memory()",
-            "memfd: Permission denied; code runs only",
-        ),
+        (f"{RESTRICT}refuse_seccomp()", "seccomp: the kernel or the container refuses"),
+        (f"{RESTRICT}refuse_files_in_memory()", "memfd: Permission denied; code runs only"),
         ("import sys; sys.platform = 'darwin'", "platform: "),
         ("import sys; sys.executable = '/nowhere/python'", "start: "),
         ("import sys; sys.executable = '/bin/false'", "start: "),

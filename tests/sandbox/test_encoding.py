@@ -3,8 +3,6 @@ import datetime
 import enum
 import math
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from decimal import Decimal
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -153,8 +151,3 @@ def test_times_keep_their_zone():
     moment = datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)
     assert there_and_back(moment) == moment
     assert there_and_back(moment).tzinfo is not None
-
-
-def test_exact_numbers_keep_their_value():
-    assert there_and_back(Decimal("0.10")) == Decimal("0.10")
-    assert there_and_back(Fraction(-2, 6)) == Fraction(-1, 3)

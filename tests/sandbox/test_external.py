@@ -29,13 +29,6 @@ RIGHT = {
     "plain": ("def f(x): return x + 1", "assert f(1) == 2"),
     "prints": ("def f(x):\n    print('noise')\n    return x", "assert f(1) == 1"),
     "float": ("def f(x): return sum([0.1] * x)", "assert f(3) == 0.3"),
-    "huge": ("def f(x): return 10 ** x", f"assert f(40) == {10**40}"),
-    "tuple": ("import math\ndef f(x): return math.isqrt(x), x", "assert f(9) == (3, 9)"),
-    "set": ("def f(x): return set(x)", "assert f([1, 1, 2]) == {1, 2}"),
-    "counter": (
-        "from collections import Counter\ndef f(s): return Counter(s)",
-        "assert f('aab') == {'a': 2, 'b': 1}",
-    ),
     "dataclass": (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         "@dataclass\nclass P:\n    x: int\ndef f(x): return P(x).x",
@@ -43,14 +36,6 @@ RIGHT = {
     ),
     "text": ("def f(s): return s[::-1]", "assert f('ä€\\n\\0😀') == '😀\\0\\n€ä'"),
     "surrogate": ("def f(): return chr(0xd800)", "assert f() == '\\ud800'"),
-    "quotes": ('def f(): return """a\'b"c\\\\"""', "assert f() == 'a\\'b\"c\\\\'"),
-    "bytes": ("def f(x): return bytes(x)", "assert f([1, 2]) == b'\\x01\\x02'"),
-    "mutates": ("def f(x):\n    x.append(1)\n    return x", "assert f([]) == [1]"),
-    "main_guard": (
-        "def f(x): return x\nif __name__ == '__main__': raise SystemExit",
-        "assert f(1) == 1",
-    ),
-    "stderr": ("import sys\ndef f(): sys.stderr.write('x'); return 1", "assert f() == 1"),
     "long_value": ("def f(n): return 'x' * n", f"assert f(100000) == '{'x' * 100000}'"),
     "seeded": (
         "import random\ndef f(): return random.random()",
@@ -69,25 +54,13 @@ def test_right_programs_pass(shared, name):
 
 WRONG = {
     "value": ("def f(x): return x", "failed"),
-    "raises": ("def f(x): return 1 / 0", "error"),
-    "syntax": ("def f(x: return", "error"),
-    "missing": ("", "error"),
-    "exits": ("def f(x): raise SystemExit", "error"),
-    "exits_at_load": ("raise SystemExit(0)", "error"),
     "exits_hard": ("import os\ndef f(x): os._exit(0)", "crash"),
     "loops": ("def f(x):\n    while True: pass", "timeout"),
-    "sleeps": ("import time\ndef f(x): time.sleep(60)", "timeout"),
     "memory": ("def f(x): return [0] * 10**10", "memory"),
     "killed": ("import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGKILL)", "memory"),
-    "aborts": ("import os\ndef f(x): os.abort()", "crash"),
-    "cpu_signal": (
-        "import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGXCPU)",
-        "timeout",
-    ),
     "prints": ("def f(x): print('x' * 10**7)", "output"),
     "returns_more_than_allowed": ("def f(x): return 'x' * 120000", "output"),
     "returns_more_than_the_service_reads": ("def f(x): return 'x' * 10**6", "output"),
-    "deep": ("def f(x):\n    y = []\n    for _ in range(500): y = [y]\n    return y", "error"),
 }
 
 
@@ -115,22 +88,17 @@ def test_a_job_goes_on_after_a_test_that_failed_and_stops_after_the_last_answer(
 
 STREAMS = {
     "right": ("print(int(input()) * 2)", ("passed", "passed"), "passed"),
-    "blanks": ("print(' ', int(input()) * 2, '\\n\\n')", ("passed", "passed"), "passed"),
     "descriptor": ("import os\nos.write(1, b'%d' % (int(os.read(0, 9)) * 2))",
                    ("passed", "passed"), "passed"),
-    "exit": ("import sys\nprint(int(input()) * 2)\nsys.exit()", ("passed", "passed"), "passed"),
     "thread": ("import threading\n"
                "threading.Thread(target=lambda: print(int(input()) * 2)).start()",
                ("passed", "passed"), "passed"),
     "at_exit": ("import atexit\natexit.register(lambda: print(int(input()) * 2))",
                 ("passed", "passed"), "passed"),
     "wrong": ("print(2)", ("passed", "failed"), "failed"),
-    "silent": ("", ("failed", "failed"), "failed"),
     "raises": ("print(2)\nprint(2 // (int(input()) - 1))", ("error", "failed"), "error"),
     "return_code": ("print(int(input()) * 2)\nraise SystemExit(1)", ("error", "error"), "error"),
-    "syntax": ("print(", ("error", "error"), "error"),
     "loops": ("while True: pass", ("error", "not_run"), "timeout"),
-    "memory": ("x = [0] * 10**10", ("error", "error"), "memory"),
     "floods": ("print('x' * 10**7)", ("error", "not_run"), "output"),
     "not_text": ("import os\nos.write(1, b'2\\xff')", ("failed", "failed"), "failed"),
     "aborts": ("import os\nos.abort()", ("error", "not_run"), "crash"),
@@ -162,16 +130,6 @@ def forge(*frames):
     for frame in frames: os.write(channel._stream.fileno(), nonce + frame + b"\\n")
 """
 ATTACKS = {
-    "fake_pass": "print('PASSED')\ndef f(x): return 'passed'",
-    "equal_to_everything": (
-        "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E()"
-    ),
-    "int_subclass": (
-        "class I(int):\n    def __eq__(self, o): return True\n    __hash__ = int.__hash__\n"
-        "def f(x): return I(0)"
-    ),
-    "nan": "def f(x): return float('nan')",
-    "exit_zero": "import os\nos._exit(0)",
     "exit_in_the_call": "import os\ndef f(x): os._exit(0)",
     "forged_values": FIND + "forge(b'[\"value\",0]', b'[\"value\",0]')\nos._exit(0)",
     "forged_verdicts": FIND + 'forge(b\'["test","passed"]\', b\'["passed"]\')\nos._exit(0)',

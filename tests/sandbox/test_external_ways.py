@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
-from gdpo_tune.sandbox import Call, Job
+from gdpo_tune.sandbox import Call, Job, external
 from gdpo_tune.sandbox.external import ExternalSandbox
 from tests.sandbox.service_double import (
     GOOD,
@@ -74,8 +74,9 @@ def test_tls_is_checked(tmp_path, monkeypatch):
             assert run_one_job(sandbox, GOOD).passed
 
 
-def test_a_connection_is_kept_and_replaced_when_it_has_been_closed(double):
-    with ExternalSandbox(double.url, 1, attempts=1) as sandbox:
+def test_a_connection_is_kept_and_replaced_when_it_has_been_closed(double, monkeypatch):
+    monkeypatch.setattr(external, "_ATTEMPTS", 1)
+    with ExternalSandbox(double.url, 1) as sandbox:
         for _ in range(3):
             assert run_one_job(sandbox, GOOD).passed
         assert len(double.connections) == 1
@@ -107,28 +108,9 @@ def test_results_come_in_the_order_of_the_jobs_whichever_is_done_first(double):
     assert [r.status for r in results] == ["failed", "passed", *["failed"] * 7]
 
 
-def test_a_slow_job_does_not_hold_up_others(double):
+def test_a_refused_job_ends_a_batch_whose_first_job_hangs(double, monkeypatch):
+    monkeypatch.setattr(external, "_GRACE_SECONDS", 120.0)
     with ExternalSandbox(double.url, 2) as sandbox:
-        slow = threading.Event()
-
-        def stay(handler):
-            slow.wait()
-            handler.answer({}, 500)
-
-        double.faults.append(stay)
-        waiting = []
-        thread = threading.Thread(target=lambda: waiting.extend(sandbox.run_batch([GOOD])))
-        thread.start()
-        wait_until(lambda: not double.faults)
-        assert all(r.passed for r in sandbox.run_batch([GOOD] * 4))
-        assert not waiting
-        slow.set()
-        thread.join()
-        assert waiting[0].passed
-
-
-def test_a_refused_job_ends_a_batch_whose_first_job_hangs(double):
-    with ExternalSandbox(double.url, 2, timeout=120.0) as sandbox:
         double.faults.extend([hang, build_answer({}, 422)])
         start = time.monotonic()
         with pytest.raises(SandboxUnavailable, match="HTTP 422"):
@@ -168,7 +150,7 @@ def test_an_interrupt_ends_a_program_whose_service_hangs(double):
     # Who started the tests in the background of a shell has them ignore interrupts.
     program = f"""
 import signal
-from gdpo_tune.sandbox import Call, Job
+from gdpo_tune.sandbox import Call, Job, external
 from gdpo_tune.sandbox.external import ExternalSandbox
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with ExternalSandbox({double.url!r}, 2) as sandbox:

@@ -149,10 +149,8 @@ def test_an_unforeseen_error_leaves_no_answers_to_the_next_batch(monkeypatch):
         with pytest.raises(SandboxInfraError, match="KeyError"):
             sandbox.run_batch([GOOD] * 3)
         monkeypatch.undo()
-        assert [result.status for result in sandbox.run_batch([wrong, GOOD])] == [
-            "failed",
-            "passed",
-        ]
+        results = sandbox.run_batch([wrong, GOOD])
+        assert [result.status for result in results] == ["failed", "passed"]
 
 
 def test_close_ends_every_process():

@@ -44,7 +44,8 @@ def programs(text):
     return sections
 
 
-RIGHT = programs(Path(__file__).with_name("programs").joinpath("right.txt").read_text())
+PROGRAMS = Path(__file__).with_name("programs")
+RIGHT = programs(PROGRAMS.joinpath("right.txt").read_text())
 TWINS = {name: program for name, program in RIGHT.items() if program.twin}
 
 
@@ -102,65 +103,7 @@ def test_a_wrong_program_gets_its_reason(sandbox, name):
     assert (result.status, result.verdicts) == (status, verdicts)
 
 
-CHECKED = programs("""
-## in_place
-def f(x): x.sort()
-# test
-a = [2, 1]
-f(a)
-assert a == [1, 2]
-# test
-assert a == [1, 2]
-## in_place_dict
-def f(x): x.pop('a')
-# test
-d = {'a': 1, 'b': 2}
-f(d)
-assert d == {'b': 2}
-## tolerance
-def f(x): return x / 3
-# test
-assert abs(f(1) - 0.333) < 1e-3
-## raises
-def f(x):
-    if x < 0: raise ValueError('negative')
-    return x
-# test
-try:
-    f(-1)
-except ValueError as e:
-    assert 'negative' in str(e)
-else:
-    assert False
-## loop
-def f(x): return x * x
-# test
-for i in range(20):
-    assert f(i) == i ** 2
-## two_functions
-def g(x): return -x
-def f(x): return g(x)
-# test
-assert f(1) == g(1)
-## property
-def f(x): return sorted(x)
-# test
-import random
-x = random.sample(range(99), 20)
-assert f(x) == sorted(x) and f(f(x)) == f(x)
-## keywords
-def f(a, b=2): return a - b
-# test
-assert f(b=1, a=5) == 4
-# test
-assert f(3) == 1
-## identity
-def f(x): return x > 0
-# test
-assert f(1) is True
-# test
-assert not f(-1)
-""")
+CHECKED = programs(PROGRAMS.joinpath("checked.txt").read_text())
 
 
 @pytest.mark.parametrize("name", CHECKED)

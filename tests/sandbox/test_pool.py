@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from gdpo_tune.core.errors import SandboxInfraError, SandboxUnavailable
+from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.sandbox import (
     Call,
     CodeSandbox,
@@ -108,29 +108,6 @@ def test_no_more_workers_are_asked_than_fit(scripted, monkeypatch, memory, most)
     assert len(together) == most
 
 
-def test_a_batch_with_a_job_too_large_runs_nothing(scripted, monkeypatch):
-    monkeypatch.setattr(local_sandbox, "read_machine_memory", lambda: GIB)
-    with CodeSandbox() as sandbox:
-        with pytest.raises(ValueError, match="this machine has 1024 MiB"):
-            sandbox.run_batch([job(), job(2 * GIB)])
-        assert len(sandbox.run_batch([job()])) == 1
-
-
-def test_an_unforeseen_error_fails_the_batch_and_no_later_one(scripted, monkeypatch):
-    run = ScriptedWorker.run
-
-    def broken(worker, waiting, results):
-        raise KeyError("layers")
-
-    with CodeSandbox() as sandbox:
-        monkeypatch.setattr(ScriptedWorker, "run", broken)
-        with pytest.raises(SandboxInfraError, match="KeyError") as caught:
-            sandbox.run_batch([job()])
-        assert isinstance(caught.value.__cause__, KeyError)
-        monkeypatch.setattr(ScriptedWorker, "run", run)
-        assert len(sandbox.run_batch([job()])) == 1
-
-
 @pytest.mark.parametrize("jobs", [[], [job()]])
 def test_a_closed_sandbox_runs_nothing(scripted, jobs):
     with CodeSandbox() as sandbox:
@@ -150,14 +127,9 @@ def test_a_fork_cannot_use_its_parents_sandbox_and_does_not_close_it(scripted, m
         assert len(sandbox.run_batch([job()])) == 1
 
 
-def test_jobs_may_come_from_a_generator(scripted):
-    with CodeSandbox() as sandbox:
-        assert len(sandbox.run_batch(job() for _ in range(3))) == 3
-
-
 def test_modules_reach_every_worker(scripted):
     with CodeSandbox(2, modules=("numpy",)) as sandbox:
-        results = sandbox.run_batch([job() for _ in range(8)])
+        results = sandbox.run_batch(job() for _ in range(8))
     assert {modules for _, modules in results} == {("numpy",)}
 
 

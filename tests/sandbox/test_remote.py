@@ -31,13 +31,9 @@ ADDRESSES = [
 ]
 
 
-def parse(url):
-    return Service(url, grace=1.0)
-
-
 @pytest.mark.parametrize(("url", "shown", "target"), ADDRESSES)
 def test_addresses(url, shown, target):
-    assert (parse(url).shown, parse(url)._url) == (shown, shown + target)
+    assert (Service(url).shown, Service(url)._url) == (shown, shown + target)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +52,7 @@ def test_addresses(url, shown, target):
 )  # fmt: skip
 def test_a_malformed_address_is_refused_and_does_not_show_its_password(url):
     with pytest.raises(SandboxUnavailable, match=r"^url: the service's address") as caught:
-        parse(url)
+        Service(url)
     assert "geheim" not in str(caught.value)
 
 
@@ -78,9 +74,9 @@ def test_a_malformed_proxy_is_refused_at_once_and_not_shown(proxy, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", proxy)
     with pytest.raises(SandboxUnavailable) as caught:
-        parse("http://host")
+        Service("http://host")
     assert str(caught.value) == "url: the environment's proxy is malformed"
-    assert parse("http://localhost").shown == "http://localhost:80"
+    assert Service("http://localhost").shown == "http://localhost:80"
 
 
 def test_seconds_to_wait():

@@ -24,20 +24,6 @@ def before():
     assert not [t for t in threading.enumerate() if t.name.startswith("sandbox-")]
 
 
-def test_a_thread_that_cannot_be_started(before, monkeypatch):
-    start, seen = threading.Thread.start, []
-
-    def refuse(thread):
-        if thread.name.startswith("sandbox-2"):
-            seen.extend(psutil.Process().children())
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(SandboxUnavailable, match="can't start new thread"):
-        CodeSandbox(workers=3)
-
-
 def test_a_judge_that_cannot_be_launched(before, monkeypatch):
     launch = process._launch
 
@@ -84,13 +70,10 @@ with CodeSandbox() as sandbox:
 sys.exit(0 if all(result.passed for result in results) else str(results))
 """
 SHELLS = {
-    "closed_input_and_errors": "os.close(0); os.close(2)",
     "closed_streams": "os.closerange(0, 3)",
-    "little_address_space": "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))",
     "less_address_space_than_a_job_may_have": (
         "resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))"
     ),
-    "little_cpu_time": "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))",
     "less_cpu_time_than_a_job_may_have": (
         "import gdpo_tune.sandbox; used = int(sum(os.times()[:2])) + 2; "
         "resource.setrlimit(resource.RLIMIT_CPU, (used, used))"

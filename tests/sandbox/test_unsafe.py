@@ -43,13 +43,10 @@ def test_code_has_the_rights_of_the_trainer(sandbox, tmp_path):
     ("code", "expected"),
     [
         ("def f(x): return 17.25 * x", "passed"),
-        ("def f(x): return 17", "failed"),
         ("def f(x):\n    while True: pass", "timeout"),
         (SLEEP, "timeout"),
         ("def f(x): return bytearray(1 << 30)", "memory"),
         ("def f(x): print('x' * (1 << 22))", "output"),
-        ("import os\ndef f(x): os._exit(0)", "crash"),
-        ("def f(x): raise KeyError", "error"),
     ],
 )
 def test_limits_clocks_and_statuses_are_those_of_every_sandbox(sandbox, code, expected):

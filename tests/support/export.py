@@ -105,25 +105,27 @@ def export_folder(
 
 
 def read_prompts(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of the prompts in an exported folder."""
     return parquet.read_table(directory / "prompts.parquet").to_pylist()
 
 
 def load_rewards(directory: Path) -> ModuleType:
-    """Import the `rewards.py` of a directory as a library does."""
+    """Import the `rewards.py` of a directory, and its own copies, as a library does."""
+    for carried in [name for name in sys.modules if name.partition(".")[0] == "gdpo_rewards"]:
+        del sys.modules[carried]
     name = f"rewards_{abs(hash(directory))}"
     spec = importlib.util.spec_from_file_location(name, directory / "rewards.py")
     assert spec
     assert spec.loader
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(directory))
     spec.loader.exec_module(module)
+    sys.path.remove(str(directory))
     return module
 
 
 def run_in_export(
     directory: Path, program: str, batch: Sequence[object], *arguments: str, **environment: str
 ) -> Any:
-    """Return the JSON that a program prints in an export, which reads a batch as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         input=json.dumps(batch),

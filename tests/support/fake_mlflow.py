@@ -69,7 +69,7 @@ class FakeMlflow:
         wanted = [
             run
             for run in self.runs.values()
-            if ("tags.role" in query) == (run.tags["role"] == "sweep")
+            if ("tags.role" in query) == (run.tags.get("role") == "sweep")
             and ("tags.role" in query or run.tags["mlflow.parentRunId"] in parent)
         ]
         page = [self._build_run(run.id) for run in wanted]

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
@@ -48,7 +48,7 @@ def write_faults(spec: SweepSpec, **by_trial: str) -> None:
 
 
 @contextmanager
-def start_sweep(train: str, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+def start_sweep(train: str, *overrides: str) -> Generator[subprocess.Popen[bytes]]:
     """Start a sweep in a process group of its own; kill it at the end if it still runs."""
     command = [sys.executable, "-c", PROGRAM, train, str(SPACE), *overrides]
     with subprocess.Popen(command, start_new_session=True) as process:

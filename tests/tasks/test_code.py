@@ -78,14 +78,6 @@ def test_an_optional_reward_is_on_where_it_has_a_weight():
     assert task.metrics == tuple(TASK.metrics)
 
 
-def test_scores_have_one_entry_a_completion():
-    task = task_with(ScriptedSandbox())
-    problems = task.problems("train", 3, 0)
-    scores = task.score(problems, [answer("a"), answer("b"), ""], [5, 26, 27])
-    columns = [*scores.rewards.values(), *scores.metrics.values()]
-    assert {len(column) for column in columns} == {3}
-
-
 def test_verdicts_become_rewards_and_metrics():
     statuses = [
         ("passed", 1, 1, 0),
@@ -107,17 +99,11 @@ def test_verdicts_become_rewards_and_metrics():
     assert scores.metrics["bug_rate"] == bugs
 
 
-def test_length_follows_the_settings():
-    task = task_with(ScriptedSandbox(), length_limit=7)
-    scores = task.score(task.problems("train", 2, 0), [answer("a")] * 2, [7, 8])
-    assert list(scores.rewards["length"]) == [1, 0]
-    assert list(scores.metrics["mean_length"]) == [7, 8]
-
-
 def test_correctness_does_not_ask_for_the_format():
-    task = task_with(ScriptedSandbox({"def f(x): return x": "passed"}))
-    scores = task.score(task.problems("train", 1, 0), ["def f(x): return x"], [9])
-    assert scores.rewards == {"correctness": [1], "format": [0], "length": [1]}
+    task = task_with(ScriptedSandbox({"def f(x): return x": "passed"}), length_limit=7)
+    scores = task.score(task.problems("train", 2, 0), ["def f(x): return x"] * 2, [7, 8])
+    assert scores.rewards == {"correctness": [1, 1], "format": [0, 0], "length": [1, 0]}
+    assert scores.metrics["mean_length"] == [7, 8]
 
 
 def test_a_completion_without_a_program_is_a_bug_and_is_not_run():
@@ -157,13 +143,6 @@ def test_the_settings_of_the_sandbox_reach_it_and_every_job(monkeypatch):
     assert opened == [settings]
     limits = Limits(cpu_seconds=0.5, wall_seconds=2.5, memory_bytes=100 << 20)
     assert [job.limits for job in sandbox.jobs] == [limits] * 2
-
-
-def test_the_default_limits_are_those_of_the_sandbox():
-    sandbox = ScriptedSandbox()
-    task = task_with(sandbox)
-    task.score(task.problems("train", 1, 0), [answer("a")], [9])
-    assert sandbox.jobs[0].limits == Limits()
 
 
 def test_the_same_program_for_the_same_problem_is_run_once():

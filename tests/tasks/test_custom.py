@@ -125,7 +125,6 @@ BAD = {
         r"raised .*Lost: 3 \(mine.py, line 2\)",
     ),
     "in a library": ("import json\njson.loads('')", "Mine", r"value: .* \(mine.py, line 2\)"),
-    "several lines": ("raise ValueError('a\\nb')", "Mine", "raised ValueError: a b "),
     "much text": ("raise ValueError('a' * 10**6)", "Mine", rf"ValueError: a{{,{LONGEST_REASON}}} "),
     "time limit": (
         TASK.replace("    ranges", "    time_limit = '9'\n    ranges"),
@@ -417,10 +416,6 @@ def test_functions_log_metrics_and_columns_and_read_the_state():
     assert "trainer_state.best_metric is not known here" in scored.failures["asks"].first
 
 
-def test_a_function_without_room_for_a_keyword_does_not_get_it():
-    assert scores(lambda completions, prompts, answer: answer).rewards["<lambda>"]
-
-
 @pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "trainer_state"])
 def test_columns_that_trl_does_not_pass_on_are_refused(name):
     # Source: TRL 1.16, `_calculate_rewards`: it raises for `completions`, replaces `trainer_state`.
@@ -510,14 +505,6 @@ def test_many_failures_end_the_trial():
         function(completions=["x"] * 10, completion_ids=[[1]] * 10, problem=[0] * 10)
 
 
-def test_a_trial_whose_reward_function_is_broken_fails(tmp_path):
-    broken = TASK.replace("return [1.0] * len(completions)", "return unknown")
-    with pytest.raises(
-        TrialFailure, match=r"reward one raised for 100% .*NameError.*mine.py, line"
-    ):
-        train(trial(written(tmp_path, broken), tmp_path), resume=None, report=lambda *_: None)
-
-
 def test_what_is_not_scored_is_left_out_of_an_estimate():
     columns = {"a": [1.0, None, 0.0, 0.0], "b": [1.0, 1.0, 0.0, 0.0]}
     estimates = estimate_metrics(columns, 2, seed=0)
@@ -527,11 +514,8 @@ def test_what_is_not_scored_is_left_out_of_an_estimate():
     assert estimate_metrics({"c": [None, None]}, 1, seed=0) == {}
 
 
-def test_names_of_reward_models():
-    assert name_reward("org/Reward-Model-v1.5") == "Reward_Model_v1_5"
-
-
 def test_a_reward_model_is_read_as_trl_reads_it(tmp_path):
+    assert name_reward("org/Reward-Model-v1.5") == "Reward_Model_v1_5"
     folder = Path(write_policy(tmp_path / "judge-1"))
     config = AutoConfig.from_pretrained(folder, num_labels=1)
     torch.manual_seed(0)

@@ -139,27 +139,6 @@ def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
         select_problems(settings, empty[0], 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no row"),
-        ("\n \n", "holds no row"),
-        ('{"question": "q", "answer": "#### 1"}\n{"a": \n', r"rows.jsonl:2: not JSON"),
-        ("[1]\n", r"rows.jsonl:1: not a mapping but list"),
-        ('{"problem": "p", "level": 1}\n', r"no column question, answer; there are problem, lev"),
-        ('{"question": "q"}\n', r"rows.jsonl:1: no column answer; there are question:"),
-        ("{}\n", "there are none"),
-        (b"\xff\xfe{}\n", "UTF-16, as Windows writes it: save it as UTF-8"),
-        ("[" * 100_000, "rows.jsonl:1: not JSON"),
-    ],
-)
-def test_broken_json_lines(text, message, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(DataError, match=message):
-        dataset.collect_data(DataSettings(source=str(file), layout="gsm8k"))
-
-
 def test_broken_and_other_parquet(tmp_path):
     file = tmp_path / "rows.parquet"
     file.write_bytes(b"PAR1 no table PAR1")
@@ -232,25 +211,13 @@ def test_a_hub_that_fails_is_one_error_with_the_local_alternative(error, said, m
 
 
 @pytest.mark.parametrize(
-    ("source", "local"),
-    [
-        ("openai/gsm8k", False),
-        ("org/set-1.0", False),
-        ("gsm8k", True),
-        ("some/rows.jsonl", True),
-        ("some/rows.parquet", True),
-        ("./rows", True),
-        ("/data/rows", True),
-        ("~/rows", True),
-        ("a/b/c", True),
-    ],
+    "source",
+    ["gsm8k", "some/rows.jsonl", "some/rows.parquet", "./rows", "/data/rows", "~/rows", "a/b/c"],
 )
-def test_what_is_meant_as_a_path(source, local):
-    assert DataSettings(source=source).is_local == local
-
-
-def test_what_exists_is_a_path(tmp_path, monkeypatch):
+def test_what_is_meant_as_a_path(source, tmp_path, monkeypatch):
+    assert DataSettings(source=source).is_local
     monkeypatch.chdir(tmp_path)
+    assert not DataSettings(source="openai/gsm8k").is_local
     (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
     assert DataSettings(source="openai/gsm8k").is_local
 

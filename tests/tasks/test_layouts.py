@@ -91,7 +91,7 @@ def test_gsm8k_answers_that_cannot_be_parsed(answer, reason):
 def test_math_takes_the_last_box_or_the_column():
     answers = [problem.data["answer"] for problem in usable("math")]
     assert answers == [
-        *("14", r"\frac{9}{2}", "19", "6", r"\{0,2,4,6,8\}", "120", "3.5", "1{,}000", "-3", "6"),
+        *("14", r"\frac{9}{2}", "19", "6", r"\{0,2,4,6,8\}", "120", "3.5", "1{,}000", "-3", "6")
     ]
     row = {**read_rows("math")[0], "answer": " 15 "}
     assert mapped("math", row).data == {"answer": "15"}
@@ -123,16 +123,12 @@ def test_toolrl_calls_in_other_writings(truth):
     change = {"reward_model": {"ground_truth": truth}, "tools": '[{"name": "a"}]'}
     row = {**read_rows("toolrl")[0], **change}
     problem = mapped("toolrl", row)
-    assert problem.data == {
-        "calls": [{"name": "a", "parameters": {"x": 1}}],
-        "response": False,
-    }
+    assert problem.data == {"calls": [{"name": "a", "parameters": {"x": 1}}], "response": False}
     assert problem.prompt.startswith('Tools:\n{"name": "a"}\n\nYou may')
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
+BROKEN = {
+    "toolrl": [
         ({"prompt": "words"}, "prompt: not a list but str"),
         ({"prompt": []}, "prompt: no message"),
         ({"prompt": ["hello"]}, "prompt[0]: not a mapping but str"),
@@ -144,10 +140,64 @@ def test_toolrl_calls_in_other_writings(truth):
         ({"reward_model": {"ground_truth": None}}, "not a list but nothing"),
         ({"tools": "{"}, "tools: not JSON"),
     ],
+    "mbpp": [
+        ({"test_list": []}, "test_list: no test"),
+        ({"test_list": "assert f(1)"}, "test_list: not a list but str"),
+        ({"test_list": [3]}, "test_list: not a list of texts"),
+        ({"test_list": ["assert double("]}, "test_list: the test is not Python"),
+        ({"test_list": ["double(2)"]}, "nothing in this test can fail"),
+        ({"test_list": ["assert triple(1) == 3"]}, "calls nothing that the code defines"),
+        ({"code": "def double(x:"}, "code: not Python"),
+        ({"test_setup_code": "import ("}, "test_setup_code: not Python"),
+        ({"text": " "}, "text: empty"),
+    ],
+    "humaneval": [
+        ({"entry_point": "other"}, "is no function that the prompt begins"),
+        ({"test": "assert True"}, "does not define check"),
+        ({"test": "def check(candidate): pass"}, "nothing in this test can fail"),
+    ],
+    "apps": [
+        ({"input_output": ""}, "empty"),
+        ({"input_output": "{"}, "not JSON"),
+        ({"input_output": "[]"}, "not a mapping but list"),
+        ({"input_output": "{}"}, "not a list but nothing"),
+        ({"input_output": '{"inputs": [], "outputs": []}'}, "0 inputs and 0 outputs"),
+        ({"input_output": '{"inputs": ["1"], "outputs": []}'}, "1 inputs and 0 outputs"),
+        (
+            {"input_output": '{"inputs": ["1"], "outputs": ["1"], "fn_name": "a b"}'},
+            "not a function name",
+        ),
+        ({"input_output": '{"inputs": [1], "outputs": [1], "fn_name": "f"}'}, "not a list but int"),
+        ({"input_output": '{"inputs": [1], "outputs": ["1"]}'}, "not a list but int"),
+        ({"input_output": '{"inputs": ["1"], "outputs": ["\\n"]}'}, "prints nothing passes"),
+    ],
+    "code_contests": [
+        ({"input_file": "in.txt"}, "would read a file"),
+        ({"description": "see <image>"}, "shows a picture"),
+        ({"public_tests": None, "private_tests": None}, "no test"),
+        ({"private_tests": {"input": ["1"], "output": []}}, "1 inputs and 0 outputs"),
+        ({"private_tests": {"input": ["1"], "output": [" \n"]}}, "prints nothing passes"),
+        ({"private_tests": {"input": ["\udc80"], "output": ["1"]}}, "surrogates not allowed"),
+    ],
+    "bfcl": [
+        ({"question": [[{"role": "user", "content": "a"}]] * 2}, "several turns"),
+        ({"ground_truth": [{"area": {"base": [{"a": [1]}]}}]}, "a mapping of right values"),
+        ({"ground_truth": []}, "no call"),
+        ({"function": []}, "no tool"),
+        ({"function": "{"}, "column function: not JSON"),
+        ({"question": [[None]]}, "column question[0]: not a mapping"),
+    ],
+}
+"""Layout -> changes of its first row, and what is said of them."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "reason"),
+    [(layout, *row) for layout, rows in BROKEN.items() for row in rows],
 )
-def test_broken_rows_of_toolrl(change, reason):
+def test_broken_rows(layout, change, reason):
     with pytest.raises(RowError) as caught:
-        mapped("toolrl", {**read_rows("toolrl")[0], **change})
+        mapped(layout, {**read_rows(layout)[0], **change})
     assert reason in str(caught.value)
 
 
@@ -161,40 +211,6 @@ def test_mbpp_shows_one_test_and_runs_all():
     assert problems[3].data["function"] == "common"
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"test_list": []}, "test_list: no test"),
-        ({"test_list": "assert f(1)"}, "test_list: not a list but str"),
-        ({"test_list": [3]}, "test_list: not a list of texts"),
-        ({"test_list": ["assert double("]}, "test_list: the test is not Python"),
-        ({"test_list": ["double(2)"]}, "nothing in this test can fail"),
-        ({"test_list": ["assert triple(1) == 3"]}, "calls nothing that the code defines"),
-        ({"code": "def double(x:"}, "code: not Python"),
-        ({"test_setup_code": "import ("}, "test_setup_code: not Python"),
-        ({"text": " "}, "text: empty"),
-    ],
-)
-def test_broken_rows_of_mbpp(change, reason):
-    with pytest.raises(RowError) as caught:
-        mapped("mbpp", {**read_rows("mbpp")[0], **change})
-    assert reason in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"entry_point": "other"}, "is no function that the prompt begins"),
-        ({"test": "assert True"}, "does not define check"),
-        ({"test": "def check(candidate): pass"}, "nothing in this test can fail"),
-    ],
-)
-def test_broken_rows_of_humaneval(change, reason):
-    with pytest.raises(RowError) as caught:
-        mapped("humaneval", {**read_rows("humaneval")[0], **change})
-    assert reason in str(caught.value)
-
-
 def test_apps_has_programs_functions_and_methods():
     program, _, mean, lines, total, *_ = problems = usable("apps")
     assert program.data["streams"] == [["1\n2\n", "3\n", 0.0], ["-5\n5\n", "0\n", 0.0]]
@@ -206,44 +222,6 @@ def test_apps_has_programs_functions_and_methods():
     assert total.prompt.endswith("Write a function total.\n")
     assert problems[7].data["tail"].endswith("longer = Solution().longer")
     assert "def longer(self" in problems[7].prompt
-
-
-@pytest.mark.parametrize(
-    ("tests", "reason"),
-    [
-        ("", "empty"),
-        ("{", "not JSON"),
-        ("[]", "not a mapping but list"),
-        ("{}", "not a list but nothing"),
-        ('{"inputs": [], "outputs": []}', "0 inputs and 0 outputs"),
-        ('{"inputs": ["1"], "outputs": []}', "1 inputs and 0 outputs"),
-        ('{"inputs": ["1"], "outputs": ["1"], "fn_name": "a b"}', "not a function name"),
-        ('{"inputs": [1], "outputs": [1], "fn_name": "f"}', "not a list but int"),
-        ('{"inputs": [1], "outputs": ["1"]}', "not a list but int"),
-        ('{"inputs": ["1"], "outputs": ["\\n"]}', "prints nothing passes"),
-    ],
-)
-def test_broken_tests_of_apps(tests, reason):
-    with pytest.raises(RowError) as caught:
-        mapped("apps", {"question": "q", "input_output": tests})
-    assert reason in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"input_file": "in.txt"}, "would read a file"),
-        ({"description": "see <image>"}, "shows a picture"),
-        ({"public_tests": None, "private_tests": None}, "no test"),
-        ({"private_tests": {"input": ["1"], "output": []}}, "1 inputs and 0 outputs"),
-        ({"private_tests": {"input": ["1"], "output": [" \n"]}}, "prints nothing passes"),
-        ({"private_tests": {"input": ["\udc80"], "output": ["1"]}}, "surrogates not allowed"),
-    ],
-)
-def test_problems_of_code_contests_that_are_left_out(change, reason):
-    with pytest.raises(RowError) as caught:
-        mapped("code_contests", {**read_rows("code_contests")[0], **change})
-    assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize("layout", CODE)
@@ -293,22 +271,6 @@ def test_any_value_that_bfcl_accepts_is_right(parameters, is_right):
     reference = registry.describe_layout("bfcl").write_reference(read_rows("bfcl")[2])
     assert "accepted" not in reference
     assert measure_agreement(build_sample(reference, **problem.data)) == HIGHEST
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"question": [[{"role": "user", "content": "a"}]] * 2}, "several turns"),
-        ({"ground_truth": [{"area": {"base": [{"a": [1]}]}}]}, "a mapping of right values"),
-        ({"ground_truth": []}, "no call"),
-        ({"function": []}, "no tool"),
-        ({"function": "{"}, "column function: not JSON"),
-        ({"question": [[None]]}, r"column question\[0\]: not a mapping"),
-    ],
-)
-def test_rows_of_bfcl_that_cannot_be_judged(change, reason):
-    with pytest.raises(RowError, match=reason):
-        mapped("bfcl", {**read_rows("bfcl")[0], **change})
 
 
 def test_asdiv_loses_the_unit_and_olympiadbench_keeps_its_tolerance():

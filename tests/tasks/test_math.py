@@ -99,26 +99,15 @@ def test_every_way_to_write_an_integer_is_the_same_answer(number):
 
 
 @pytest.mark.parametrize(
-    "completion",
+    ("completion", "answer"),
     [
-        RIGHT,
-        "<think>1</think><answer>41</answer><answer>42",
-        "<think>6*7=42</think>\n42",
-        "<think>41<answer>42</answer>",
-        "6*7=42\n42",
-        "42\n\n",
-        "<answer>42</answer> I hope this helps.",
+        *((text, "42") for text in (RIGHT, "6*7=42\n42", "42\n\n", "<think>41<answer>42</answer>")),
+        ("<think>1</think><answer>41</answer><answer>42", "42"),
+        *((text, "") for text in ("", " \n", "<think>42</think>", "<think>42</think><answer>")),
     ],
 )
-def test_the_answer_is_found_however_it_is_marked(completion):
-    assert extract_answer(completion) == "42"
-
-
-@pytest.mark.parametrize(
-    "completion", ["", " \n", "<think>42</think>", "<think>42</think><answer>"]
-)
-def test_no_answer_is_found_where_none_is(completion):
-    assert extract_answer(completion) == ""
+def test_the_answer_is_found_however_it_is_marked(completion, answer):
+    assert extract_answer(completion) == answer
 
 
 def test_the_mathematics_task_scores_each_objective_by_itself():

@@ -12,15 +12,10 @@ CODE = ROOT / "search_spaces" / "code.yaml"
 ON = "space.reward_weights.bug_free=[0, 1]"
 
 
-def test_without_a_weight_the_reward_is_absent():
-    spec = load_spec(CODE)
-    assert not [name for name in spec.space.domains if "bug_free" in name]
-    assert "partial_credit" not in load_task_info(spec.task, spec.space.domains).published
-    with build_task(spec.task, spec.training, spec.sandbox, spec.data, spec.space.domains) as task:
-        assert task.rewards == ("correctness", "format", "length")
-
-
 def test_a_weight_switches_the_reward_on():
+    plain = load_spec(CODE)
+    assert not [name for name in plain.space.domains if "bug_free" in name]
+    assert "partial_credit" not in load_task_info(plain.task, plain.space.domains).published
     spec = load_spec(CODE, [ON, "space.conditioning.bug_free=[none, correctness]"])
     assert spec.compute_identity() != load_spec(CODE).compute_identity()
     assert "reward_weights.bug_free" in spec.space.searched_domains

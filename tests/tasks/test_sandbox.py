@@ -49,20 +49,5 @@ def test_a_table_of_the_visible_tests_earns_their_share(task):
     assert scores.metrics["bug_rate"] == [0.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "def f(x): return (x",
-        "def f(x): return y",
-        "def g(x): return x",
-        "def f(x):\n    while True: pass",
-    ],
-)
-def test_programs_that_do_not_compile_or_end_are_bugs(task, program):
-    scores = score(task, task.problems("test", 1, 0), [program])
-    assert list(scores.rewards["correctness"]) == [0.0]
-    assert list(scores.metrics["bug_rate"]) == [1.0]
-
-
 def test_the_tier_of_isolation_is_reported(task):
     assert task.environment()["sandbox"]

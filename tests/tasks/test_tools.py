@@ -221,11 +221,7 @@ def test_scores_of_the_task():
         "format": [1, 1, 0],
         "length": [1, 1, 0],
     }
-    assert scores.metrics == {
-        **scores.rewards,
-        "exact": [1, 0, 0],
-        "mean_length": [9, 8, 10],
-    }
+    assert scores.metrics == {**scores.rewards, "exact": [1, 0, 0], "mean_length": [9, 8, 10]}
 
 
 def test_without_a_right_call_there_is_no_correctness_reward():

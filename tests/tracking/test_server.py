@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
@@ -259,3 +260,21 @@ def test_the_users_environment_wins(monkeypatch):
     set_environment()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("uri", "location"),
+    [("sqlite:////data/mlflow.db", "/data/mlartifacts/my_sweep"), ("http://host:5000", None)],
+)
+def test_artifacts_of_a_database_lie_beside_its_file(uri, location):
+    created = []
+
+    def create_experiment(name, location, tags):
+        created.append((name, location))
+        return "1"
+
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: None, create_experiment=create_experiment
+    )
+    assert server.find_experiment(client, uri, "my sweep") == "1"
+    assert created == [("my sweep", location)]

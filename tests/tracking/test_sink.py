@@ -329,6 +329,22 @@ def test_another_ledger_under_the_same_name_has_runs_of_its_own(spec, mlflow):
     assert [run.tags["role"] for run in mlflow.runs.values()].count("sweep") == 2
 
 
+def test_of_runs_that_were_created_twice_the_one_with_more_content_stays(spec, mlflow):
+    """A server that hung may carry out a request after it was repeated; others' runs stay."""
+    record = make_complete_trial(0, 0.5, 0.5)
+    play(spec, started(record))
+    runs, sweep = dict(mlflow.runs), mlflow.by_key()["sweep"]
+    for run in runs.values():
+        mlflow.create_run("1", tags={**run.tags, "pareto_view": ""})
+    mlflow.create_run("1", tags={**sweep.tags, "sweep": "huge"}, run_name="of another sweep")
+    for name in ("notes", "more notes"):  # of people
+        mlflow.create_run("1", tags={"mlflow.parentRunId": sweep.id}, run_name=name)
+    play(spec, started(record))
+    others = [run.name for id, run in mlflow.runs.items() if id not in runs]
+    assert runs.keys() < mlflow.runs.keys()
+    assert others == ["of another sweep", "notes", "more notes"]
+
+
 def test_a_ledger_without_an_id_adopts_the_newest_runs_of_its_name(spec, mlflow):
     record = make_complete_trial(0, 0.5, 0.5)
     play(spec, started(record))

@@ -240,23 +240,22 @@ class JoinedCluster:
         return [ours, {"NodeID": "other", "Alive": not self.alive, **node}]
 
 
-def test_a_joined_cluster_is_checked_for_our_node(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_joined_cluster_is_checked_for_our_node_unless_its_head_is_silent(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
     joined = JoinedCluster(monkeypatch)
     with cluster.open_cluster(file) as up:
         assert up.is_alive()
-        joined.alive = False
-        assert not up.is_alive()
-
-
-def test_a_silent_head_is_not_queried_through_ray(file: Path, monkeypatch: pytest.MonkeyPatch):
-    joined = JoinedCluster(monkeypatch)
-    with cluster.open_cluster(file) as up:
         joined.watch.seconds_silent = LOST_SECONDS
         requests = joined.requests
         assert up.is_alive()
         joined.watch.seconds_silent += 1.0
         assert not up.is_alive()
-        assert joined.requests == requests
+        assert joined.requests == requests, "a call of Ray would block"
+        joined.watch.seconds_silent = 0.0
+        assert up.is_alive()
+        joined.alive = False
+        assert not up.is_alive()
 
 
 def test_a_cluster_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch):
@@ -353,15 +352,18 @@ def test_a_cluster_is_joined_with_the_environment_of_trials(head, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "message"), [("", "asks for a token"), ("token", "does not take the token")]
+    ("error", "token", "message"),
+    [
+        (AuthenticationError("no"), "", "asks for a token\n    fix: export RAY_AUTH_MODE=token"),
+        (AuthenticationError("no"), "another", "does not take the token\n    fix: export RAY_AUTH"),
+        (RpcError("Timed out while waiting for GCS"), "", "is not the head of a Ray cluster"),
+    ],
 )
-def test_a_cluster_that_wants_a_token(head, monkeypatch, mode, message):
-    fake_client(monkeypatch, AuthenticationError("no"))
-    if mode:
-        monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
-    with pytest.raises(
-        ClusterError, match=f"{head} {message}\n    fix: export RAY_AUTH_MODE=token"
-    ):
+def test_a_head_that_does_not_let_us_in(head, monkeypatch, error, token, message):
+    fake_client(monkeypatch, error)
+    if token:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    with pytest.raises(ClusterError, match=f"{head} {message}"):
         cluster.connect_to_cluster({}, {})
 
 
@@ -378,12 +380,6 @@ def test_a_head_that_does_not_listen(monkeypatch, tmp_path):
     with pytest.raises(ClusterError, match=named) as caught:
         cluster.connect_to_cluster({}, {})
     assert str(caught.value).endswith("to train on this machine alone, unset RAY_ADDRESS")
-
-
-def test_a_server_that_is_no_ray_head(head, monkeypatch):
-    fake_client(monkeypatch, RpcError("Timed out while waiting for GCS to become available."))
-    with pytest.raises(ClusterError, match="is not the head of a Ray cluster"):
-        cluster.connect_to_cluster({}, {})
 
 
 def test_a_machine_that_is_not_a_node_of_the_cluster(head, monkeypatch):
@@ -478,7 +474,7 @@ def test_a_process_that_was_stopped_itself_gives_the_head_time_to_answer(monkeyp
     assert head.leaves == 0
 
 
-def test_find_silence_checks_who_listens():
+def test_a_probe_finds_out_whether_a_head_listens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert not cluster.probe_head(address, 1.0)

@@ -84,21 +84,14 @@ def test_a_process_of_several_that_lost_its_node_is_no_failure():
     assert cause.cause == "lost"
 
 
-def fail(cause: str) -> AttemptFailure:
-    return AttemptFailure(cause, "")
-
-
 def test_a_process_is_excused_if_its_node_turns_out_to_have_died_with_it():
-    one, other, late = trials = [
-        OpenTrial(0, "node1"),
-        OpenTrial(1, "node2"),
-        OpenTrial(2, "node1"),
-    ]
-    assert one.count_failure(fail("died"), 100.0)
-    assert other.count_failure(fail("died"), 100.0)
-    assert late.count_failure(fail("died"), 39.0)
-    assert [trial.excuse("node1", 100.0) for trial in trials] == [True, False, False]
-    assert not one.excuse("node1", 100.0)
+    one, other, late = trials = [OpenTrial(n, node) for n, node in enumerate(["a", "b", "a"])]
+    died = AttemptFailure("died", "")
+    assert one.count_failure(died, 100.0)
+    assert other.count_failure(died, 100.0)
+    assert late.count_failure(died, 39.0)
+    assert [trial.excuse("a", 100.0) for trial in trials] == [True, False, False]
+    assert not one.excuse("a", 100.0)
     assert [trial.failed for trial in trials] == [0, 1, 1]
 
 
@@ -154,11 +147,8 @@ class NodeSweep:
         self.table = NodeTable(a=True, b=True)
         self.nodes = Nodes(self.table)
         self.driver = Driver(ledger, 4, self.nodes)
-        self.callback = TuneCallback(
-            self.driver.searcher,
-            TuneSearcher(self.driver.searcher, self.driver.searcher._setup),
-            lambda: None,
-        )
+        searcher = TuneSearcher(self.driver.searcher, self.driver.searcher._setup)
+        self.callback = TuneCallback(self.driver.searcher, searcher, lambda: None)
         monkeypatch.setattr(tune, "read_error", lambda trial: trial.error)
         self.trials = [RayTrial(number, self.driver.ask()) for number in range(4)]
         for trial, actor in zip(self.trials, ["a", "a", "b", "b"], strict=True):
@@ -203,13 +193,8 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_ray_can_write_a_snapshot_where_other_processes_are_known(sweep):
     """A process that had children before the sweep could not start one."""
     others = {psutil.Process()}  # contains a lock
-    cloudpickle.dumps(
-        TuneCallback(
-            sweep.driver.searcher,
-            TuneSearcher(sweep.driver.searcher, sweep.driver.searcher._setup),
-            lambda: others.clear(),
-        )
-    )
+    searcher = TuneSearcher(sweep.driver.searcher, sweep.driver.searcher._setup)
+    cloudpickle.dumps(TuneCallback(sweep.driver.searcher, searcher, lambda: others.clear()))
 
 
 def test_a_lost_node_is_reported_once_with_its_trials(sweep: NodeSweep):

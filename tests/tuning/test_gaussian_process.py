@@ -63,12 +63,9 @@ def test_around_is_a_share_of_the_range_on_its_own_scale():
     assert log.log
     assert math.log10(log.high) - math.log10(log.low) == pytest.approx(2 * BOX_SIDE)
     assert math.sqrt(log.low * log.high) == pytest.approx(1e-4)
-
-
-def test_around_an_end_stays_in_the_range():
-    box = shrink_around(0.0, SPACE["weight"])
-    assert isinstance(box, FloatDistribution)
-    assert (box.low, box.high) == (0.0, pytest.approx(BOX_SIDE))
+    at_end = shrink_around(0.0, SPACE["weight"])
+    assert isinstance(at_end, FloatDistribution)
+    assert (at_end.low, at_end.high) == (0.0, pytest.approx(BOX_SIDE))
 
 
 @pytest.mark.parametrize(
@@ -91,30 +88,22 @@ def test_local_proposals_lie_around_the_trial_that_adds_to_the_hypervolume(
     assert abs(math.log10(params["rate"]) + 4) <= BOX_SIDE + 1e-9
 
 
-def test_without_a_feasible_trial_proposals_cover_the_whole_space(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(samplers, "BOX_SHARE", 1.0)
-    hopeless = [t for t in draw_trials(0) if t[2] == [-1.0, 0.5] or t[3] > 0]
-    chosen = build_study(*hopeless)
-    chosen.sampler = GaussianProcess(GOALS, 0, 4)
-    assert chosen.ask(SPACE).params == propose_without_box(monkeypatch, hopeless)
+HOPELESS = [t for t in draw_trials(0) if t[2] == [-1.0, 0.5] or t[3] > 0]
 
 
-def test_there_is_no_box_before_enough_trials_are_complete(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(samplers, "BOX_SHARE", 1.0)
-    few = draw_trials(0)[-BOX_STARTUP + 1 :]
-    chosen = build_study(*few)
-    chosen.sampler = GaussianProcess(GOALS, 0, 4)
-    assert chosen.ask(SPACE).params == propose_without_box(monkeypatch, few)
-
-
-def propose_without_box(
-    monkeypatch: pytest.MonkeyPatch, trials: list[tuple[float, float, list[float], float]]
+@pytest.mark.parametrize(
+    "trials", [HOPELESS, draw_trials(0)[-BOX_STARTUP + 1 :]], ids=["none feasible", "too few"]
+)
+def test_without_enough_feasible_trials_proposals_cover_the_whole_space(
+    trials: list[tuple[float, float, list[float], float]], monkeypatch: pytest.MonkeyPatch
 ):
-    """Return the proposal without a box."""
-    monkeypatch.setattr(samplers, "BOX_SHARE", 0.0)
-    study = build_study(*trials)
-    study.sampler = GaussianProcess(GOALS, 0, 4)
-    return study.ask(SPACE).params
+    proposed: list[dict[str, object]] = []
+    for share in (1.0, 0.0):
+        monkeypatch.setattr(samplers, "BOX_SHARE", share)
+        study = build_study(*trials)
+        study.sampler = GaussianProcess(GOALS, 0, 4)
+        proposed.append(study.ask(SPACE).params)
+    assert proposed[0] == proposed[1]
 
 
 def test_private_names_of_optuna_that_speed_up_proposals_exist():

@@ -185,11 +185,8 @@ def test_an_error_is_recorded_with_the_reason_of_ray(spec: SweepSpec):
         driver.report(trial_id, Measurement(1, {}, spent))
         driver.searcher.on_end(trial_id, Failed("RuntimeError: broken"))
         record = ledger.get_record(0)
-        assert (record.state, record.reason, record.cost) == (
-            "failed",
-            "RuntimeError: broken",
-            spent,
-        )
+        assert (record.state, record.reason) == ("failed", "RuntimeError: broken")
+        assert record.cost == spent
         driver.in_flight.clear()
         assert driver.ask() is not None  # the slot is free again
 
@@ -206,11 +203,8 @@ def test_processes_are_recorded_when_ray_starts_one(spec: SweepSpec):
     looked: list[str] = []
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=4)
-        callback = TuneCallback(
-            driver.searcher,
-            TuneSearcher(driver.searcher, driver.searcher._setup),
-            lambda: looked.append("again"),
-        )
+        searcher = TuneSearcher(driver.searcher, driver.searcher._setup)
+        callback = TuneCallback(driver.searcher, searcher, lambda: looked.append("again"))
         for actor in ("a", "a", "b", "a"):
             trial = SimpleNamespace(trial_id=driver.ask())
             callback.on_trial_result(0, [], trial, pack(TrialPlaced(actor, "node")))

@@ -104,17 +104,12 @@ def test_a_stop_survives_a_kill_before_the_trial_has_ended(spec: SweepSpec):
         assert start_all(driver)
         assert [config.directory.name for config in driver.in_flight.values()] == ["0", "2"]
         assert not has_flag(ledger, 1)
-
-
-def test_an_unfinished_trial_that_has_no_process_yet_is_stopped_at_once(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        start_all(Driver(ledger))
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        steer(driver, "stop", trial=1)
-        assert ledger.get_record(1).state == "pruned"
-        start_all(driver)
-        assert [config.directory.name for config in driver.in_flight.values()] == ["0", "2"]
+        steer(driver, "stop", trial=2)  # unfinished, without a process yet
+        assert ledger.get_record(2).state == "pruned"
+        assert start_all(driver)
+        assert [config.directory.name for config in driver.in_flight.values()] == ["0", "3"]
 
 
 def test_a_waiting_trial_is_stopped_and_never_promoted(tmp_path: Path):

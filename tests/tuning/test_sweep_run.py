@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.errors import DiskFullError, SandboxUnavailable
+from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.events import (
     Event,
     SearchStarted,
@@ -109,26 +109,6 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
 
 def refuse_training() -> None:
     raise AssertionError("a finished sweep starts nothing")
-
-
-def test_a_trial_that_runs_out_of_memory_is_not_retried_and_the_sweep_continues(tmp_path: Path):
-    spec = load_small_spec(tmp_path, "search.trials=2", "search.replicates.max_runs=0")
-    write_faults(spec, t2="memory")
-    result = run_sweep(spec, train=TRAIN)
-    assert [record.state for record in result.records] == ["complete"] * 2 + ["failed", "complete"]
-    reason = result.records[2].reason
-    for key in ("micro_batch_size", "max_completion_length", "gradient_checkpointing"):
-        assert key in reason
-    assert len(list_executions(spec.directory, "2")) == 1
-
-
-def test_a_machine_that_cannot_isolate_code_ends_the_sweep(tmp_path: Path):
-    spec = load_small_spec(tmp_path)
-    write_faults(spec, all="sandbox")
-    with pytest.raises(SandboxUnavailable, match="no isolation here"):
-        run_sweep(spec, train=TRAIN)
-    with Ledger.open(spec) as ledger:  # the lease is free and nothing counts as failed
-        assert {record.state for record in ledger.get_records()} == {"running"}
 
 
 @pytest.mark.parametrize("writer", [pytest.param("trial", marks=pytest.mark.slow), "ledger"])

@@ -119,7 +119,10 @@ _ENVIRONMENT = threading.Lock()
 
 @dataclass(frozen=True)
 class JobsApi:
-    """The jobs of one cluster."""
+    """The jobs of one cluster.
+
+    A refusal is a `BackendError`, no answer a `BackendUnreachableError`.
+    """
 
     address: str
     """Address of its dashboard, such as `http://head:8265`."""
@@ -146,12 +149,7 @@ class JobsApi:
         object.__setattr__(self, "address", self.address.rstrip("/"))
 
     def check(self) -> None:
-        """Ask the cluster for its version.
-
-        Raises:
-            BackendError: it does not take the token, or is not a Ray cluster.
-            BackendUnreachableError: it does not answer.
-        """
+        """Ask the cluster for its version."""
         import httpx
 
         url, reason = f"{self.address}/api/version", ""
@@ -191,12 +189,7 @@ class JobsApi:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def ask(self, call: Callable[[Any], T]) -> T:
-        """Return the result of a call with a client, which by itself might wait for ever.
-
-        Raises:
-            BackendError: the cluster refuses.
-            BackendUnreachableError: it does not answer.
-        """
+        """Return the result of a call with a client, which by itself might wait for ever."""
         self.check()
         try:
             return run_with_timeout(CALL_SECONDS, lambda: call(self.build_client()))

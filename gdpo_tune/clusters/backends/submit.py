@@ -86,8 +86,9 @@ def submit(submission: Submission, api: ray_jobs.JobsApi, *, follow: bool) -> in
         job |= {"entrypoint": shlex.join(words), "runtime_env": runtime_env}
         # a cluster that has just started has no agent to run it for some seconds
         no_agent = retry_if_exception_message(match=r"(?s).*No available agent")
-        retrying = build_retry(AGENT_SECONDS, retry=no_agent, reraise=True)
-        retrying(api.ask, lambda client: client.submit_job(**job))
+        for attempt in build_retry(AGENT_SECONDS, retry=no_agent, reraise=True):
+            with attempt:
+                api.ask(lambda client: client.submit_job(**job))
         print(f"submitted {submission.sweep} as job {name}")
     stop = shlex.join(["ray", "job", "stop", "--address", api.address, name])
     print(f"to stop it: {stop}", flush=True)

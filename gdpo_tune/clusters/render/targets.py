@@ -157,8 +157,17 @@ def render_cron_job(request: RenderRequest) -> dict[str, str]:
     values = {"fields": format_five_fields(request, star_decides=False)}
     values |= {"skipped_days": find_skipped_days(request)}
     if request.ray_cron_job:
-        template = "ray_cron_job.yaml.jinja"
-        _check_ray_cron_job(request, backend.queue)
+        template, without = "ray_cron_job.yaml.jinja", "leave out --ray-cron-job"
+        version, zone = ".".join(map(str, request.kuberay)), request.schedule.timezone
+        if request.kuberay < FIRST_CRON_JOB:
+            reason = f"KubeRay {version} has no RayCronJob, which came with 1.6"
+            refuse_key(request.sweep, "", "", reason, f"{without}: a CronJob needs none")
+        if request.kuberay < FIRST_ZONE and zone != "UTC":
+            reason = f"RayCronJob of KubeRay {version} has no time zone, which came with 1.7"
+            refuse_key(request.sweep, "schedule.timezone", zone, reason, f"write UTC, or {without}")
+        if backend.queue:
+            reason = "a RayCronJob cannot give its RayJobs the label by which Kueue knows them"
+            refuse_key(request.sweep, "backend.queue", backend.queue, reason, without)
         values |= list_values_here(request) | {"has_zone": request.kuberay >= FIRST_ZONE}
     else:
         template = "cron_job.yaml.jinja"
@@ -172,20 +181,6 @@ def render_cron_job(request: RenderRequest) -> dict[str, str]:
         values |= {"command": request.build_command("python"), "deadline": max(round(grace), 60)}
     name = f"{request.sweep.name}.yaml"
     return {name: request.fill(template, name, **values)}
-
-
-def _check_ray_cron_job(request: RenderRequest, queue: str) -> None:
-    version, zone = ".".join(map(str, request.kuberay)), request.schedule.timezone
-    if request.kuberay < FIRST_CRON_JOB:
-        reason = f"KubeRay {version} has no RayCronJob, which came with 1.6"
-        refuse_key(request.sweep, "", "", reason, "leave out --ray-cron-job: a CronJob needs none")
-    if request.kuberay < FIRST_ZONE and zone != "UTC":
-        reason = f"RayCronJob of KubeRay {version} has no time zone, which came with 1.7"
-        fix = "write UTC, or leave out --ray-cron-job"
-        refuse_key(request.sweep, "schedule.timezone", zone, reason, fix)
-    if queue:
-        reason = "a RayCronJob cannot give its RayJobs the label by which Kueue knows them"
-        refuse_key(request.sweep, "backend.queue", queue, reason, "leave out --ray-cron-job")
 
 
 UNQUOTED = re.compile(r"[A-Za-z0-9_./:=@+-]+")

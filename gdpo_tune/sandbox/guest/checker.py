@@ -223,11 +223,9 @@ class Candidate:
 
 
 def run_tests(tests: list[Encoded], limit: int) -> NoReturn:
-    """Run the tests in order, report each, and end this process.
+    """Run tests, see `jobs.encode_tests`, report each, and end this process.
 
-    Args:
-        tests: `["assert", source]`, or `["call", function, arguments, expected]`, encoded.
-        limit: most bytes that the candidate may send altogether.
+    The candidate may send `limit` bytes altogether.
     """
     sys.set_int_max_str_digits(0)
     candidate = Candidate(limit)
@@ -262,7 +260,10 @@ def _run_test(
     """Run one test and return whether it passed; a failed assertion raises."""
     if test[0] == "assert":
         tree = ast.parse(test[1])
-        _borrow_names(_find_values(tree), candidate, names, borrowed)
+        nodes = list(ast.walk(tree))
+        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        values = _find_free_names(node for node in nodes if id(node) not in called)
+        _borrow_names(values - _find_assigned_names(nodes), candidate, names, borrowed)
         tree = ast.fix_missing_locations(_InsertChanges().visit(tree))
         exec(compile(tree, "<test>", "exec", dont_inherit=True), names)
         return True
@@ -288,14 +289,6 @@ def _borrow_names(
 def _find_free_names(nodes: Iterable[ast.AST]) -> set[str]:
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     return {name for name in names if not hasattr(builtins, name)}
-
-
-def _find_values(source: ast.Module) -> set[str]:
-    """Return the free names that a test does not only call, and does not assign."""
-    nodes = list(ast.walk(source))
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    not_called = [node for node in nodes if id(node) not in called]
-    return _find_free_names(not_called) - _find_assigned_names(nodes)
 
 
 def _find_assigned_names(nodes: Iterable[ast.AST]) -> set[str]:

@@ -5,8 +5,8 @@ float allows a relative error of 1e-9, or an absolute one of 1e-12 where it is e
 expected NaN equals NaN. The comparison follows the expected value, which is trusted: it never
 builds a container from the received one, and never reads more of it than the expected value has.
 
-Printed output is compared line by line and token by token, as bytes, because a candidate need not
-print text. The work grows linearly with the length of both sides, whatever they hold.
+Printed output is compared line by line and token by token, as bytes. The work grows linearly with
+the length of both sides, whatever they hold.
 
 Rules of benchmarks, each as its judge has it:
 
@@ -75,10 +75,9 @@ def grade_frames(
     report: CandidateReport,
     grade: Callable[[Any, bytes, CandidateReport], None],
 ) -> None:
-    """Read one frame per expected value, at most `limit` bytes together, and grade it.
+    """Read one frame per expected value, at most `limit` bytes together, and report its verdict.
 
-    The report gets the verdicts, and the reason why there are no more. `grade` is `grade_value`
-    or `grade_output`.
+    `grade` is `grade_value` or `grade_output`.
     """
     try:
         for value in expected:
@@ -115,10 +114,7 @@ def grade_value(expected: object, frame: bytes, report: CandidateReport, rule: s
 def grade_output(
     expected: tuple[str, float], frame: bytes, report: CandidateReport, rule: str
 ) -> None:
-    """Add the verdict of one run of a program, as `grade_value` does.
-
-    `expected` is its output and the tolerance.
-    """
+    """Add the verdict of one run of a program by its expected output and the tolerance."""
     if frame[:1] != PRINTED:
         _add_other(parse(frame), report)
         return
@@ -246,7 +242,6 @@ def _dict_matches(expected: Mapping[object, object], received: Sequence[Encoded]
 
 
 def _find_element(remaining: set[object], item: Encoded) -> object:
-    """Return the expected element that equals `item`, or `_MISSING`."""
     if _is_hashable(item):
         element = decode(item)
         if element in remaining:

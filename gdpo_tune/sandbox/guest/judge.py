@@ -7,8 +7,8 @@ compares what it reads with the values; for tests it forks a locked checker:
     [bytes, "streams", pairs, rule]      expected output of a program, and its tolerance
     [bytes, "tests", tests, *allowance]  see `checker.run_tests` and `Allowance`
 
-The first field is the most that the candidate may send altogether. A rule is one of
-`equality`. The answer is a report:
+The first field is the most that the candidate may send altogether. A rule is one of `grading`. The
+answer is a report:
 
     started   the candidate was locked and about to read its job
     stop      why there are no more verdicts: load, output, ended, malformed, overload; or null
@@ -58,7 +58,6 @@ class Overload(Exception):
 
 
 def _prepare() -> None:
-    """Limit the time and memory of comparisons."""
     signal.signal(signal.SIGPROF, _raise_overload)
     soft = cap_at_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
     resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -69,7 +68,6 @@ def _raise_overload(number: int, frame: object) -> NoReturn:
 
 
 def _answer(control: socket.socket, isolation: Isolation) -> None:
-    """Judge one candidate and send the report about it."""
     head, candidate = receive_with_descriptor(control, HEADER.size)
     limit, kind, tests, *rest = parse(read_exactly(control.recv, HEADER.unpack(head)[0]))
     report = CandidateReport()

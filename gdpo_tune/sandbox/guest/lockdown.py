@@ -68,7 +68,7 @@ class LockdownError(Exception):
 
 
 class Isolation(NamedTuple):
-    """Isolation of a locked process."""
+    """Layers of a locked process."""
 
     layers: tuple[str, ...]
     seccomp: Filter | None
@@ -78,10 +78,8 @@ class Isolation(NamedTuple):
 def lock_process(control: socket.socket, parent: int, isolated: bool) -> Isolation:
     """Lock this process; return in another process, the first of its own pid namespace.
 
-    Args:
-        control: socket to the trainer.
-        parent: process id of the trainer, which must still be the parent.
-        isolated: False sets limits alone, for code that may do whatever the trainer may.
+    `control` is the socket to the trainer, whose process id is `parent`. Without `isolated`, limits
+    alone are set.
 
     Raises:
         LockdownError: a required layer is missing.
@@ -109,7 +107,6 @@ def lock_process(control: socket.socket, parent: int, isolated: bool) -> Isolati
 
 
 def _drop_rights(control: socket.socket) -> list[str]:
-    """Add every layer around the filter that is possible here, and return their names."""
     layers: list[str] = []
     started_as_root = os.getuid() == 0
     if _enter_namespaces(control):
@@ -322,8 +319,7 @@ def enter_empty_root(over: bytes) -> None:
 def deny_everything_by_landlock(version: int) -> None:
     """Refuse every file access, TCP port and outside signal that this version controls.
 
-    Source: Linux `include/uapi/linux/landlock.h`; rights were added in versions 2, 3 and 5,
-    TCP in 4, scopes in 6.
+    Source: Linux `include/uapi/linux/landlock.h`; TCP was added in version 4, scopes in 6.
     """
     file_rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
     attributes = struct.pack("=Q", (1 << file_rights) - 1)

@@ -1,9 +1,8 @@
 """Modules that candidates and tests may import.
 
-A locked process cannot open a file, so it can import only from memory. The modules that nearly
-every program needs are imported before the fork. The rest of the standard library is kept in
-memory as compiled code, which a fork imports when it needs to. Imported but unused modules would
-cost every fork time, since it has to copy their pages.
+A locked process cannot open a file, so it imports from memory. The modules that nearly every
+program needs are imported before the fork. The rest of the standard library is kept in memory as
+compiled code: imported but unused modules would cost every fork the copy of their pages.
 """
 
 from __future__ import annotations
@@ -45,12 +44,10 @@ _INDEX_SIZE = struct.Struct("=Q")
 
 
 def preload(extra: Sequence[str]) -> None:
-    """Import common modules, store the rest in memory, and disable every other import.
-
-    `extra` holds names of further modules, each followed by the directory of its top package.
+    """Import common modules and the `extra` ones, store the rest, and disable every other import.
 
     Raises:
-        LockdownError: one of these cannot be imported, or has started a thread; or the kernel
+        LockdownError: an extra one cannot be imported, or has started a thread; or the kernel
             refuses files in memory.
     """
     # NOTE: keeps OpenSSL out, which would double the pages that every fork has to copy; hashlib

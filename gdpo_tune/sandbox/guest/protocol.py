@@ -71,11 +71,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def read_exactly(receive: Callable[[int], bytes], count: int) -> bytes:
-    """Call `receive(at_most)` until `count` bytes have arrived.
-
-    Raises:
-        EOFError: the sender has closed before that.
-    """
+    """Call `receive(at_most)` until `count` bytes have arrived; raise EOFError before that."""
     chunks: list[bytes] = []
     while count:
         chunk = receive(count)
@@ -114,7 +110,7 @@ class Tagged(NamedTuple):
 
 
 class Opaque:
-    """Replacement of a value that cannot cross: equal to nothing, not even to itself."""
+    """Replacement of a value that cannot cross: equal to nothing, itself included."""
 
     _type_name = "value"
 
@@ -142,12 +138,9 @@ def encode(
 ) -> Encoded:
     """Encode one value for `json.dumps`.
 
-    Args:
-        value: anything. Instances of a subclass of a built-in type become the built-in value;
-            unless `strict`, numpy's scalars and arrays become numbers and lists.
-        strict: refuse a value without an encoding; else it becomes opaque.
-        depth: number of containers around it.
-        keep: returns the encoding of a value that has none; by default it becomes opaque.
+    Instances of a subclass of a built-in type become the built-in value; unless `strict`, numpy's
+    scalars and arrays become numbers and lists. Any other value is refused if `strict`, else
+    encoded by `keep`, or else opaque. `depth` counts the containers around it.
 
     Raises:
         ValueError: containers nested more than `MAX_DEPTH` deep, or in a circle.
@@ -184,8 +177,7 @@ def parse(data: bytes) -> Encoded:
     """Read the bytes that `dump` returns; every object becomes `Tagged`.
 
     Raises:
-        ValueError: this is not tagged JSON.
-        RecursionError: nested too deeply.
+        ValueError, RecursionError: this is not tagged JSON, or nested too deeply.
     """
     return _DECODER.decode(data.decode("ascii"))
 
@@ -221,18 +213,14 @@ def decode_parts(payload: Encoded) -> tuple[Any, Any]:
 _Inner: TypeAlias = Callable[[object], Encoded]
 
 
-def _encode_int(value: int, inner: _Inner) -> Encoded:
-    # NOTE: hexadecimal takes linear time to read; decimal digits take quadratic time.
-    return value if -_EXACT_IN_JSON < value < _EXACT_IN_JSON else {"int": hex(value)}
-
-
 def _encode_set(values: Iterable[object], inner: _Inner) -> list[Encoded]:
     # NOTE: sorted, so that the receiver's set does not depend on the sender's hash seed.
     return sorted((inner(value) for value in values), key=repr)
 
 
 ENCODERS: dict[type, Callable[[Any, _Inner], Encoded]] = {
-    int: _encode_int,
+    # NOTE: hexadecimal takes linear time to read; decimal digits take quadratic time.
+    int: lambda value, inner: value if abs(value) < _EXACT_IN_JSON else {"int": hex(value)},
     float: lambda value, inner: value if math.isfinite(value) else {"float": repr(value)},
     list: lambda value, inner: [inner(item) for item in value],
     tuple: lambda value, inner: {"tuple": [inner(item) for item in value]},

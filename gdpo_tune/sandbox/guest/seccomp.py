@@ -1,9 +1,8 @@
 """Seccomp filters: what a candidate may ask of the kernel, as BPF.
 
-Computing, memory and clocks are allowed. A call that names a path fails with EACCES, as honest
-code expects of a file that it may not read. A call that reaches for another process, a socket
-or the kernel's own machinery kills the candidate: no honest solution makes it. Every call
-that is not listed fails with EPERM.
+Computing, memory and clocks are allowed. A call that names a path fails with EACCES, as of a file
+that it may not read. One that reaches for another process, a socket or the kernel's own machinery
+kills the candidate: no honest solution makes it. Every other call fails with EPERM.
 
 The table of decisions becomes a binary search, which costs the kernel about eight comparisons per
 system call where a list costs hundreds. The kernel also tries every number once whenever a filter
@@ -71,13 +70,9 @@ Rule: TypeAlias = int | ArgumentRule
 def assemble(
     audit: int, first_foreign: int, rules: Mapping[int, Rule], otherwise: int
 ) -> list[Instruction]:
-    """Assemble the filter of one machine.
+    """Assemble the filter of one machine, by its facts (see `Machine`) and rules by number.
 
-    Args:
-        audit: `AUDIT_ARCH_*` of the machine; a call under any other kills the process.
-        first_foreign: calls from this number on kill the process.
-        rules: number to rule.
-        otherwise: the decision for every number without a rule.
+    Calls under another `audit`, or from `first_foreign` on, kill the process.
     """
     native = {number: rule for number, rule in rules.items() if number < first_foreign}
     search = _Search()

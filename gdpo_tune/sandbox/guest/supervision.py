@@ -50,14 +50,8 @@ def serve_trainer(
     """Lock this process, report that, and answer requests until the trainer has gone.
 
     The first message is a JSON object: `layers`, or `failed` with the step and the reason.
-
-    Args:
-        descriptor: socket to the trainer.
-        parent: see `lock_process`.
-        isolated: see `lock_process`.
-        modules: names of modules to load, each followed by the directory of its top package.
-        answer: handles one request; raises EOFError when there will be no more.
-        prepare: called once, before anything is locked.
+    `modules` are names to import, each followed by the directory of its top package. `prepare` is
+    called before anything is locked; `answer` handles one request, and raises EOFError at the end.
     """
     if descriptor != CONTROL_DESCRIPTOR:
         os.dup2(descriptor, CONTROL_DESCRIPTOR)
@@ -113,13 +107,10 @@ def fork_with_limits(
     descriptors: Sequence[int],
     program: Callable[[], NoReturn],
 ) -> int:
-    """Fork; limit and lock the child, tell its partner that it is ready, and run `program` in it.
+    """Fork, lock the child, tell its partner that it is ready, and run `program` in it.
 
-    The descriptors stay open, numbered from `PARTNER_DESCRIPTOR` on; the first is the connection
-    to the partner. `supervise_fork` measures wall time.
-
-    Returns:
-        Process id of the child.
+    Return its process id. The descriptors stay open, numbered from `PARTNER_DESCRIPTOR` on; the
+    first is the connection to the partner. `supervise_fork` measures wall time.
     """
     parent = os.getpid()
     child = os.fork()
@@ -171,7 +162,9 @@ def supervise_fork(child: int, allowance: Allowance, control: int) -> ExitStatus
     timed_out = False
     left = min(allowance.cpu_seconds, allowance.wall_seconds)
     while not (ready := poll.poll(1000 * max(left, _PULSE))):
-        left = min(deadline - time.monotonic(), allowance.cpu_seconds - _read_cpu_clock(child))
+        # Source: Linux `include/linux/posix-timers_types.h`, CPUCLOCK_SCHED of a process.
+        used = time.clock_gettime((~child << 3) | 2)
+        left = min(deadline - time.monotonic(), allowance.cpu_seconds - used)
         if left <= 0:
             timed_out = True
             break
@@ -188,11 +181,3 @@ def supervise_fork(child: int, allowance: Allowance, control: int) -> ExitStatus
         # NOTE: the kernel's own CPU limit, which a candidate can neither ignore nor outrun.
         timed_out = True
     return ExitStatus(ended_by, timed_out, cpu_seconds, usage.ru_maxrss * 1024)
-
-
-def _read_cpu_clock(process: int) -> float:
-    """Return the CPU seconds of another process.
-
-    Source: Linux `include/linux/posix-timers_types.h`, CPUCLOCK_SCHED of a process.
-    """
-    return time.clock_gettime((~process << 3) | 2)

@@ -83,7 +83,6 @@ _builtins_before: dict[str, Any] = {}
 
 
 def _answer(control: socket.socket, isolation: Isolation) -> None:
-    """Fork one candidate, supervise it, and send its ending."""
     request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
     allowance = Allowance(*Allowance.FORMAT.unpack(request))
     files = [os.memfd_create("input"), os.memfd_create("output")] if allowance.file_bytes else []
@@ -116,7 +115,6 @@ def _prepare() -> None:
 
 
 def _run_candidate() -> NoReturn:
-    """Read the job, run it, answer, and end this process."""
     gc.enable()
     code, seed, printable, calls, inputs, *clocks = parse(read_frame(_receive, _MAX_JOB_BYTES))
     start_clock = partial(_start_clocks, clocks)
@@ -132,10 +130,7 @@ def _run_candidate() -> NoReturn:
 
 
 def _start_clocks(clocks: list[float]) -> None:
-    """Give the next test its CPU and wall seconds, after which a signal ends this process.
-
-    A candidate can stop these clocks, but not those of the whole job.
-    """
+    # NOTE: a signal ends this process; a candidate can stop these clocks, not those of the job.
     for timer, seconds in zip((signal.ITIMER_PROF, signal.ITIMER_REAL), clocks, strict=False):
         signal.setitimer(timer, seconds)
 
@@ -163,11 +158,7 @@ def _receive(at_most: int) -> bytes:
 def _run_program(
     code: str, seed: int, printable: int, inputs: list[str], start_clock: Callable[[], object]
 ) -> NoReturn:
-    """Run the program on every input, answer each time, and end this process.
-
-    It may print `printable` bytes altogether. Its generators are seeded again, and a clock
-    is started, for each input.
-    """
+    """Run the program on every input, answer each time, and end this process."""
     loading = ExceptionCapture()
     program = None
     with loading:
