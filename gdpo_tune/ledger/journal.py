@@ -129,7 +129,7 @@ class JournalFile(Journal):
             record = _decode(line)
             if record is None:
                 raise UsageError(
-                    f"{self.path}:{number}: this line is no record of a ledger, so the file is "
+                    f"{self.path}:{number}: this line is not a record of a ledger, so the file is "
                     f"{DAMAGED}"
                 )
             yield record
@@ -165,7 +165,7 @@ def open_storage(journal: Journal) -> JournalStorage:
     """Return the Optuna storage that the records of a journal build.
 
     Raises:
-        UsageError: a line is no record, Optuna cannot replay one, or the first ones are gone.
+        UsageError: a line is not a record, Optuna cannot replay one, or the first ones are gone.
     """
     try:
         storage = JournalStorage(journal)

@@ -252,7 +252,7 @@ class Ledger(CloseableResource):
         # A trial whose record was torn off has left checkpoints of other parameters.
         if self.get_trial_directory(number).exists():
             shutil.rmtree(self.get_trial_directory(number))
-        # To Optuna, what trains nothing has no parameters: it is no result of them.
+        # For Optuna, a trial that trains nothing has no parameters, on which its values depend.
         searched = {} if parts or role == "untrained" else params
         trial = encoding.create_running_trial(self.spec, searched, attributes)
         self._storage.create_new_trial(self._study_id, trial)

@@ -4,7 +4,7 @@ The rules are checked before a request is left, and again by the driver before i
 because the sweep went on meanwhile. On its way to the driver each request is one file:
 
     <storage>/<name>/requests/<asked, in nanoseconds>-<id>.json
-                     requests/damaged/     files that are no requests, set aside
+                     requests/damaged/     files that are not valid requests
 
 A file is whole or absent, and durable before the person is told. The driver removes it once the
 ledger has the request.
@@ -354,7 +354,7 @@ def decode_recorded(stored: Mapping[str, Any]) -> RecordedRequest:
 REQUESTS = "requests"
 """Directory in that of a sweep."""
 DAMAGED = "damaged"
-"""Directory below it for files that are no requests."""
+"""Directory below it for files that are not valid requests."""
 MAX_BYTES = 1_000_000
 """Most bytes of a file that is read."""
 MAX_AUTHOR = 100
@@ -369,16 +369,16 @@ class RequestFile:
 
     path: Path
     request: Request | None
-    """None: the file holds no request."""
+    """None: the file is not a valid request."""
     problem: str = ""
-    """Why it holds none."""
+    """Why it is not a valid request."""
 
 
 def build_request(action: str, arguments: Any, author: str | None) -> Request:
     """Build a request of this moment; its author is by default the user of this process.
 
     Raises:
-        UsageError: `arguments` are no mapping.
+        UsageError: `arguments` are not a mapping.
     """
     if not isinstance(arguments, Mapping):
         raise UsageError(f"{action}: the arguments are {arguments!r}; write a dict, such as {{}}")
@@ -424,7 +424,7 @@ def check_requests_writable(directory: Path) -> None:
     requests = directory / REQUESTS
     if os.path.lexists(requests) and not is_directory(requests):
         raise UsageError(
-            f"{requests} is no directory, so no request can be left there\n    fix: move it away"
+            f"{requests} is not a directory, so no request can be left there\n    fix: move it away"
         )
     if not os.access(requests if requests.exists() else directory, os.W_OK | os.X_OK):
         owner = "another user"
@@ -465,13 +465,13 @@ def _decode_request(stored: Any) -> Request:
         if not isinstance(values[name], kind):
             raise ValueError(f"{name} = {values[name]!r}")
     if not 0 <= values["asked"] < LAST_SECOND:
-        raise ValueError(f"asked = {values['asked']!r} is no time")
+        raise ValueError(f"asked = {values['asked']!r} is not a valid time")
     json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # it can be stored and shown
     return Request(**values)
 
 
 def set_aside(path: Path) -> None:
-    """Move a file that is no request out of the way; nothing is deleted."""
+    """Move a file that is not a valid request out of the way; nothing is deleted."""
     aside = path.parent / DAMAGED
     aside.mkdir(exist_ok=True)
     path.rename(aside / path.name)

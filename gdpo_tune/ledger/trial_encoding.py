@@ -223,7 +223,7 @@ def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]
 def decode_estimates(stored: Mapping[str, Any], prompts: int = 0) -> dict[str, Estimate]:
     """Return estimates from JSON.
 
-    Older versions recorded `[mean, standard error]`; an error of 0 becomes that of so many prompts.
+    Older versions recorded `[mean, standard error]`; an error of 0 becomes that of `prompts`.
     """
     estimates = {name: Estimate(*values) for name, values in stored.items()}
     for name in estimates.keys() - COST_METRICS if prompts else ():

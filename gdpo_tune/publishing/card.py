@@ -82,7 +82,7 @@ def build_record_card(
     metadata = DatasetCardData(
         pretty_name=f"{publication.target}: record of a sweep",
         tags=["gdpo_tune", "pareto-front"],
-        viewer=False,  # a ledger is no table
+        viewer=False,  # a ledger is not a table
     )
     return _render(
         "record_card.md.jinja",

@@ -195,7 +195,7 @@ class Licence:
 def find_licence(policy: str, revision: str, given: str | None) -> Licence:
     """Return the licence that a person gives, or that of the base.
 
-    The base's is read in its card: on the Hub, or beside its weights.
+    That of the base is read from its card, on the Hub or next to its weights.
     """
     if given is not None:
         if not IDENTIFIER.fullmatch(given):

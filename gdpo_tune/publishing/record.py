@@ -152,7 +152,7 @@ def _clean_config(path: Path, base: str, policy: str, revision: str) -> bytes:
         for key, value in content.items()
         if key in NAMES_OF_BASE and value
     }
-    if path.name == ADAPTER_CONFIG and revision:  # adapters of before do not say it
+    if path.name == ADAPTER_CONFIG and revision:  # older adapters do not name it
         changed["revision"] = content.get("revision") or revision
     if all(content.get(key) == value for key, value in changed.items()):
         return path.read_bytes()

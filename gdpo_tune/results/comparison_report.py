@@ -46,30 +46,43 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
     """Compare two sweeps; `.verdict` names the better one and the reasons.
 
     Raises:
-        UsageError: tasks or objectives differ, so their values have different meanings; or both are
-            the same sweep; or one has no configuration yet.
+        UsageError: tasks or objectives differ, both are one sweep, or one has no configuration yet.
     """
-    _refuse_unless_comparable(left.spec, right.spec)
-    goals = left.spec.list_objectives()
-    same_name = left.spec.name == right.spec.name
-    names = [s.spec.location if same_name else s.spec.name for s in (left, right)]
+    one, other = left.spec, right.spec
+    if one.directory.absolute() == other.directory.absolute():
+        raise UsageError(f"{one.name} and {other.name} are the same sweep: name two")
+    problems = [
+        f"{key} = {getattr(one, key)}, not {getattr(other, key)}"
+        for key in ("task", "scoring")
+        if getattr(one, key) != getattr(other, key)
+    ]
+    goals = one.list_objectives()
+    if goals != other.list_objectives():
+        listed = [
+            {f"objectives.{name}": goal.model_dump() for name, goal in spec.objectives.items()}
+            for spec in (one, other)
+        ]
+        problems += list_differences(*listed) or ["objectives in another order"]
+    if problems:
+        raise UsageError(
+            f"{one.name} cannot be compared with {other.name}: {'; '.join(problems)}. A "
+            "comparison needs one task and scoring, and objectives with equal directions and "
+            "references"
+        )
+    names = [spec.location if one.name == other.name else spec.name for spec in (one, other)]
     sides = [build_arm(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
-    other = list_differences(_list_settings(left.spec), _list_settings(right.spec))
-    notes = [f"{names[0]} has {line} as {names[1]}" for line in other]
+    settings = list_differences(_list_settings(one), _list_settings(other))
+    notes = [f"{names[0]} has {line} as {names[1]}" for line in settings]
     if notes:
         notes.insert(0, "The result is the effect of all these differences together:")
-    if left.spec.constraints != right.spec.constraints:
+    if one.constraints != other.constraints:
         notes.append("Their constraints differ, so different trials count for their fronts.")
-    file = left.spec.directory / f"comparison_{right.spec.name}.html"
+    file = one.directory / f"comparison_{other.name}.html"
     return _compare_sides(sides[0], sides[1], notes, file)
 
 
 def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
-    """Compare two normalization modes of one sweep.
-
-    Raises:
-        UsageError: both modes are the same, or the sweep has no trial of one of them.
-    """
+    """Compare two normalization modes of one sweep; a UsageError says that it has no such two."""
     trials = [record for record in sweep.records if record.is_training]
     modes = sorted({str(record.params["normalization"]) for record in trials})
     for mode in (first, second):
@@ -99,45 +112,20 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     found = _compare_sides(left, right, [note], file)
     if found.comparison.probability_of_superiority and found.verdict.winner != "too few":
         return found
-    return replace(found, notes=(*found.notes, *_advise_two_sweeps(sweep.spec, first, second)))
-
-
-def _advise_two_sweeps(spec: SweepSpec, first: str, second: str) -> list[str]:
-    file = str(spec.directory / SPEC)
-    names = [f"{spec.name}_{mode}" for mode in (first, second)]
-    sweeps = [
-        ["sweep", file, "--name", name, "--set", f"space.normalization={mode}"]
-        for name, mode in zip(names, (first, second), strict=True)
-    ]
+    spec = sweep.spec
+    names = {mode: f"{spec.name}_{mode}" for mode in (first, second)}
     more = ["--set", f"search.trials={ENOUGH}", "--set", f"storage={spec.storage}"]
-    directories = [f"{spec.storage.rstrip('/')}/{name}" for name in names]
-    commands = [*([*words, *more] for words in sweeps), ["report", *directories]]
-    return [
+    begin = ["sweep", str(spec.directory / SPEC), "--name"]
+    commands = [
+        [*begin, name, "--set", f"space.normalization={mode}", *more]
+        for mode, name in names.items()
+    ]
+    commands.append(["report", *(f"{spec.storage.rstrip('/')}/{n}" for n in names.values())])
+    advice = (
         f"A sweep of {ENOUGH} trials for each mode is enough to find a difference of about 10 %:",
         *("python -m gdpo_tune." + shlex.join(words) for words in commands),
-    ]
-
-
-def _refuse_unless_comparable(left: SweepSpec, right: SweepSpec) -> None:
-    if left.directory.absolute() == right.directory.absolute():
-        raise UsageError(f"{left.name} and {right.name} are the same sweep: name two")
-    problems = [
-        f"{key} = {getattr(left, key)}, not {getattr(right, key)}"
-        for key in ("task", "scoring")
-        if getattr(left, key) != getattr(right, key)
-    ]
-    if left.list_objectives() != right.list_objectives():
-        goals = [
-            {f"objectives.{name}": goal.model_dump() for name, goal in spec.objectives.items()}
-            for spec in (left, right)
-        ]
-        problems += list_differences(*goals) or ["objectives in another order"]
-    if problems:
-        raise UsageError(
-            f"{left.name} cannot be compared with {right.name}: {'; '.join(problems)}. A "
-            "comparison needs one task and scoring, and objectives with equal directions and "
-            "references"
-        )
+    )
+    return replace(found, notes=(*found.notes, *advice))
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
@@ -261,9 +249,15 @@ def _is_significant(effect: Effect, null: float) -> bool:
 
 def _list_reasons(comparison: Comparison) -> list[str]:
     left, right, ratio = comparison.left.name, comparison.right.name, comparison.ratio
+    ours, theirs = comparison.hypervolumes
+    volumes = f"{left} has {ours:.3g} and {right} {theirs:.3g}"
+    if ours > 0 and theirs > 0:
+        upper = "any" if math.isinf(ratio.interval.high) else f"{ratio.interval.high:.2f}"
+        span = f"{ratio.interval.low:.2f} to {upper}"
+        volumes = f"{left} has {ratio.value:.2f} times that of {right} (95 %: {span})"
     lines = [
-        f"Hypervolume at {comparison.count} configurations each: "
-        f"{_describe_hypervolumes(comparison)}. Corrected p = {ratio.corrected:.3f}."
+        f"Hypervolume at {comparison.count} configurations each: {volumes}. "
+        f"Corrected p = {ratio.corrected:.3f}."
     ]
     for name, effect in comparison.probability_of_superiority.items():
         better = left if effect.value > 0.5 else right
@@ -295,14 +289,3 @@ def _list_reasons(comparison: Comparison) -> list[str]:
         f"attains {format_share(*ours)}, {right} alone {format_share(*theirs)}."
     )
     return lines
-
-
-def _describe_hypervolumes(comparison: Comparison) -> str:
-    left, right, ratio = comparison.left.name, comparison.right.name, comparison.ratio
-    ours, theirs = comparison.hypervolumes
-    if ours > 0 and theirs > 0:
-        high = ratio.interval.high
-        upper = "any" if math.isinf(high) else f"{high:.2f}"
-        span = f"{ratio.interval.low:.2f} to {upper}"
-        return f"{left} has {ratio.value:.2f} times that of {right} (95 %: {span})"
-    return f"{left} has {ours:.3g} and {right} {theirs:.3g}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
 
 PALE = 0.35
-"""Share of its mode's colour that a trial beside the front has; the rest is white."""
+"""Share of its mode's colour that a trial behind the front has; the rest is white."""
 BEHIND = 1000
 """`pareto/order` of a trial behind the front, times its rank."""
 POLICY = "policy"
@@ -55,14 +55,12 @@ OWNER = "sweep_run"
 class FrontContent:
     """What the front adds to the runs, and at the end of the sweep to the registry."""
 
-    trials: dict[int, RunContent] = field(default_factory=dict[int, RunContent])
+    trials: dict[int, RunContent]
     """Number -> tag `pareto`, name, colour and, if it is ranked, its rank and its place."""
-    sweep: RunContent = field(default_factory=RunContent)
-    policies: dict[int, dict[str, str | Path]] = field(
-        default_factory=dict[int, dict[str, str | Path]]
-    )
+    sweep: RunContent
+    policies: dict[int, dict[str, str | Path]]
     """Number of a trial on the front -> files that say where its policy is."""
-    versions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    versions: list[dict[str, Any]]
 
 
 def build_front_content(

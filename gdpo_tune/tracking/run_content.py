@@ -121,17 +121,10 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
         kind = "hf"
         source = {"path": data.source, "config_name": data.config, "split": data.split}
     inputs: list[dict[str, str]] = []
-    for context, prompts in (
-        ("training", training.train_prompts),
-        ("validation", training.validation_prompts),
-        ("testing", training.test_prompts),
-    ):
-        content = {
-            "task": spec.task,
-            **data.list_decisive(later=False),
-            "context": context,
-            "prompts": prompts,
-        }
+    sizes = (training.train_prompts, training.validation_prompts, training.test_prompts)
+    for context, prompts in zip(("training", "validation", "testing"), sizes, strict=True):
+        content = {"task": spec.task, **data.list_decisive(later=False)}
+        content |= {"context": context, "prompts": prompts}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         inputs.append(
             {

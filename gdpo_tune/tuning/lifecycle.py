@@ -4,7 +4,7 @@ An engine, such as Ray Tune, asks for attempts and passes on what becomes of eac
 
     next_attempt       a slot is free: an `AttemptConfig`, WAIT, or FINISHED
     on_placed          its process has begun on a node
-    on_measurement     a step was measured; a rung is recorded, then judged
+    on_measurement     a step was measured; a rung is recorded, then decided on
     on_end             it came to a result
     on_failure         it was lost with its process: it is tried again, or given up
     on_nodes_changed   nodes were lost or have joined
@@ -208,7 +208,7 @@ class Lifecycle:
     def on_measurement(
         self, name: str, measurement: Measurement, earlier: Sequence[Measurement] = ()
     ) -> None:
-        """Take in a measurement; record a rung, judge it, and tell a trial that has to end."""
+        """Take in a measurement; record a rung, decide on it, and tell a trial that has to end."""
         trial = self._running[name]
         number, trial.cost = trial.number, measurement.cost
         trial.note_step(measurement.step, self._ledger.spec.training.checkpoint_every)

@@ -18,7 +18,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from cronsim import CronSim
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from ruamel.yaml import YAML
@@ -209,11 +208,10 @@ def test_the_checks_refuse_wrong_manifests(schemas, tmp_path):
 
 
 def test_shipped_sweeps(schemas):
-    for file in ("kuberay_code.yaml",):
-        (sweep,) = load_sweeps(ROOT / "sweeps" / file).sweeps
-        for document in documents(*render(sweep, "kuberay").values()):
-            check_kubernetes(schemas, document)
-        check_kuberay(schemas, *documents(*render(sweep, "rayjob").values()))
+    (sweep,) = load_sweeps(ROOT / "sweeps" / "kuberay_code.yaml").sweeps
+    for document in documents(*render(sweep, "kuberay").values()):
+        check_kubernetes(schemas, document)
+    check_kuberay(schemas, *documents(*render(sweep, "rayjob").values()))
 
 
 needs_systemd = pytest.mark.skipif(
@@ -289,18 +287,6 @@ def test_systemd_skips_the_hour_that_spring_skips():
     assert "2026-03-28" in days
     assert "2026-03-29" not in days
     assert "2026-03-30" in days
-
-
-@pytest.mark.parametrize("line", [line for line in LINES if not re.search(r"[L#]", line)])
-def test_crontabs_by_a_parser(tmp_path, line):
-    text = LOCAL.replace("30 2 * * 1-5", line)
-    (crontab,) = render(load_scheduled_sweep(tmp_path, text), "crontab").values()
-    zone, entry = [each for each in crontab.splitlines() if not each.startswith("#")]
-    assert zone == "CRON_TZ=Europe/Berlin"
-    fields = " ".join(entry.split()[:5])
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    meant, written = (itertools.islice(CronSim(each, start), 60) for each in (line, fields))
-    assert list(meant) == list(written)
 
 
 def test_batch_scripts_by_a_shell(tmp_path):

@@ -81,6 +81,11 @@ def job_for(backend: KubeRay) -> ScheduledJob:
     )
 
 
+@pytest.fixture
+def known(backend: KubeRay) -> JobHandle:
+    return backend.submit(job_for(backend))
+
+
 def test_a_job_is_created_once(backend, cluster):
     for _ in range(2):
         assert backend.submit(job_for(backend)) == JobHandle(backend="kuberay", id=NAME.lower())
@@ -123,16 +128,14 @@ def test_a_job_is_created_once(backend, cluster):
         ),
     ],
 )
-def test_the_state_of_a_job(backend, cluster, status, running, seen, reason):
-    known = backend.submit(job_for(backend))
+def test_the_state_of_a_job(backend, cluster, status, running, seen, reason, known):
     cluster.jobs[known.id]["status"] = status
     state = backend.poll(known)
     assert (state.running, state.exit_status, state.reason) == (running, seen, reason)
 
 
-def test_a_state_that_is_not_understood_is_no_end(backend, cluster):
+def test_a_state_that_is_not_understood_is_no_end(backend, cluster, known):
     """KubeRay, rayjob_types.go, JobDeploymentStatus: versions add words to it."""
-    known = backend.submit(job_for(backend))
     cluster.jobs[known.id]["status"] = {"jobDeploymentStatus": "Hibernating"}
     state = backend.poll(known)
     assert state.running
@@ -140,8 +143,7 @@ def test_a_state_that_is_not_understood_is_no_end(backend, cluster):
     assert state.reason.endswith(f"is unknown ('Hibernating'); if it has ended, run: {way}")
 
 
-def test_a_job_that_is_stopped_is_gone(backend, cluster):
-    known = backend.submit(job_for(backend))
+def test_a_job_that_is_stopped_is_gone(backend, cluster, known):
     backend.stop(known, 0.0)
     assert cluster.calls[-1][-2:] == ["--ignore-not-found", "--wait=false"]
     state = backend.poll(known)
@@ -182,8 +184,7 @@ def test_the_check_of_kubernetes(backend, cluster, answer, error, message):
         backend.check()
 
 
-def test_kubernetes_does_not_answer(backend, cluster):
-    known = backend.submit(job_for(backend))
+def test_kubernetes_does_not_answer(backend, cluster, known):
     cluster.says = ProgramResult(1, "", REFUSED)
     for call in (lambda: backend.poll(known), lambda: backend.stop(known, 0.0)):
         with pytest.raises(BackendUnreachableError):
@@ -196,8 +197,7 @@ def test_kubernetes_does_not_answer(backend, cluster):
 
 
 @pytest.mark.parametrize("shown", ["Warning: x", "[]", '{"status": 5}', '{"status": [1]}'])
-def test_output_that_is_not_a_ray_job(backend, cluster, shown):
-    known = backend.submit(job_for(backend))
+def test_output_that_is_not_a_ray_job(backend, cluster, shown, known):
     cluster.says = ProgramResult(0, shown, "")
     with pytest.raises(BackendError, match="kubectl shows no RayJob"):
         backend.poll(known)

@@ -18,7 +18,7 @@ import gdpo_tune
 from gdpo_tune.clusters.backends import ray_jobs
 from gdpo_tune.clusters.backends.base import ScheduledJob, build_backend
 from gdpo_tune.clusters.backends.ray_jobs import JobsApi, RayJobs
-from gdpo_tune.clusters.load_schedules import list_overrides
+from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.jobs import Client, hide_tokens, serve_dashboard
@@ -59,15 +59,23 @@ def backend_with(client: Client, sweep) -> RayJobs:
     return replace(made, api=api)
 
 
+@pytest.fixture
+def sweep(tmp_path: Path, head: HTTPServer) -> ScheduledSweep:
+    return load_scheduled_sweep(tmp_path, TEXT)
+
+
+@pytest.fixture
+def backend(client: Client, sweep: ScheduledSweep) -> RayJobs:
+    return backend_with(client, sweep)
+
+
 def job_for(sweep) -> ScheduledJob:
     words = [w for o in list_overrides(sweep.settings, sweep.root) for w in ("--set", o)]
     arguments = (sweep.settings.space, "--name", "nightly-1", *words)
     return ScheduledJob("nightly-1-a1", "nightly-1", arguments, sweep.root)
 
 
-def test_a_job_is_submitted_once(tmp_path, head, client):
-    sweep = load_scheduled_sweep(tmp_path, TEXT)
-    backend = backend_with(client, sweep)
+def test_a_job_is_submitted_once(tmp_path, client, sweep, backend):
     for _ in range(2):
         assert backend.submit(job_for(sweep)) == JobHandle(backend="ray-job", id="nightly-1-a1")
     (submitted,) = client.submitted
@@ -103,9 +111,7 @@ def test_the_space_is_named_as_it_is_found_in_what_is_sent(tmp_path, head, clien
         ("STOPPED", None, False, None, "stopped:"),
     ],
 )
-def test_the_state_of_a_job(tmp_path, head, client, status, code, running, seen, reason):
-    sweep = load_scheduled_sweep(tmp_path, TEXT)
-    backend = backend_with(client, sweep)
+def test_the_state_of_a_job(client, sweep, backend, status, code, running, seen, reason):
     known = backend.submit(job_for(sweep))
     message = f"Job entrypoint command\n failed with exit code {code}"
     job = SimpleNamespace(status=status, driver_exit_code=code, message=message)
@@ -115,18 +121,15 @@ def test_the_state_of_a_job(tmp_path, head, client, status, code, running, seen,
     assert state.reason.startswith(reason)
 
 
-def test_a_job_that_the_cluster_does_not_know_any_more(tmp_path, head, client):
-    backend = backend_with(client, load_scheduled_sweep(tmp_path, TEXT))
+def test_a_job_that_the_cluster_does_not_know_any_more(backend):
     state = backend.poll(JobHandle(backend="ray-job", id="gone"))
     assert not state.running
     assert state.exit_status is None
     assert "no longer knows the job" in state.reason
 
 
-def test_a_state_that_is_not_understood_is_no_end(tmp_path, head, client):
+def test_a_state_that_is_not_understood_is_no_end(client, sweep, backend):
     """ray.job_submission.JobStatus: three of its five states are terminal; any other is new."""
-    sweep = load_scheduled_sweep(tmp_path, TEXT)
-    backend = backend_with(client, sweep)
     known = backend.submit(job_for(sweep))
     client.jobs[known.id].status = "HIBERNATING"
     status = backend.poll(known)
@@ -135,10 +138,8 @@ def test_a_state_that_is_not_understood_is_no_end(tmp_path, head, client):
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_an_answer_of_a_proxy_is_no_refusal(tmp_path, head, client, monkeypatch, status):
+def test_an_answer_of_a_proxy_is_no_refusal(client, sweep, backend, monkeypatch, status):
     """RFC 9110, 15.6.3 to 15.6.5: a gateway has no answer, so the job may have been submitted."""
-    sweep = load_scheduled_sweep(tmp_path, TEXT)
-    backend = backend_with(client, sweep)
     text = f"Request failed with status code {status}: <html>."
 
     def fail(**_: object) -> None:
@@ -149,10 +150,8 @@ def test_an_answer_of_a_proxy_is_no_refusal(tmp_path, head, client, monkeypatch,
         backend.submit(job_for(sweep))
 
 
-def test_digits_in_another_error_are_not_taken_for_its_status(tmp_path, head, client, monkeypatch):
+def test_digits_in_another_error_are_not_taken_for_its_status(client, sweep, backend, monkeypatch):
     """RFC 9110, 15.5.5: only the status 404 says that there is no such job."""
-    sweep = load_scheduled_sweep(tmp_path, TEXT)
-    backend = backend_with(client, sweep)
     known = backend.submit(job_for(sweep))
 
     def fail(name: str) -> None:
@@ -163,17 +162,13 @@ def test_digits_in_another_error_are_not_taken_for_its_status(tmp_path, head, cl
         backend.poll(known)
 
 
-def test_a_job_is_stopped(tmp_path, head, client):
-    sweep = load_scheduled_sweep(tmp_path, TEXT)
-    backend = backend_with(client, sweep)
+def test_a_job_is_stopped(sweep, backend):
     known = backend.submit(job_for(sweep))
     backend.stop(known, 0.0)
     assert not backend.poll(known).running
 
 
-def test_a_job_that_the_cluster_refuses(tmp_path, head, client):
-    sweep = load_scheduled_sweep(tmp_path, TEXT)
-    backend = backend_with(client, sweep)
+def test_a_job_that_the_cluster_refuses(client, sweep, backend):
 
     def refuse(**_: object) -> None:
         raise ValueError("Package size (600MiB) exceeds the maximum size of 512MiB")
@@ -183,9 +178,8 @@ def test_a_job_that_the_cluster_refuses(tmp_path, head, client):
         backend.submit(job_for(sweep))
 
 
-def test_a_call_that_hangs_is_given_up(tmp_path, head, client, monkeypatch):
+def test_a_call_that_hangs_is_given_up(client, backend, monkeypatch):
     monkeypatch.setattr(ray_jobs, "CALL_SECONDS", 0.1)
-    backend = backend_with(client, load_scheduled_sweep(tmp_path, TEXT))
     client.get_job_info = lambda _: time.sleep(5)
     with pytest.raises(BackendUnreachableError, match="no answer within"):
         backend.poll(JobHandle(backend="ray-job", id="x"))

@@ -25,6 +25,7 @@ from gdpo_tune.clusters.backends.base import (
 )
 from gdpo_tune.clusters.backends.slurm import Slurm
 from gdpo_tune.clusters.load_schedules import load_sweeps
+from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from tests.support.render import SLURM
@@ -157,6 +158,11 @@ def job(backend) -> ScheduledJob:
     return ScheduledJob("nightly-1-a1", "nightly-1", arguments, backend.sweep.root)
 
 
+@pytest.fixture
+def known(backend: Slurm, job: ScheduledJob) -> JobHandle:
+    return backend.submit(job)
+
+
 def test_a_job_is_submitted_once(backend, controller, job, tmp_path):
     known = [backend.submit(job) for _ in range(2)]
     folder = tmp_path / "runs" / ".schedule" / "nightly" / "jobs" / "nightly-1-a1"
@@ -170,8 +176,7 @@ def test_a_job_is_submitted_once(backend, controller, job, tmp_path):
     assert "python -m gdpo_tune.sweep search_spaces/gpu.yaml --name nightly-1 &" in script
 
 
-def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller, job):
-    known = backend.submit(job)
+def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller, job, known):
     folder = Path(known.directory)
     (folder / "id").unlink()  # killed before it was written: the job is in the queue
     assert backend.submit(job) == known
@@ -181,9 +186,8 @@ def test_a_caller_that_was_killed_leaves_nothing_to_clean_up(backend, controller
     assert not controller.jobs
 
 
-def test_a_job_is_known_by_the_real_path_of_its_script(backend, controller, job, tmp_path):
+def test_a_job_is_known_by_the_real_path_of_its_script(backend, controller, job, tmp_path, known):
     """squeue(1), `%o`: a home directory behind a link has two paths (path_resolution(7))."""
-    known = backend.submit(job)
     Path(known.directory, "id").unlink()
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     script = Path(controller.jobs["40"].script)
@@ -204,8 +208,7 @@ def test_a_job_of_another_project_with_this_name_is_not_ours(tmp_path, controlle
     assert [each.id for each in known] == ["40", "41"]
 
 
-def test_the_state_of_a_job(backend, controller, job):
-    known = backend.submit(job)
+def test_the_state_of_a_job(backend, controller, known):
     folder = Path(known.directory)
     for state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
         controller.jobs["40"].state = state
@@ -224,9 +227,8 @@ def test_the_state_of_a_job(backend, controller, job):
 
 
 @pytest.mark.parametrize("content", ["", "done\n", "1\n2\n"])
-def test_a_file_that_a_person_has_written_wrongly_is_no_end(backend, controller, job, content):
+def test_a_file_that_a_person_has_written_wrongly_is_no_end(backend, controller, content, known):
     """The message about an unknown state asks for that file; a status is a number (exit(3))."""
-    known = backend.submit(job)
     controller.purge("40")
     controller.records.clear()
     Path(known.directory, "end").write_text(content)
@@ -244,11 +246,10 @@ def test_a_file_that_a_person_has_written_wrongly_is_no_end(backend, controller,
     ],
 )
 def test_the_accounting_knows_how_a_job_ended_that_the_controller_has_forgotten(
-    backend, controller, job, record, status
+    backend, controller, record, status, known
 ):
     """slurm.conf(5): after MinJobAge, 300 s, the controller forgets; sacct(1): for `CANCELLED` it
     adds by whom."""
-    known = backend.submit(job)
     controller.jobs["40"].state = record
     controller.purge("40")
     assert backend.poll(known) == status
@@ -269,10 +270,9 @@ def say_something_else(controller: SlurmPrograms) -> None:
 
 
 @pytest.mark.parametrize("make_unclear", [be_without_accounting, be_lost, say_something_else])
-def test_an_answer_that_is_not_understood_is_no_end(backend, controller, job, make_unclear):
+def test_an_answer_that_is_not_understood_is_no_end(backend, controller, job, make_unclear, known):
     """squeue(1), "Invalid job id": also said of a job of another cluster. sacctmgr(1), "runaway
     jobs": the accounting says RUNNING of a job whose end it has missed."""
-    known = backend.submit(job)
     controller.jobs["40"].state = "RUNNING"
     make_unclear(controller)
     status = backend.poll(known)
@@ -333,9 +333,8 @@ def test_a_site_with_several_clusters(tmp_path, job, banner, option):
     assert backend.poll(known).reason == "cancelled"
 
 
-def test_a_job_that_another_cluster_of_a_federation_has_started(backend, controller, job):
+def test_a_job_that_another_cluster_of_a_federation_has_started(backend, controller, known):
     """squeue(1): REVOKED, "sibling was removed from cluster due to other cluster starting"."""
-    known = backend.submit(job)
     controller.jobs["40"].state = "REVOKED"
     assert "unknown ('REVOKED')" in backend.poll(known).reason
     squeue = controller.squeue
@@ -347,9 +346,8 @@ def test_a_job_that_another_cluster_of_a_federation_has_started(backend, control
     assert backend.poll(known) == JobStatus(running=True)
 
 
-def test_a_number_that_begins_again_belongs_to_another_job(backend, controller, job):
+def test_a_number_that_begins_again_belongs_to_another_job(backend, controller, known):
     """slurm.conf(5), MaxJobId: "once this value is reached, job numbers begin at FirstJobId"."""
-    known = backend.submit(job)
     controller.jobs["40"].name = controller.records["40"].name = "of somebody else"
     assert "unknown" in backend.poll(known).reason
 
@@ -415,8 +413,7 @@ def test_the_script_unsets_what_srun_would_take_for_its_own_options(backend, job
     assert not [name for name in leaked if f"{name}=" in seen]
 
 
-def test_a_job_is_signalled_once_and_cancelled_in_the_end(backend, controller, job):
-    known = backend.submit(job)
+def test_a_job_is_signalled_once_and_cancelled_in_the_end(backend, controller, known):
     controller.jobs["40"].state = "RUNNING"
     for waited in (0.0, 30.0):
         backend.stop(known, waited)
@@ -429,8 +426,7 @@ def test_a_job_is_signalled_once_and_cancelled_in_the_end(backend, controller, j
     backend.stop(known, CHECKPOINT_SECONDS)
 
 
-def test_a_job_that_waits_is_cancelled_at_once(backend, controller, job):
-    known = backend.submit(job)
+def test_a_job_that_waits_is_cancelled_at_once(backend, controller, known):
     backend.stop(known, 0.0)
     assert controller.jobs["40"].state == "CANCELLED"
 

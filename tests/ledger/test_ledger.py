@@ -573,6 +573,7 @@ def hold(spec: SweepSpec, held: Event) -> None:
         time.sleep(60)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
 def test_a_killed_holder_leaves_no_lock_behind(spec: SweepSpec):
     processes = multiprocessing.get_context("fork")
     held = processes.Event()
@@ -651,7 +652,7 @@ def test_damage_before_the_end_is_refused_with_its_line(
     first, rest = whole.split(b"\n", 1)
     damaged = first + b"\n" + line + b"\n" + rest
     journal.write_bytes(damaged)
-    with pytest.raises(UsageError, match=r"ledger.journal:2: this line is no record.*--fresh"):
+    with pytest.raises(UsageError, match=r"ledger.journal:2: this line is not a record.*--fresh"):
         Ledger.open(spec, read_only=read_only)
     assert journal.read_bytes() == damaged
     journal.write_bytes(whole)

@@ -113,6 +113,7 @@ def hold(spec: SweepSpec, held: Event) -> None:
         time.sleep(60)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
 def test_a_second_writer_is_refused_with_the_name_of_the_first(spec: SweepSpec, tmp_path: Path):
     processes = multiprocessing.get_context("fork")
     held = processes.Event()

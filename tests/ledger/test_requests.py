@@ -93,7 +93,7 @@ def test_a_name_for_requests_that_is_no_directory_is_told(tmp_path: Path):
         requests = tmp_path / REQUESTS
         place(requests)
         assert list_pending(tmp_path) == []
-        with pytest.raises(UsageError, match="requests is no directory, so no request"):
+        with pytest.raises(UsageError, match="requests is not a directory, so no request"):
             leave_request(tmp_path, build_request("pause", {}, "anna"))
         requests.unlink()
 

@@ -313,8 +313,8 @@ def test_incremental_ranks_equal_ranks_from_a_full_sort(objectives: int):
     rank = np.zeros(120, dtype=np.int64)
     for end in range(1, 121):
         update_ranks(points[:end], total[:end], rank[:end])
-        assert rank[:end].tolist() == rank_plainly(points[:end], total[:end])
-    assert compute_ranks(points, total).tolist() == rank.tolist()
+        assert rank[:end].tolist() == compute_ranks(points[:end], total[:end]).tolist()
+    assert rank.tolist() == rank_plainly(points, total)
 
 
 def rank_plainly(points: Floats, total: Floats) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,8 @@ from tests.support.tuning import build_measurement, build_outcome, load_code_spe
 
 STEPS = 10
 MEMBERS = 5
+WRITES = 440
+"""Writes of the population below from start to end, about."""
 PBT = [
     f"training={{steps: {STEPS}, checkpoint_every: 3}}",
     f"search={{trials: {MEMBERS}, scheduler: {{type: pbt}}, replicates: {{max_runs: 2}}}}",
@@ -182,8 +184,16 @@ def check_trainings(records: list[TrialRecord], some: list[TrialRecord]) -> None
         assert read_final_state(record) == simulate_training(trace_training(records, record.number))
 
 
-def test_members_meet_at_every_interval_and_end_as_one_training_each(spec: SweepSpec):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> SweepSpec:
+    """A population that ran to its end in one process with two slots, to read."""
+    spec = load_code_spec(tmp_path_factory.mktemp("whole"), PBT)
     run_population(spec)
+    return spec
+
+
+def test_members_meet_at_every_interval_and_end_as_one_training_each(whole: SweepSpec):
+    spec = whole
     with Ledger.open(spec, read_only=True) as ledger:
         records, generations = ledger.get_records(), ledger.get_generations()
         assert is_finished(spec, records)
@@ -241,9 +251,8 @@ def test_every_setting_reaches_the_decisions(tmp_path: Path):
     assert [e.params for e in again.exploits] != [e.params for e in generation.exploits]
 
 
-def test_the_schedule_of_a_member_is_in_its_directory(spec: SweepSpec):
-    run_population(spec)
-    with Ledger.open(spec, read_only=True) as ledger:
+def test_the_schedule_of_a_member_is_in_its_directory(whole: SweepSpec):
+    with Ledger.open(whole, read_only=True) as ledger:
         records = ledger.get_records()
         for record in list_members(records):
             file = ledger.get_trial_directory(record.number) / "schedule.json"
@@ -256,69 +265,49 @@ def test_the_schedule_of_a_member_is_in_its_directory(spec: SweepSpec):
             assert [(e["step"], e["donor"]) for e in schedule["lineage"]] == steps
 
 
-@pytest.mark.parametrize("slots", [1, 3, 8])
+@pytest.mark.parametrize("slots", [1, 8])
 def test_the_result_does_not_depend_on_the_number_of_slots(
-    spec: SweepSpec, tmp_path: Path, slots: int
+    spec: SweepSpec, whole: SweepSpec, slots: int
 ):
-    run_population(spec)
-    other = load_code_spec(tmp_path / "other", PBT)
-    run_population(other, slots)
-    assert collect_results(other) == collect_results(spec)
+    run_population(spec, slots)
+    assert collect_results(spec) == collect_results(whole)
 
 
-@pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], int]]:
-    """A function that restarts the count of writes; each one after `kill_after` kills."""
-    count, last = 0, None
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_that_is_killed_repeatedly_has_the_same_result(
+    spec: SweepSpec, whole: SweepSpec, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    draw, killed, writes_left = random.Random(seed), 0, 0
 
-    def counted(original: Callable[..., object]) -> Callable[..., object]:
+    def count(original: Callable[..., object]) -> Callable[..., object]:
         def write(*arguments: object, **keywords: object) -> object:
-            nonlocal count
-            count += 1
-            if last is not None and count > last:
+            nonlocal writes_left
+            writes_left -= 1
+            if writes_left < 0:
                 raise Killed
             return original(*arguments, **keywords)
 
         return write
 
-    for owner, name in (
-        (JournalFile, "append_logs"),
-        (Path, "rename"),
-        (checkpoints.shutil, "rmtree"),
-        (checkpoints.os, "link"),
-        (population, "write_atomically"),
-    ):
-        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
-
-    def begin(kill_after: int | None) -> int:
-        nonlocal count, last
-        done, count, last = count, 0, kill_after
-        return done
-
-    yield begin
-    begin(None)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_sweep_that_is_killed_repeatedly_has_the_same_result(
-    spec: SweepSpec, tmp_path: Path, writes: Callable[[int | None], int], seed: int
-):
-    writes(None)
-    run_population(spec)
-    needed = writes(None)
-    draw, killed = random.Random(seed), 0
-    other = load_code_spec(tmp_path / "other", PBT)
-    while True:
-        writes(draw.randint(1, needed // 6))
-        try:
-            run_population(other, slots=draw.choice([1, 2, 4]))
-        except Killed:
-            killed += 1
-        else:
-            break
-    writes(None)
+    with monkeypatch.context() as patch:
+        for owner, name in (
+            (JournalFile, "append_logs"),
+            (Path, "rename"),
+            (checkpoints.shutil, "rmtree"),
+            (checkpoints.os, "link"),
+            (population, "write_atomically"),
+        ):
+            patch.setattr(owner, name, count(getattr(owner, name)))
+        while True:
+            writes_left = draw.randint(1, WRITES // 6)
+            try:
+                run_population(spec, slots=draw.choice([1, 2, 4]))
+            except Killed:
+                killed += 1
+            else:
+                break
     assert killed >= 3
-    assert collect_results(other) == collect_results(spec)
+    assert collect_results(spec) == collect_results(whole)
 
 
 def test_a_failed_member_does_not_affect_the_others(spec: SweepSpec):

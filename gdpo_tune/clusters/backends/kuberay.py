@@ -78,7 +78,7 @@ class KubeRay:
         except (ValueError, AttributeError) as error:
             raise BackendError(
                 f"backend kuberay: kubectl shows no RayJob: {' '.join(answer.out.split())[:200]}\n"
-                "    fix: look at the output of kubectl get rayjob -o json"
+                "    fix: check the output of kubectl get rayjob -o json"
             ) from error
         if deployment not in ENDED:
             way = f"kubectl --namespace {self.settings.namespace} delete rayjob {job.id}"

@@ -5,7 +5,7 @@ Each attempt has a directory that all nodes share:
     <directory>/job.sbatch  the script
                 id          id of the job, such as `4711` or `4711;cluster`: written after `sbatch`
                 begun       id of the job: written by the job, in case `sbatch`'s caller was killed
-                unclear     what `sbatch` said, if that was no id
+                unclear     what `sbatch` said, if that was not an id
                 pid         pid of the sweep, on the job's first node
                 end         exit status of the sweep
                 log.txt     output of the job
