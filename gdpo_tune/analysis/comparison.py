@@ -11,7 +11,7 @@ that both arms come from one distribution:
     correction   Holm over all tests of a page: the hypervolume, and each objective.
 
 A larger search has a better front by its size alone. So hypervolumes are compared at the smaller
-side's number of configurations, as the mean over random choices of as many of the larger side's. A
+arm's number of configurations, as the mean over random choices of as many of the larger arm's. A
 trial that was stopped at a rung or breaks a constraint counts as a configuration that adds nothing;
 failed trials are left out. Objectives are compared over independent ones: see `build_arm`.
 
@@ -133,6 +133,7 @@ def compare_arms(left: Arm, right: Arm) -> Comparison:
             find(first, key=lambda value: value.mean),
             find(second, key=lambda value: value.mean),
         )
+    coverage, attained = _compare_fronts(left, right)
     return Comparison(
         left=left,
         right=right,
@@ -147,8 +148,8 @@ def compare_arms(left: Arm, right: Arm) -> Comparison:
             if compute_smallest_p(*sizes) * tests_of_page <= ALPHA
         },
         best=best,
-        coverage=_compute_coverages(left, right),
-        attained=_compute_attained(left, right),
+        coverage=coverage,
+        attained=attained,
         smallest_p=min(
             1.0, compute_smallest_p(left.tried_count, right.tried_count) * tests_of_page
         ),
@@ -238,49 +239,35 @@ def _estimate_ratio_interval(left: Arm, right: Arm, count: int, ratio: float) ->
     return Interval(ratio / reach, ratio * reach)
 
 
-def _compute_coverages(left: Arm, right: Arm) -> tuple[Share, Share]:
-    drawn = [
-        (select_front(ours), select_front(theirs)) for ours, theirs in _draw_points(left, right)
-    ]
-    fronts = [(left.front, right.front), *drawn]
-    ours, *our_draws = (compute_coverage(a, b) for a, b in fronts)
-    theirs, *their_draws = (compute_coverage(b, a) for a, b in fronts)
-    return _add_interval(ours, our_draws), _add_interval(theirs, their_draws)
-
-
-def _compute_attained(left: Arm, right: Arm) -> tuple[Share, Share]:
-    goals = left.objectives
-    both = np.vstack([left.points, right.points])
+def _compare_fronts(left: Arm, right: Arm) -> tuple[tuple[Share, Share], tuple[Share, Share]]:
+    """Compute coverage and attainment, each of the left arm and of the right one."""
+    goals, pairs = left.objectives, [(left.points, right.points)]
+    if left.tried_count and right.tried_count:
+        resamples = draw_resamples(left.tried_count, right.tried_count)
+        pairs += [(left.get_points(ours), right.get_points(theirs)) for ours, theirs in resamples]
+    fronts = [(select_front(ours), select_front(theirs)) for ours, theirs in pairs]
+    coverage = (
+        _add_interval(*(compute_coverage(ours, theirs) for ours, theirs in fronts)),
+        _add_interval(*(compute_coverage(theirs, ours) for ours, theirs in fronts)),
+    )
+    both = np.vstack(pairs[0])
     measured = both[np.isfinite(both).all(axis=1)]
     if not len(measured):
-        return (0.0, Interval(0.0, 1.0)), (0.0, Interval(0.0, 1.0))
+        return coverage, (_add_interval(0.0), _add_interval(0.0))
     extent = np.maximum(convert_references(goals) - measured.min(axis=0), 0.0)
     box = float(np.prod(extent)) or 1.0
-
-    def measure_gains(ours: Floats, theirs: Floats) -> tuple[float, float]:
-        union = compute_loss_hypervolume(np.vstack([ours, theirs]), goals)
-        alone = compute_loss_hypervolume(ours, goals), compute_loss_hypervolume(theirs, goals)
-        return (union - alone[1]) / box, (union - alone[0]) / box
-
-    ours, theirs = measure_gains(left.points, right.points)
-    draws = [measure_gains(a, b) for a, b in _draw_points(left, right)]
-    return (
-        _add_interval(ours, [draw for draw, _ in draws]),
-        _add_interval(theirs, [draw for _, draw in draws]),
-    )
-
-
-def _draw_points(left: Arm, right: Arm) -> list[tuple[Floats, Floats]]:
-    """Draw the points of both arms again with replacement; nothing if an arm is empty."""
-    if not left.tried_count or not right.tried_count:
-        return []
-    return [
-        (left.get_points(ours), right.get_points(theirs))
-        for ours, theirs in draw_resamples(left.tried_count, right.tried_count)
+    volumes = [
+        [compute_loss_hypervolume(rows, goals) for rows in (np.vstack(pair), *pair)]
+        for pair in pairs
     ]
+    attained = (
+        _add_interval(*((union - theirs) / box for union, _, theirs in volumes)),
+        _add_interval(*((union - ours) / box for union, ours, _ in volumes)),
+    )
+    return coverage, attained
 
 
-def _add_interval(share: float, draws: Sequence[float]) -> Share:
+def _add_interval(share: float, *draws: float) -> Share:
     """Add the interval of bootstrap draws, centred on the share.
 
     Fronts drawn again are a little worse, so they miss one another more often than observed ones.
@@ -365,7 +352,7 @@ def build_arm(
 ) -> Arm:
     """Build an arm from the trials of a search, without the baselines, which no search proposed.
 
-    `shared` is True if the other side's trials come from the same sweep. Then only configurations
+    `shared` is True if the other arm's trials come from the same sweep. Then only configurations
     that no model proposed are independent: a model tries more of a mode in a corner of the space
     where that mode looked good, which says nothing about the mode.
     """

@@ -19,7 +19,6 @@ from gdpo_tune.analysis.replicates import pool_trials
 from gdpo_tune.analysis.uncertainty import draw_points, rank_values
 from gdpo_tune.core.trials import CLEAR, Objective, Rung, TrialRecord
 
-ENDED = ("complete", "pruned", "failed")
 MIN_MOVE = 0.01
 """Share of the hypervolume that a move has to exceed."""
 DRAWS = 200
@@ -40,7 +39,7 @@ def has_stagnated(
     """
     if not patience:
         return False
-    ended = [r for r in records if r.state in ENDED and r.is_comparable]
+    ended = [r for r in records if not r.is_open and r.is_comparable]
     tried = [r for r in ended if r.role in ("search", "published")]
     search = [r for r in tried if r.role == "search"]
     if len(search) < patience:

@@ -241,11 +241,7 @@ class Dimension:
     """Searched parameters and their values under which this one has an effect; None: always."""
 
     def convert(self, value: ParamValue) -> float:
-        """Return the index of a choice; a number as -1 to 1 on its own scale.
-
-        Raises:
-            ValueError: the value lies outside of the domain.
-        """
+        """Return the index of a choice; a number as -1 to 1; a ValueError if it lies outside."""
         if self.choices:
             return float(self.choices.index(value))
         low, high, number = self.low, self.high, float(value)
@@ -275,12 +271,7 @@ class Encoder:
         self.pairs = [(i, j) for i in range(len(dimensions)) for j in range(i)]
 
     def convert(self, params: Params) -> Floats:
-        """Return a configuration as `[D]`.
-
-        Raises:
-            ValueError: a value lies outside of its domain.
-            KeyError: a parameter has no value.
-        """
+        """Return a configuration as `[D]`; a missing value is a KeyError, another a ValueError."""
         active: dict[str, bool] = {}
         row = np.zeros(len(self.dimensions))
         for i, dimension in enumerate(self.dimensions):
@@ -356,7 +347,7 @@ def sample_surfaces(
     2010, Ensemble samplers with affine invariance.
 
     Args:
-        encoder: of the space.
+        encoder: features of the space.
         coordinates: configurations, `[N, D]`.
         values: the objective, `[N]`, not all equal.
         seeds: trials that each value is the mean of, `[N]`.

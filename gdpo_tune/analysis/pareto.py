@@ -26,8 +26,7 @@ CHUNK = 2_000_000
 def compute_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:
     """Return values as losses `[T, M]`: maximised objectives change their sign.
 
-    Raises:
-        ValueError: `values` is not empty and does not have one column for each objective.
+    A ValueError says that values, if any, do not have a column for each objective.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:

@@ -111,6 +111,10 @@ class Configuration:
         """True if there is only one seed, so that its own noise of training is unknown."""
         return self.seeds < 2
 
+    def get_mean(self, metric: str) -> float:
+        """Return the test mean of a metric; NaN if it was not measured."""
+        return self.mean[metric].mean if metric in self.mean else math.nan
+
     def get_values(self, objectives: Sequence[Objective]) -> tuple[float, ...]:
         """Return the test means of the objectives, in their order."""
         return tuple(self.mean[objective.name].mean for objective in objectives)
@@ -135,7 +139,30 @@ def pool_trials(
     validation = estimate_seed_spread(
         [[record.validation for record in seeds] for seeds in trained]
     )
-    pooled = [_pool(groups[key], seeds, test, validation) for key, seeds in measured.items()]
+    pooled: list[Configuration] = []
+    for key, seeds in measured.items():
+        first = find_original(groups[key])
+        published = any(record.role == "published" for record in groups[key])
+        role: Role = "published" if published else "search"
+        role = first.role if first.parts or first.role == "untrained" else role
+        noise = ({}, {}) if role == "untrained" else (test, validation)
+        pooled.append(
+            Configuration(
+                numbers=tuple(record.number for record in seeds),
+                first=first.number,
+                name=first.name,
+                params=first.params,
+                role=role,
+                mean=_pool_metrics([record.test for record in seeds], noise[0]),
+                validation=_pool_metrics([record.validation for record in seeds], noise[1]),
+                seeds=len(seeds),
+                feasible=is_feasible(seeds),
+                rank=NOT_RANKED,
+                probability=0.0,
+                parts=first.parts,
+                can_be_on_front=is_eligible(seeds),
+            )
+        )
     pooled.sort(key=lambda configuration: configuration.first)
     eligible = [c for c in pooled if c.can_be_on_front and c.role != "untrained"]
     means = np.array([c.get_values(objectives) for c in eligible])
@@ -229,36 +256,6 @@ def pool_estimates(estimates: Sequence[Estimate], spread: Spread = (0.0, 0)) -> 
     low = mean - max(reach, math.hypot(*(each.mean - each.low for each in estimates)) / count)
     high = mean + max(reach, math.hypot(*(each.high - each.mean for each in estimates)) / count)
     return Estimate(mean, max(between, within, of_sweep), low, high, df=df)
-
-
-def _pool(
-    members: Sequence[TrialRecord],
-    seeds: Sequence[TrialRecord],
-    test: Mapping[str, Spread],
-    validation: Mapping[str, Spread],
-) -> Configuration:
-    first = find_original(members)
-    published = any(record.role == "published" for record in members)
-    role: Role = "published" if published else "search"
-    if first.parts:
-        role = first.role
-    elif first.role == "untrained":
-        role, test, validation = "untrained", {}, {}
-    return Configuration(
-        numbers=tuple(record.number for record in seeds),
-        first=first.number,
-        name=first.name,
-        params=first.params,
-        role=role,
-        mean=_pool_metrics([record.test for record in seeds], test),
-        validation=_pool_metrics([record.validation for record in seeds], validation),
-        seeds=len(seeds),
-        feasible=is_feasible(seeds),
-        rank=NOT_RANKED,
-        probability=0.0,
-        parts=first.parts,
-        can_be_on_front=is_eligible(seeds),
-    )
 
 
 def _pool_metrics(
@@ -379,18 +376,13 @@ def count_expected_changes(
         before = (points <= moved.max(axis=0)).all(axis=1)
         behind = (points >= moved.min(axis=0)).all(axis=1)
         near = rest & (before | behind)
-        inside, others = _find_memberships(moved, points[near])
+        # An objective at a time: numpy is slow at reducing an axis as short as M.
+        below = np.ones((len(moved), np.count_nonzero(near)), dtype=np.bool_)
+        above = below.copy()
+        for positions, values in zip(moved.T, points[near].T, strict=True):
+            below &= values <= positions[:, None]
+            above &= values >= positions[:, None]
+        inside, others = ~np.any(below & ~above, axis=1), ~(above & ~below)
         changes = (inside != front[index]).astype(float) + (others != front[near]).sum(axis=1)
         result[index] = changes.mean() + np.count_nonzero(rest & ~near & ~front)
     return result
-
-
-def _find_memberships(moved: Floats, rest: Floats) -> tuple[Flags, Flags]:
-    """Mark the D positions at which a point is on a front, and who of the F others still is."""
-    # An objective at a time: numpy is slow at reducing an axis as short as M.
-    below = np.ones((len(moved), len(rest)), dtype=np.bool_)
-    above = below.copy()
-    for positions, values in zip(moved.T, rest.T, strict=True):
-        below &= values <= positions[:, None]
-        above &= values >= positions[:, None]
-    return ~np.any(below & ~above, axis=1), ~(above & ~below)

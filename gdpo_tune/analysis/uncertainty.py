@@ -144,9 +144,6 @@ def estimate_hypervolume_interval(
     `benchmarks/candidates.py` measures its coverage.
 
     Source: Davison and Hinkley 1997, section 3.9 (draws of draws).
-
-    Raises:
-        ValueError: `means` is not empty and does not have one column for each objective.
     """
     seen = compute_hypervolume(means, objectives)
     middle = seen - estimate_optimism(means, errors, objectives, draws)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.tables import MAX_ROWS, build_console, build_front_table, explain_marks
-from gdpo_tune.results.comparison_report import Verdict
+from gdpo_tune.results.comparison_report import ComparisonReport
 from gdpo_tune.results.front_table import TABLE_FILE, list_rows
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
@@ -49,8 +48,8 @@ def print_summary(
 ) -> None:
     """Print the front with its standard errors, the failures, paths and next commands.
 
-    `note` says how the sweep ended, as `LiveDisplay.note` has it; `view` is the address of the
-    front in MLflow, without the server part for a database.
+    `note` says how the sweep ended; `view` is the front's address in MLflow, without the server
+    part for a database.
     """
     out = console or build_console()
     if not out.is_terminal and console is None:
@@ -90,17 +89,15 @@ def print_summary(
         _print_line(out, line, "bold")
 
 
-def print_comparison(
-    verdict: Verdict, notes: Sequence[str], page: Path, console: Console | None = None
-) -> None:
+def print_comparison(report: ComparisonReport, console: Console | None = None) -> None:
     """Print the verdict, its reasons, what limits it, and the path of the page."""
     out = console or build_console()
-    _print_line(out, f"\n{verdict.headline}", "bold")
-    for line in verdict.reasons:
+    _print_line(out, f"\n{report.verdict.headline}", "bold")
+    for line in report.verdict.reasons:
         _print_line(out, f"  {line}")
-    for line in notes:
+    for line in report.notes:
         _print_line(out, f"  {line}", "dim")
-    _print_line(out, f"\nreport  {page}")
+    _print_line(out, f"\nreport  {report.file}")
 
 
 def _print_line(out: Console, text: str, style: str = "") -> None:

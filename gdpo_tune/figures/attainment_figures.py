@@ -13,7 +13,13 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.comparison import Arm, Comparison, draw_resamples
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.pareto import Floats, compute_attainment, compute_losses, mark_front
+from gdpo_tune.analysis.pareto import (
+    Floats,
+    compute_attainment,
+    compute_losses,
+    mark_front,
+    select_front,
+)
 from gdpo_tune.core.text import abbreviate_parameter
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
@@ -57,12 +63,13 @@ def draw_attainment(front: Front) -> go.Figure:
 def _trace_levels(
     draws: Floats, means: Floats, goals: Sequence[Objective], *, legend: bool
 ) -> list[go.Contour | go.Scatter]:
-    """Return the means `[T, 2]` and a line per level of the draws `[D, T, 2]`, all losses."""
+    """Trace the means `[T, 2]` and a line per level of the draws `[D, T, 2]`, all losses."""
     signs = [-1 if goal.direction == "maximize" else 1 for goal in goals]
     low, high = draws.min(axis=(0, 1)), draws.max(axis=(0, 1))
     axes = [np.linspace(low[i], high[i], SURFACE_CELLS) for i in (0, 1)]
     grid = np.array([(x, y) for y in axes[1] for x in axes[0]])
-    share = compute_attainment((_find_border(points) for points in draws), grid)
+    # Non-dominated points attain what all attain, for less work.
+    share = compute_attainment(map(select_front, draws), grid)
     levels = share.reshape(SURFACE_CELLS, SURFACE_CELLS).round(3).tolist()
     traces: list[go.Contour | go.Scatter] = [
         go.Scatter(
@@ -91,18 +98,11 @@ def _trace_levels(
     return traces
 
 
-def _find_border(points: Floats) -> Floats:
-    """Return the non-dominated of points `[T, 2]`: they attain what all attain, for less work."""
-    ordered = points[np.lexsort((points[:, 1], points[:, 0]))]
-    best = np.minimum.accumulate(ordered[:, 1])
-    return ordered[np.r_[True, ordered[1:, 1] < best[:-1]]]
-
-
 def draw_sides(comparison: Comparison) -> go.Figure:
     """Draw a panel per pair of objectives: points of both sides over the attainment difference.
 
     Blue background: the left side's front reaches there more often when its configurations are
-    resampled; orange: the right side's. `comparison` has at least two objectives.
+    resampled; orange: the right side's.
     """
     pairs = list(combinations(range(len(comparison.left.objectives)), 2))
     figure, cells = make_panels(len(pairs))

@@ -197,6 +197,15 @@ def _build_panel(front: Front, x: Axis, y: Axis, constraints: Mapping[str, Const
         bound = constraints.get(axis.objective.name) if axis.objective else None
         if bound is not None and axis.low < bound.limit < axis.high:
             bounds.append((side, bound.limit))
+    goals = [axis.objective for axis in (y, x) if axis.objective is not None]
+    titles = [("chosen", front.chosen)]
+    # With one objective the knee is the best point, so naming both would say nothing.
+    titles += [("knee", front.knee)] if len(goals) > 1 else []
+    titles += [(name_extreme(goal), front.extremes.get(goal.name)) for goal in goals]
+    labels: dict[int, list[str]] = {}
+    for title, configuration in titles:
+        if configuration is not None:
+            labels.setdefault(configuration.first, []).extend(wrap(title, MAX_LETTERS))
     return Panel(
         x,
         y,
@@ -204,7 +213,7 @@ def _build_panel(front: Front, x: Axis, y: Axis, constraints: Mapping[str, Const
         staircase=_build_staircase(front, x, y),
         parents=tuple(parents),
         bounds=tuple(bounds),
-        labels=tuple((points[c.first], text) for c, text in _list_labels(front, x, y)),
+        labels=tuple((points[first], "\n".join(lines)) for first, lines in labels.items()),
         obstacles=tuple(points[c.first] for c in obstacles),
     )
 
@@ -243,21 +252,6 @@ def _build_staircase(front: Front, x: Axis, y: Axis) -> tuple[XY, ...]:
     return tuple(steps)
 
 
-def _list_labels(front: Front, x: Axis, y: Axis) -> list[tuple[Configuration, str]]:
-    goals = [axis.objective for axis in (y, x) if axis.objective is not None]
-    titles = [("chosen", front.chosen)]
-    # With one objective the knee is the best point, so naming both would say nothing.
-    titles += [("knee", front.knee)] if len(goals) > 1 else []
-    titles += [(name_extreme(goal), front.extremes.get(goal.name)) for goal in goals]
-    lines: dict[int, tuple[Configuration, list[str]]] = {}
-    for title, configuration in titles:
-        if configuration is not None:
-            lines.setdefault(configuration.first, (configuration, []))[1].extend(
-                wrap(title, MAX_LETTERS)
-            )
-    return [(configuration, "\n".join(texts)) for configuration, texts in lines.values()]
-
-
 DPI = 72
 """At this resolution a point is a pixel, so every length below is in both."""
 STARTS = list(product((8.0, 30.0), (1, 0, -1), (1, 0, -1)))
@@ -275,10 +269,8 @@ def place_labels(
 
     adjustText pushes texts away from points and from one another, and may get stuck in a cloud of
     points. So it starts from several sides: the first places without an overlap are taken, else
-    those with the fewest. Equal input gives equal places. The panel's obstacles are kept free.
-
-    All lengths are in points; `size` is width and height of the panel, `radius` half the size of a
-    mark with some space around it.
+    those with the fewest. All lengths are in points; `size` is width and height of the panel,
+    `radius` half the size of a mark with some space around it.
     """
     if not panel.labels:
         return []
@@ -318,10 +310,7 @@ def place_labels(
 
 
 def _count_overlaps(labels: Sequence[Bbox], anchors: Floats, squares: Sequence[Bbox]) -> int:
-    """Return how many points labels cover, and `CLASH` for each label that touches another one.
-
-    The line from a label to its point belongs to the label.
-    """
+    """Count points under labels, and `CLASH` for each label that touches another or its line."""
     covered = sum(label.count_overlaps(squares) for label in labels)
     clashes = 0
     for (label, anchor), (other, _) in permutations(zip(labels, anchors, strict=True), 2):

@@ -106,11 +106,7 @@ def describe_configuration(
     objectives: Sequence[Objective],
     dimensions: Sequence[str] | None = None,
 ) -> str:
-    """Return the hover text: name, standing, values on test prompts, and parameters.
-
-    Lines are separated by `<br>`, as plotly wants it, and there are at most `MAX_LINES`; texts
-    from outside are escaped.
-    """
+    """Return the hover text: at most `MAX_LINES` escaped lines, separated by `<br>`."""
     lines = [name_configuration(configuration), describe_standing(configuration)]
     lines += [f"{o.name}: {format_estimate(configuration.mean[o.name])}" for o in objectives]
     if configuration.role != "untrained":
@@ -168,7 +164,7 @@ def _trace_line(points: Sequence[tuple[float | None, float | None]], name: str) 
 
 
 def _trace_points(shown: Sequence[Point], texts: Mapping[str, str]) -> go.Scatter:
-    """Return the points of one layer and mark, with bars of one standard error if they have any."""
+    """Trace points of one layer and mark, with bars of one standard error if they have any."""
     first, look = shown[0], LOOKS[shown[0].layer]
     color = first.mark.color if look.opacity == 1 else style.fade(first.mark.color, look.opacity)
     marker: dict[str, Any] = {"symbol": first.mark.plotly, "size": look.pixels}

@@ -39,6 +39,9 @@ FONT_SIZE = 8.5
 """Size of labels and legend, in points."""
 RADIUS = 5.0
 """Half the size of a mark with some space around it, in points."""
+BOX = {"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+ARROW = {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.7, "shrinkB": 5}
+"""Look of labels."""
 LINES: dict[str, dict[str, Any]] = {
     ATTAINED: {"color": style.FAINT},
     PARENTS: {"color": CANDIDATE_COLORS["merge"], "linewidth": 0.6, "alpha": 0.2, "zorder": 1.5},
@@ -46,13 +49,7 @@ LINES: dict[str, dict[str, Any]] = {
 
 
 def write_front_png(sweep: Sweep, path: Path | None = None) -> Path:
-    """Draw the front and return the path of the file, which appears whole or not at all.
-
-    Default of `path`: `front.png` in the sweep's directory.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Draw `front.png` in the sweep's directory, or `path`, whole or not; return the path."""
     target = path or sweep.spec.directory / FRONT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     figure = draw_front(sweep.front, sweep.spec.name)
@@ -63,7 +60,7 @@ def write_front_png(sweep: Sweep, path: Path | None = None) -> Path:
 
 
 def draw_front_svg(front: Front, name: str) -> str:
-    """Return the front as HTML without styles, which Jenkins' Content Security Policy forbids."""
+    """Draw the front as HTML without styles, which Jenkins' Content Security Policy forbids."""
     picture = StringIO()
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):  # equal fronts, equal files
         draw_front(front, name).savefig(picture, format="svg", metadata={"Date": None})
@@ -99,7 +96,24 @@ def draw_front(front: Front, name: str) -> Figure:
     # Labels can be placed only once the layout has given the panels their size.
     figure.draw_without_rendering()
     for axis, panel in zip(axes, panels, strict=False):
-        _annotate(axis, panel)
+        box = axis.get_window_extent()
+        scale = 72 / axis.figure.dpi  # a point is 1/72 of an inch
+        size = (box.width * scale, box.height * scale)
+        offsets = place_labels(panel, size, FONT_SIZE, RADIUS)
+        for (point, text), offset in zip(panel.labels, offsets, strict=True):
+            axis.annotate(
+                text,
+                point.xy,
+                xytext=offset,
+                textcoords="offset points",
+                ha="center",
+                va="center",
+                fontsize=FONT_SIZE,
+                color=style.INK,
+                bbox=BOX,
+                arrowprops=ARROW,
+                zorder=6,
+            )
     return figure
 
 
@@ -151,27 +165,6 @@ def _make_marker(
         "markeredgewidth": width,
         "alpha": opacity,
     }
-
-
-def _annotate(axis: Axes, panel: Panel) -> None:
-    box = axis.get_window_extent()
-    scale = 72 / axis.figure.dpi  # a point is 1/72 of an inch
-    size = (box.width * scale, box.height * scale)
-    offsets = place_labels(panel, size, FONT_SIZE, RADIUS)
-    for (point, text), offset in zip(panel.labels, offsets, strict=True):
-        axis.annotate(
-            text,
-            point.xy,
-            xytext=offset,
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            fontsize=FONT_SIZE,
-            color=style.INK,
-            bbox={"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
-            arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.7, "shrinkB": 5},
-            zorder=6,
-        )
 
 
 def _build_legend(front: Front, panel: Panel) -> list[Line2D]:

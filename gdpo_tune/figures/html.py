@@ -34,12 +34,8 @@ SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 
 
-def _make_slug(title: str) -> str:
-    return re.sub(r"\W+", "-", title.lower()).strip("-")
-
-
 FILTERS: dict[str, Callable[..., Any]] = {
-    "slug": _make_slug,
+    "slug": lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
     "quote": quote,
     "short": text.abbreviate_parameter,
     "number": text.format_number,
@@ -78,13 +74,12 @@ def build_page(
     footer: str = "",
     contents: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """Return a whole page, plotly.js included once.
-
-    Figures follow the reader's preference for dark or light, and are light on paper. `contents` are
-    titles of sections in groups; a group may have no name.
-    """
-    parts = get_parts()
-    style_sheet, *scripts = map(_read_asset, ("report.css", *SCRIPTS))
+    """Return a whole page, plotly.js included once; `contents` are titles of sections in groups."""
+    parts, folder = get_parts(), files("gdpo_tune.figures").joinpath("assets")
+    style_sheet, *scripts = (
+        Markup(folder.joinpath(name).read_text(encoding="utf-8"))
+        for name in ("report.css", *SCRIPTS)
+    )
     links = parts.contents(contents) if contents else ""
     plotly = Markup(get_plotlyjs())
     page = parts.page(title, head, [*sections], links, footer, style_sheet, plotly, scripts)
@@ -100,9 +95,8 @@ def embed_data(content: Any) -> Markup:
 def embed_figure(figure: go.Figure, name: str, title: str, still: str = "") -> Markup:
     """Return a figure as data that the page draws, in a width that the page decides.
 
-    Its id is `figure-` and `name`, so that equal sweeps give equal files. `title` names it for
-    screen readers. Where scripts are blocked, the page says so, and shows `still`, a picture as
-    HTML.
+    Its id has `name`, so that equal sweeps give equal files; `title` is for screen readers. Where
+    scripts are blocked, the page says so, and shows `still`, a picture as HTML.
     """
     # Its own axes are dragged in the figure of all parameters, so it has no buttons.
     config = json.dumps({**CONFIG, "displayModeBar": False if name == "all" else "hover"})
@@ -112,7 +106,3 @@ def embed_figure(figure: go.Figure, name: str, title: str, still: str = "") -> M
     return get_parts().figure(
         name, title, config, embed_data(data), width, name in STACKED, Markup(still)
     )
-
-
-def _read_asset(name: str) -> Markup:
-    return Markup(files("gdpo_tune.figures").joinpath("assets", name).read_text(encoding="utf-8"))

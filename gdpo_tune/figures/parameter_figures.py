@@ -160,7 +160,11 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
             dimensions=axes,
             line={
                 "color": [modes.index(get_mode(c.params)) for c in shown],
-                "colorscale": _build_scale([style.get_mark(mode).color for mode in modes]),
+                "colorscale": [
+                    (edge / len(modes), style.get_mark(mode).color)
+                    for index, mode in enumerate(modes)
+                    for edge in (index, index + 1)
+                ],
                 "cmin": -0.5,
                 "cmax": len(modes) - 0.5,
             },
@@ -175,32 +179,21 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
 
 
 def _build_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any]:
-    label = abbreviate_parameter(name)
+    axis: dict[str, Any] = {"label": abbreviate_parameter(name)}
     numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) != len(values):
         names = sorted({format_parameter(value) for value in values})
-        ticks = list(range(len(names)))
         places = [names.index(format_parameter(value)) for value in values]
-        return {"label": label, "values": places, "tickvals": ticks, "ticktext": names}
+        return axis | {"values": places, "tickvals": [*range(len(names))], "ticktext": names}
     distinct = sorted(set(numbers))
     if len(distinct) <= 5:
         texts = [format_parameter(value) for value in distinct]
-        return {"label": label, "values": numbers, "tickvals": distinct, "ticktext": texts}
-    if is_logarithmic(distinct):
-        ticks = style.list_log_ticks(distinct[0], distinct[-1])
-        return {
-            "label": label,
-            "values": [math.log10(value) for value in numbers],
-            "tickvals": [math.log10(tick) for tick in ticks],
-            "ticktext": [format_parameter(tick) for tick in ticks],
-        }
-    return {"label": label, "values": numbers, "tickformat": "~g"}
-
-
-def _build_scale(colors: Sequence[str]) -> list[tuple[float, str]]:
-    share = 1 / max(len(colors), 1)
-    return [
-        (min(1.0, edge), color)
-        for index, color in enumerate(colors)
-        for edge in (index * share, (index + 1) * share)
-    ]
+        return axis | {"values": numbers, "tickvals": distinct, "ticktext": texts}
+    if not is_logarithmic(distinct):
+        return axis | {"values": numbers, "tickformat": "~g"}
+    ticks = style.list_log_ticks(distinct[0], distinct[-1])
+    return axis | {
+        "values": [math.log10(value) for value in numbers],
+        "tickvals": [math.log10(tick) for tick in ticks],
+        "ticktext": [format_parameter(tick) for tick in ticks],
+    }

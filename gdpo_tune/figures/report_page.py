@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from gdpo_tune.analysis.comparison import Comparison
 from gdpo_tune.analysis.convergence import measure_agreements
 from gdpo_tune.analysis.front import (
     Front,
@@ -62,7 +60,7 @@ from gdpo_tune.figures.trial_curves import (
     draw_timeline,
     read_all_steps,
 )
-from gdpo_tune.results.comparison_report import Verdict
+from gdpo_tune.results.comparison_report import ComparisonReport
 from gdpo_tune.results.front_table import build_front_row, list_rows, title_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
@@ -101,13 +99,7 @@ MAX_NAMED = 12
 
 
 def write_report(sweep: Sweep, path: Path | None = None) -> Path:
-    """Write the interactive report and return its path; it appears whole or not at all.
-
-    Default of `path`: `report.html` in the sweep's directory.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write `report.html` in the sweep's directory, or `path`, whole or not; return the path."""
     target = path or sweep.spec.directory / REPORT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, build_report(sweep))
@@ -123,7 +115,11 @@ def build_report(sweep: Sweep) -> str:
     still = draw_front_svg(front, sweep.spec.name) if "pairs" in gallery else ""
     dimensions = [name for name in sweep.spec.space.dimensions if name != "normalization"]
     goals = [goal.name for goal in front.objectives]
-    failed = (r for r in front.records if r.state == "failed")
+    failures = [
+        (title_candidate(record.name), record.reason or "no reason recorded")
+        for record in front.records
+        if record.state == "failed"
+    ]
     losses = [
         (f"{datetime.fromtimestamp(incident.time).astimezone():%Y-%m-%d %H:%M:%S}", str(incident))
         for incident in list_incidents(sweep.sessions)
@@ -143,9 +139,7 @@ def build_report(sweep: Sweep) -> str:
         "Limits of the data": limits,
         **{t: embed_figure(gallery[n](), n, t) for n, t in FIGURES.items() if n in gallery},
         "Origins of the front": parts.origins(summarize_origins(front)),
-        "Failures": parts.failures(
-            [(title_candidate(r.name), r.reason or "no reason recorded") for r in failed]
-        ),
+        "Failures": parts.failures(failures),
         "Node losses and retries": parts.failures(losses),
         "All trials": parts.trials_table(front.records, dimensions, goals, front.trial_numbers),
         "About this sweep": parts.facts(_describe_sweep(sweep)),
@@ -207,7 +201,6 @@ def _describe_head(sweep: Sweep) -> dict[str, str]:
 
 
 def _describe_sweep(sweep: Sweep) -> dict[str, str]:
-    """Return the facts about a sweep that a reader of the front can do without."""
     spec, front = sweep.spec, sweep.front
     work = describe_work(front.records, spec.resources.trials_per_process, "trials")
     completions = sum(record.cost.completions for record in front.records)
@@ -231,9 +224,8 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
 # assets/choice.js follow the same rules.
 
 
-@dataclass(frozen=True)
-class Slider:
-    """Acceptable values of one metric."""
+class Slider(NamedTuple):
+    """Control of the acceptable values of one metric."""
 
     name: str
     comparison: Literal[">=", "<="]
@@ -278,11 +270,9 @@ def list_sliders(sweep: Sweep) -> list[Slider]:
 
 def list_preferences(front: Front) -> dict[str, str]:
     """Return rule of `--pick` -> its name in the panel."""
-    extremes = {
-        f"{'max' if goal.direction == 'maximize' else 'min'} {goal.name}": name_extreme(goal)
-        for goal in front.objectives
+    return {"knee": "knee (best compromise)"} | {
+        f"{goal.direction[:3]} {goal.name}": name_extreme(goal) for goal in front.objectives
     }
-    return {"knee": "knee (best compromise)", **extremes}
 
 
 def build_choices(sweep: Sweep) -> dict[str, Any]:
@@ -328,10 +318,7 @@ def _get_location(sweep: Sweep) -> str:
 
 
 def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
-    """Return a card for each member, baseline and the chosen one; the page shows the selected one.
-
-    `links` are titles of sections that tell more about it.
-    """
+    """Return a card for each member, baseline and the chosen one, with `links` to sections."""
     front = sweep.front
     try:
         ranges = load_task_info(sweep.spec.task, sweep.spec.space.domains).metrics
@@ -357,17 +344,17 @@ def _list_values(
 ) -> list[tuple[Any, ...]]:
     """Return each metric with its 95 % interval, and the difference to the untrained policy."""
     untrained = find_untrained(front.baselines)
+    base = untrained.mean if untrained and untrained is not policy else {}
     goals = [goal.name for goal in front.objectives]
     rows: list[tuple[Any, ...]] = []
     for name in (*goals, *sorted(policy.mean.keys() - set(goals))):
         own, info = policy.mean[name], ranges.get(name)
-        base = untrained.mean.get(name) if untrained and untrained is not policy else None
         low, high = (info.low, info.high) if info else (-math.inf, math.inf)
-        row = (name, _format_interval(own, low, high), NO_VALUE, None)
-        if base is not None:
-            gain = _format_interval(subtract_estimates(own, base), sign="+")
-            row = (*row[:2], format_number(base.mean), gain)
-        rows.append(row)
+        compared = (NO_VALUE, None)
+        if name in base:
+            gain = subtract_estimates(own, base[name])
+            compared = (format_number(base[name].mean), _format_interval(gain, sign="+"))
+        rows.append((name, _format_interval(own, low, high), *compared))
     return rows
 
 
@@ -381,7 +368,6 @@ def _format_interval(
 
 
 def _describe_policy(sweep: Sweep, policy: Configuration) -> dict[str, Any]:
-    """Return the trials, the searched parameters or the parts, and the checkpoint."""
     facts: dict[str, Any] = {}
     if policy.role == "merge":
         facts["merge of"] = format_parts(policy.parts)
@@ -399,10 +385,7 @@ def _describe_policy(sweep: Sweep, policy: Configuration) -> dict[str, Any]:
 
 
 def _list_commands(location: str, policy: Configuration) -> dict[str, str]:
-    """Return the commands that train, export or merge a policy again.
-
-    Each has `{pick}` where the page writes the choice: a rule, or the name of the candidate.
-    """
+    """Return commands with `{pick}` where the page writes a rule, or the name of the candidate."""
     export = f"python -m gdpo_tune.export {location} --to {{}} --pick {{pick}}"
     if policy.role == "untrained":
         return {}
@@ -420,10 +403,7 @@ def _list_commands(location: str, policy: Configuration) -> dict[str, str]:
 
 
 def build_completions(front: Front) -> Markup:
-    """Return sample completions: a row per prompt, a column per policy, the untrained one first.
-
-    Every trial keeps completions of the same prompts. Empty if none were kept.
-    """
+    """Return kept completions: a row per prompt, a column per policy, the untrained one first."""
     directories = {record.number: record.directory for record in front.records}
     first = [p for p in (find_untrained(front.baselines), front.chosen, front.knee) if p]
     shown = (*first, *front.extremes.values(), *front.baselines, *front.members)
@@ -445,14 +425,12 @@ def build_completions(front: Front) -> Markup:
 # Comparisons
 
 
-def write_comparison(
-    comparison: Comparison, verdict: Verdict, notes: Sequence[str], path: Path
-) -> Path:
-    """Write the page and return its path, in a directory that exists; it appears whole or not."""
-    parts = get_parts()
+def write_comparison(report: ComparisonReport) -> None:
+    """Write the page as `report.file`, in a directory that exists; it appears whole or not."""
+    comparison, verdict, parts = report.comparison, report.verdict, get_parts()
     bodies = {"Why": parts.bullets(verdict.reasons)}
-    if notes:
-        bodies["Limitations"] = parts.bullets(notes)
+    if report.notes:
+        bodies["Limitations"] = parts.bullets(report.notes)
     if len(comparison.left.objectives) > 1:
         bodies["Trade-offs"] = embed_figure(draw_sides(comparison), "sides", "Trade-offs")
     if comparison.probability_of_superiority:
@@ -461,5 +439,5 @@ def write_comparison(
     bodies["The two sides"] = parts.sides(comparison)
     title = f"{comparison.left.name} against {comparison.right.name}"
     sections = [parts.section(name, body) for name, body in bodies.items()]
-    write_atomically(path, build_page(title, parts.header(title, {}, verdict.headline), sections))
-    return path
+    page = build_page(title, parts.header(title, {}, verdict.headline), sections)
+    write_atomically(report.file, page)

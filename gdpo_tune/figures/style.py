@@ -18,6 +18,7 @@ from gdpo_tune.core.text import (
     abbreviate_parameter,
     get_mode,
 )
+from gdpo_tune.results.front_table import BASELINES as NAMES
 
 if TYPE_CHECKING:
     from gdpo_tune.analysis.replicates import Configuration
@@ -59,8 +60,8 @@ OTHER = Mark(OTHER_COLOR, "hexagon", "h")
 """Mark of a mode that `MODES` lacks."""
 
 BASELINES = {
-    "published": ("published weights", Mark(INK, "star", "*")),
-    "untrained": ("untrained policy", Mark(INK, "x", "X")),
+    "published": (NAMES["published"], Mark(INK, "star", "*")),
+    "untrained": (NAMES["untrained"], Mark(INK, "x", "X")),
 }
 """Role of a baseline -> its name in legends, and its mark."""
 CANDIDATES = {

@@ -65,8 +65,8 @@ def resolve_policy(name: str) -> str:
 def check_policy(name: str, revision: str = "") -> None:
     """Refuse a policy that could not be trained, in milliseconds and without the network.
 
-    A Hub id that is not a local directory passes: `check_policy_available` asks the Hub for it.
-    Only a policy on the Hub has a `revision`.
+    A Hub id passes: `check_policy_available` asks the Hub for it. Only a policy on the Hub has a
+    `revision`.
 
     Raises:
         PolicyError: the name or its directory cannot be used; the message says what to do.
@@ -120,9 +120,8 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
-    The tokenizer pads on the left, as generation needs, and with its end token if it has no pad
-    token, as TRL does. Padding is masked by its length, so that the end token is still trained. Of
-    the policy's generation config only the ids of tokens stay; `temperature` is that by which it is
+    The tokenizer pads on the left, with its end token if it has no pad token, as TRL does. Of the
+    policy's generation config only the ids of tokens stay; `temperature` is that by which it is
     judged, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
 
     Raises:
@@ -236,8 +235,7 @@ def read_position_limit(name: str, revision: str = "") -> int | None:
 def measure_policy(name: str) -> PolicyShapes | None:
     """Return the size of a policy, from the headers of its safetensors files.
 
-    A Hub id is looked up in the local cache. None if that is unknown, such as for a policy that was
-    not downloaded yet and that no recipe here names.
+    None if the files are neither here nor in the cache of the Hub and no recipe names the policy.
     """
     directory = find_local_directory(name)
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))
@@ -347,7 +345,7 @@ def find_local_directory(name: str, revision: str = "") -> Path | None:
 def check_policy_available(name: str, revision: str = "") -> None:
     """Refuse what `check_policy` does, and a Hub id that is neither cached nor on the Hub.
 
-    It fetches a configuration of a few KB, so that a misspelt id is found before a cluster starts.
+    It fetches a configuration of a few KB.
 
     Raises:
         PolicyError: the policy cannot be used or fetched; the message says what to do.
@@ -364,9 +362,7 @@ def check_policy_available(name: str, revision: str = "") -> None:
 
 
 def describe_policy(name: str, revision: str = "") -> str:
-    """Return what is known about the files of a policy, for a dry run.
-
-    The Hub is asked once about a policy that is not on this machine.
+    """Describe the files of a policy, for a dry run; the Hub is asked about one that is not here.
 
     Raises:
         PolicyError: the policy cannot be used, or the Hub has none of this name.
@@ -432,11 +428,11 @@ def read_initial_policy(directory: Path) -> str:
 def keep_form(directory: Path, policy: str, revision: str = "") -> None:
     """Give a trained policy's directory the settings and the tokenizer of its base, as written.
 
-    Training changes weights alone. Version 5 of Transformers would write keys and a class that
-    version 4 ignores or refuses: `rope_parameters`, `TokenizersBackend`. The type of the weights
-    and the chat template stay those of the directory. All its settings stay where `_STRUCTURE`
-    differs: the weights that are loaded of a multimodal or quantized base are not those that its
-    files describe. A base that is not at hand changes nothing.
+    Version 5 of Transformers would write keys and a class that version 4 ignores or refuses:
+    `rope_parameters`, `TokenizersBackend`. The type of the weights and the chat template stay those
+    of the directory. All its settings stay where `_STRUCTURE` differs: the weights that are loaded
+    of a multimodal or quantized base are not those that its files describe. A base that is not at
+    hand changes nothing.
 
     Source: MIGRATION_GUIDE_V5.md of Transformers; vllm#42624.
     """

@@ -44,7 +44,7 @@ class FrontRow:
 
     @property
     def title(self) -> str:
-        """`trial 7`, `merge-27` or `untrained policy`."""
+        """As `title_policy`."""
         return title_policy(self.policy)
 
     @property

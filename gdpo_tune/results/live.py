@@ -188,9 +188,7 @@ def measure_work_done(
 
     `latest_steps` holds the last step of each running trial, by number, of `steps` in all.
     """
-    ended = sum(
-        1.0 if not record.parts else EVALUATION for record in records if record.state in ENDED
-    )
+    ended = sum(EVALUATION if record.parts else 1.0 for record in records if not record.is_open)
     return ended + sum(min(step / steps, 1.0) for step in latest_steps.values())
 
 

@@ -47,7 +47,7 @@ from gdpo_tune.core.trials import (
 )
 from gdpo_tune.ledger.trial_encoding import TRIALS, decode_estimates, encode_estimates
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location
-from gdpo_tune.results.picks import parse_conditions, parse_pick, pick_trial
+from gdpo_tune.results.picks import Extreme, parse_conditions, parse_pick, pick_trial
 from gdpo_tune.results.retrain import list_decisive_settings
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_differences
@@ -84,21 +84,13 @@ class Wish:
 
 
 def parse_wish(toward: str, prefer: str) -> Wish:
-    """Parse a wish; either text may be empty.
-
-    Raises:
-        UsageError: a text has another form.
-    """
+    """Parse a wish; either text may be empty, and a wrong one raises a UsageError."""
     preferences = parse_shares(prefer, "--prefer", "correctness=2,length=1") if prefer else {}
     return Wish(toward, prefer, parse_conditions(toward) if toward else (), preferences)
 
 
 def parse_shares(text: str, option: str, example: str) -> dict[str, float]:
-    """Parse `name=number,name=number`; every number is above 0.
-
-    Raises:
-        UsageError: the text has another form, or a name stands twice.
-    """
+    """Parse `name=number,name=number`, all above 0; a wrong text raises a UsageError."""
     shares: dict[str, float] = {}
     for entry in text.split(","):
         name, _, number = (part.strip() for part in entry.partition("="))
@@ -115,20 +107,11 @@ def parse_shares(text: str, option: str, example: str) -> dict[str, float]:
     return shares
 
 
-def name_directory(weights: Mapping[str, float]) -> str:
-    """Return the part of a directory's name for given weights: `7-0.3-12@40-0.7`."""
-    label = "-".join(f"{name}-{show(weight)}" for name, weight in weights.items())
-    return re.sub(r"[^\w.@-]", "-", label)
-
-
 def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
     """Return a wish in numbers; the constraints of the sweep count among its conditions.
 
-    Training costs are ignored; a merge has none. A constraint relative to a baseline that was not
-    measured limits nothing.
-
-    Raises:
-        PickError, UsageError: the wish names an unknown metric, or a preference no objective.
+    Training costs are ignored; a merge has none. A relative constraint without a measured baseline
+    limits nothing. A UsageError names an unknown metric, or a preference that is no objective.
     """
     measured = load_task_info(spec.task, spec.space.domains).metrics
     goals = {goal.name: goal for goal in spec.list_objectives() if goal.name in measured}
@@ -146,14 +129,12 @@ def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
                 f"    fix: name some of {join_names(goals)}"
             )
     own = {condition.metric for condition in wish.conditions}
-    limits = (
-        *wish.conditions,
-        *(
-            Condition(name, constraint.op, constraint.limit)
-            for name, constraint in spec.constraints.items()
-            if name in names and constraint.is_known
-        ),
+    constraints = (
+        Condition(name, constraint.op, constraint.limit)
+        for name, constraint in spec.constraints.items()
+        if name in names and constraint.is_known
     )
+    limits = (*wish.conditions, *constraints)
     others = sorted({limit.metric for limit in limits} - goals.keys(), key=names.index)
     metrics = [*goals.values(), *(Objective(n, measured[n].direction, 0.0) for n in others)]
     free = [name for name in goals if name not in own]
@@ -188,8 +169,7 @@ Policies = Mapping[Policy, TrainedPolicy]
 def list_policies(records: Sequence[TrialRecord]) -> dict[Policy, TrainedPolicy]:
     """List the policies at which the trainings of a sweep were evaluated, kept or not.
 
-    A member of a population may have taken over another training, so only its end counts. A
-    checkpoint that a trial of its own evaluated has the estimates of that trial.
+    A member of a population may have taken over another training, so only its end counts.
     """
     result: dict[Policy, TrainedPolicy] = {}
     for record in records:
@@ -254,10 +234,8 @@ class MergeRequest:
     def choose(self, done: Sequence[MergeStep] = ()) -> MergeStep | None:
         """Choose the merge to evaluate next, or return the given one.
 
-        None once all are evaluated, or no other one is expected to meet the wish.
-
-        Raises:
-            UsageError: no merge is expected to meet the wish; the message names the closest.
+        None once all are evaluated, or no other one is expected to meet the wish. If none ever is,
+        a UsageError names the closest.
         """
         evaluated = [self._read(step) for step in done]
         if self.wish is None:
@@ -283,7 +261,7 @@ class MergeRequest:
         return [c for c in self.conditions if not c.holds(values[c.metric].mean)]
 
     def find_better_parent(self, step: MergeStep) -> TrainedPolicy | None:
-        """Return the policy that alone meets the wish better on validation prompts, if any does."""
+        """Return the policy that alone meets the wish better on validation prompts, if any."""
         if self.wish is None:
             return None
         parents = self.chooser.parents
@@ -306,7 +284,7 @@ class MergeRequest:
         return [self.policies[part.trial, part.step] for part in parts]
 
     def format_weights(self, parts: Sequence[Part]) -> str:
-        """Return parts as `--weights` has them."""
+        """Return parts as `--weights` names them."""
         parents = zip(parts, self.list_parents(parts), strict=True)
         return ",".join(f"{parent.name}={show(part.weight)}" for part, parent in parents)
 
@@ -342,10 +320,8 @@ class MergeRequest:
     def build_error(self, verb: str, step: MergeStep, values: Mapping[str, Estimate]) -> UsageError:
         """Build the error for a merge that breaks a condition with its values."""
         broken, weights = self.find_broken(values), self.format_weights(step.parts)
-        shown = {
-            condition.metric: format_estimate(values[condition.metric]) for condition in broken
-        }
-        has = ", ".join(f"{name} {value}" for name, value in shown.items())
+        names = dict.fromkeys(condition.metric for condition in broken)
+        has = ", ".join(f"{name} {format_estimate(values[name])}" for name in names)
         command = f"python -m gdpo_tune.merge {quote(self.source)} --weights {weights}"
         return UsageError(
             f"{self.text!r}: no merge of the policies of {self.source} {verb} meet this: the "
@@ -376,7 +352,8 @@ def build_merge_request(
     if wish is None:
         given = _find_parts(shares, sweep, policies, source)
         parents = _measure([policies[p.trial, p.step] for p in given], aim.metrics)
-        label = name_directory(shares)
+        label = "-".join(f"{name}-{show(weight)}" for name, weight in shares.items())
+        label = re.sub(r"[^\w.@-]", "-", label)
     else:
         given, label = (), wish.label
         parents = _find_parents(sweep, policies, source, aim.metrics)
@@ -404,15 +381,20 @@ def _measure(policies: Sequence[TrainedPolicy], metrics: Sequence[Objective]) ->
 def _find_parts(
     shares: Mapping[str, float], sweep: Sweep, policies: Policies, source: str
 ) -> tuple[Part, ...]:
-    """Find the policies that `--weights` names.
-
-    Raises:
-        PickError, UsageError: one does not exist, is a merge or was not kept, there is only one, or
-            the weights do not sum to 1.
-    """
     parts: dict[Policy, Part] = {}
     for name, weight in shares.items():
-        key = _find_policy(name, sweep)
+        pick = parse_pick(name)
+        if isinstance(pick.rule, Extreme | str):
+            raise pick.error(1, "a part is the end of a trial or a checkpoint", f"write {EXAMPLE}")
+        record = pick_trial(sweep, pick).record
+        if len(record.parts) > 1:
+            reason = f"{name} is a merge: {format_parts(record.parts)}"
+            raise pick.error(1, reason, "write its parents, with products of the weights")
+        if not record.parts and (record.state != "complete" or record.last_step is None):
+            raise pick.error(1, f"trial {name} is {record.state}", "write a trial that is complete")
+        key = record.number, record.last_step or 0
+        if record.parts:
+            key = record.parts[0].trial, record.parts[0].step
         if key in parts:
             raise UsageError(f"--weights: {name} stands twice\n    fix: add up its weights")
         if key not in policies or policies[key].checkpoint is None:
@@ -433,29 +415,10 @@ def _find_parts(
     return tuple(sorted(parts.values(), key=lambda part: (part.trial, part.step)))
 
 
-def _find_policy(name: str, sweep: Sweep) -> Policy:
-    pick = parse_pick(name)
-    if not pick.names_candidate:
-        raise pick.error(1, "a part is the end of a trial or a checkpoint", f"write {EXAMPLE}")
-    record = pick_trial(sweep, pick).record
-    if len(record.parts) > 1:
-        reason = f"{name} is a merge: {format_parts(record.parts)}"
-        raise pick.error(1, reason, "write its parents, with products of the weights")
-    if record.parts:
-        return record.parts[0].trial, record.parts[0].step
-    if record.state != "complete" or record.last_step is None:
-        raise pick.error(1, f"trial {name} is {record.state}", "write a trial that is complete")
-    return record.number, record.last_step
-
-
 def _find_parents(
     sweep: Sweep, policies: Policies, source: str, metrics: Sequence[Objective]
 ) -> list[Merge]:
-    """Find the policies that a wished merge may consist of: those that exist, near the front.
-
-    Raises:
-        UsageError: there are fewer than two.
-    """
+    """Find the policies that a wished merge may consist of: those that exist, near the front."""
     firsts = [policy for policy in policies.values() if policy.record.role != "replicate"]
     kept = _measure([p for p in firsts if p.checkpoint is not None], metrics)
     if len(kept) < 2:
@@ -485,9 +448,9 @@ class MergeResult:
     cost: Cost
     """Cost of all evaluations."""
     policy: str
-    """Name of the policy's directory, or of that of the adapters."""
+    """Name of the directory of the policy, or of the adapters."""
     parents: tuple[Mapping[str, str | int | float], ...]
-    """Source, trial, step, weight and path of each."""
+    """As `MergeRequest.describe_parents`."""
     environment: Mapping[str, str]
     most_evaluations: int = 0
     """Evaluations that were asked for; there may be fewer, if no other merge could be better."""
@@ -495,18 +458,14 @@ class MergeResult:
 
 @dataclass(frozen=True)
 class MergeProgress:
-    """Content of `merge.json`, which is written after each evaluation, beside the request."""
+    """Content of `merge.json` beside the request; it is written after each evaluation."""
 
     evaluations: tuple[MergeStep, ...] = ()
     result: MergeResult | None = None
 
 
 def read_progress(directory: Path, request: Mapping[str, Any]) -> MergeProgress:
-    """Read the progress of a request; nothing if the directory has none.
-
-    Raises:
-        UsageError: the directory holds another merge, or its file is damaged.
-    """
+    """Read the progress of a request; a UsageError names another merge or a damaged file."""
     file = directory / MERGE_FILE
     if not file.exists():
         return MergeProgress()

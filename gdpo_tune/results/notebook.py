@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -25,10 +24,9 @@ import pandas as pd
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.text import abbreviate_parameter, format_count, join_names, suggest
-from gdpo_tune.core.trials import Estimate, TrialRecord, format_parts
+from gdpo_tune.core.trials import format_parts
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
 from gdpo_tune.results.front_table import (
-    FrontRow,
     describe_front,
     list_front_facts,
     list_rows,
@@ -36,14 +34,12 @@ from gdpo_tune.results.front_table import (
 )
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import PickedCandidate, parse_pick, pick_trial
-from gdpo_tune.results.published_sweep import explain_foreign_ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.wording import (
     REPORT_FILE,
     describe_last_session,
     describe_states,
 )
-from gdpo_tune.spec import SweepSpec
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -74,13 +70,41 @@ class LoadedSweep:
         )
 
     def _repr_html_(self) -> str:
-        from gdpo_tune.ledger import Ledger
-        from gdpo_tune.results.notebook import render_sweep
-
-        with explain_foreign_ledger(self.spec.location):
-            with Ledger.open(self.spec, read_only=True) as ledger:
-                state = describe_last_session(ledger.get_sessions())
-            return render_sweep(self.spec, self.analysis, state)
+        spec, front = self.spec, self.analysis
+        state = describe_last_session(self._sweep.sessions)
+        complete, others = describe_states(front.records)
+        counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
+        rows = list_rows(front, MAX_ROWS)
+        names = [abbreviate_parameter(goal.name) for goal in front.objectives]
+        cells: list[dict[str, str]] = []
+        for row in rows:
+            values = (text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells)
+            published = [row.baseline] if row.policy.role == "published" else []
+            cells.append(
+                {
+                    "configuration": row.title,
+                    **dict(zip(names, values, strict=True)),
+                    "seeds": str(row.policy.seeds),
+                    "on the front": "yes" if row.policy.is_on_front else "no",
+                    "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
+                }
+            )
+        table = pd.DataFrame(cells)
+        hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
+        more = f"<p>{format_count(hidden, 'more configuration')} on the front: see "
+        report = spec.directory / REPORT_FILE
+        link = f"No report yet: <code>python -m gdpo_tune.report {escape(spec.location)}</code>"
+        if report.exists():
+            address = quote(os.path.relpath(report))
+            link = f'<a href="{address}" target="_blank">{REPORT_FILE}</a>'
+        parts = [
+            f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
+            f"{escape(counts)}<br>{escape(describe_front(summarize_front(front)))}</p>",
+            table.to_html(index=False, border=0) if len(table) else "",
+            f"{more}<code>.front</code></p>" if hidden else "",
+            f"<p>{link}</p>",
+        ]
+        return "".join(parts)
 
     @cached_property
     def analysis(self) -> Front:
@@ -98,7 +122,31 @@ class LoadedSweep:
         trained nothing: the untrained policy, checkpoints and merges.
         """
         members = {number for member in self.analysis.members for number in member.numbers}
-        rows = [_make_row(record, record.number in members) for record in self.records]
+        rows: list[dict[str, Any]] = []
+        for record in self.records:
+            row: dict[str, Any] = {
+                "number": record.number,
+                "name": record.name,
+                "role": record.role,
+                "state": record.state,
+                "seed": record.seed,
+                "replicate_of": record.replicate_of,
+                "parts": format_parts(record.parts) if record.parts else None,
+                "feasible": record.feasible,
+                "on_front": record.number in members,
+                "reason": record.reason,
+                "seconds": record.cost.seconds,
+                "cpu_seconds": record.cost.cpu_seconds,
+                "completions": record.cost.completions,
+                "evaluation_completions": record.cost.evaluation_completions,
+                "started": record.started,
+                "finished": record.finished,
+                **{f"param/{name}": value for name, value in record.trained_params.items()},
+            }
+            for split, found in (("test", record.test), ("validation", record.validation)):
+                row |= {f"{split}/{name}": estimate.mean for name, estimate in found.items()}
+                row |= {f"{split}/{name}_se": estimate.se for name, estimate in found.items()}
+            rows.append(row)
         if not rows:
             return pd.DataFrame()
         table = pd.DataFrame(rows).set_index("number")
@@ -123,22 +171,14 @@ class LoadedSweep:
         return tuple(self._gallery)
 
     def figure(self, name: str) -> go.Figure:
-        """Draw a figure of the report, to show or to change.
-
-        Raises:
-            UsageError: there is no such figure, or this sweep has no data for it.
-        """
+        """Draw a figure of the report, to show or to change; a UsageError names those there are."""
         if name not in self._gallery:
             guess = suggest(name, self._gallery)
             raise UsageError(f"figure {name!r}: {guess}this sweep has {join_names(self._gallery)}")
         return self._gallery[name]()
 
     def pick(self, text: str) -> PickedCandidate:
-        """Pick a candidate as `--pick` does: `knee`, `max_correctness`, `merge-27`, ...
-
-        Raises:
-            PickError: the text cannot be parsed, or nothing satisfies it.
-        """
+        """Pick a candidate as `--pick` does: `knee`, `merge-27`; or raise a PickError."""
         return pick_trial(self._sweep, parse_pick(text))
 
     def compare(self, other: LoadedSweep) -> ComparisonReport:
@@ -168,69 +208,3 @@ class LoadedSweep:
     @cached_property
     def _gallery(self) -> Gallery:
         return self._draw(self._sweep)
-
-
-def _make_row(record: TrialRecord, on_front: bool) -> dict[str, Any]:
-    return {
-        "number": record.number,
-        "name": record.name,
-        "role": record.role,
-        "state": record.state,
-        "seed": record.seed,
-        "replicate_of": record.replicate_of,
-        "parts": format_parts(record.parts) if record.parts else None,
-        "feasible": record.feasible,
-        "on_front": on_front,
-        "reason": record.reason,
-        "seconds": record.cost.seconds,
-        "cpu_seconds": record.cost.cpu_seconds,
-        "completions": record.cost.completions,
-        "evaluation_completions": record.cost.evaluation_completions,
-        "started": record.started,
-        "finished": record.finished,
-        **{f"param/{name}": value for name, value in record.trained_params.items()},
-        **_make_columns("test/", record.test),
-        **_make_columns("validation/", record.validation),
-    }
-
-
-def _make_columns(prefix: str, estimates: Mapping[str, Estimate]) -> dict[str, float]:
-    means = {f"{prefix}{name}": estimate.mean for name, estimate in estimates.items()}
-    return means | {f"{prefix}{name}_se": estimate.se for name, estimate in estimates.items()}
-
-
-def render_sweep(spec: SweepSpec, front: Front, state: str) -> str:
-    """Return name, state, counts, front with baselines, and a link to the report."""
-    complete, others = describe_states(front.records)
-    counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
-    rows = list_rows(front, MAX_ROWS)
-    table = pd.DataFrame([_build_cells(front, row) for row in rows])
-    hidden = len(front.members) - sum(row.policy.is_on_front for row in rows)
-    more = f"<p>{format_count(hidden, 'more configuration')} on the front: see "
-    parts = [
-        f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
-        f"{escape(counts)}<br>{escape(describe_front(summarize_front(front)))}</p>",
-        table.to_html(index=False, border=0) if len(table) else "",
-        f"{more}<code>.front</code></p>" if hidden else "",
-        f"<p>{_link_report(spec.directory / REPORT_FILE, spec.location)}</p>",
-    ]
-    return "".join(parts)
-
-
-def _build_cells(front: Front, row: FrontRow) -> dict[str, str]:
-    names = [abbreviate_parameter(goal.name) for goal in front.objectives]
-    cells = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells]
-    published = [row.baseline] if row.policy.role == "published" else []
-    return {
-        "configuration": row.title,
-        **dict(zip(names, cells, strict=True)),
-        "seeds": str(row.policy.seeds),
-        "on the front": "yes" if row.policy.is_on_front else "no",
-        "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
-    }
-
-
-def _link_report(report: Path, location: str) -> str:
-    if report.exists():
-        return f'<a href="{quote(os.path.relpath(report))}" target="_blank">{REPORT_FILE}</a>'
-    return f"No report yet: <code>python -m gdpo_tune.report {escape(location)}</code>"

@@ -83,10 +83,9 @@ class Sweep:
         return list_result_warnings(self.spec, self.front)
 
     def reload(self, changes: Sequence[str], *, to_run: bool = True) -> SweepSpec:
-        """Load its file with changes, for a training or merge on its own.
+        """Load its file with changes, for a training or merge on its own, without a warm start.
 
-        It learns from no earlier sweep, and that sweep may be gone. Without `to_run` this machine
-        may lack its data and packages.
+        Without `to_run` this machine may lack its data and packages.
         """
         from gdpo_tune.spec import load_spec
 
@@ -96,10 +95,7 @@ class Sweep:
 
 
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
-    """Return location and pick of `LOCATION:PICK`, or of `LOCATION` and `pick`.
-
-    The pick is None if neither argument contains one.
-    """
+    """Return location and pick of `LOCATION:PICK`, or of `LOCATION` and `pick`; it may be None."""
     location, _, text = source.rpartition(":")
     if pick is not None or text.startswith("//"):  # the colon of s3:// begins no pick
         return source, pick
@@ -111,12 +107,8 @@ def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
 def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
     """Return a sweep's resolved file and its `storage_override`.
 
-    Args:
-        location: directory or address; the file of an address is downloaded.
-        source: what the person wrote, for the error message.
-
-    Raises:
-        UsageError: there is no sweep.
+    `location` is a directory, or an address, whose file is downloaded. The UsageError where there
+    is no sweep names `source`, what the person wrote.
     """
     missing = f"{source}: there is no sweep in {location.rstrip('/')}: it has no {SPEC}"
     if is_url(location):
@@ -144,13 +136,10 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
 
 
 def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep:
-    """Read a sweep's file and records; see `resolve_spec_file` for its arguments.
+    """Read a sweep's file and records; arguments and errors are those of `resolve_spec_file`.
 
     With `with_files` step metrics and the names of kept checkpoints are downloaded too, if the
     sweep is on an object store.
-
-    Raises:
-        UsageError: there is no sweep.
     """
     file, storage_override = resolve_spec_file(location, source)
 
@@ -175,8 +164,7 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
 def list_dimensions(space: Space) -> tuple[Dimension, ...]:
     """Return the parameters with more than one value, in dependency order.
 
-    A condition on a fixed parameter holds always or never; in the latter case its parameter is left
-    out.
+    Those whose condition on a fixed parameter never holds are left out.
     """
     from gdpo_tune.analysis.importance import Dimension
     from gdpo_tune.spec.space import Choices, is_one_of
@@ -203,11 +191,7 @@ def is_space(name: str) -> bool:
 
 
 def locate_sweep(name: str) -> str:
-    """Return location of a sweep, which is named by location, name under `runs`, or a file.
-
-    Raises:
-        SpecError: the file cannot be read.
-    """
+    """Return the location of a sweep, which is named by location, name under `runs`, or a file."""
     if not is_space(name):
         return resolve_location(name)
     from gdpo_tune.spec import load_spec
@@ -218,18 +202,13 @@ def locate_sweep(name: str) -> str:
 def find_sweep(name: str) -> Sweep:
     """Read a sweep with its step metrics, by location, name under `runs`, or spec file.
 
-    Raises:
-        UsageError: there is no sweep.
-        SpecError: the file cannot be read.
+    A UsageError says that there is no sweep, or what is wrong with the file.
     """
     return read_sweep(locate_sweep(name), name, with_files=True)
 
 
 def download_artifacts(spec: SweepSpec) -> None:
-    """Download the files that figures are drawn from, if the sweep is on an object store.
-
-    The record of a published sweep is downloaded as a whole when it is opened.
-    """
+    """Download the files that figures are drawn from, if the sweep is on an object store."""
     if spec.address and not is_hub_address(spec.address):
         from gdpo_tune.ledger.sweep_store import SweepStore
 
@@ -237,10 +216,9 @@ def download_artifacts(spec: SweepSpec) -> None:
 
 
 def resolve_location(text: str) -> str:
-    """Return the address or directory of the sweep that `text` names.
+    """Return the address or directory of the sweep that `text` names, perhaps under `runs`.
 
-    A name under `runs` is enough if no directory of that name has a sweep. A local copy of a sweep
-    on an object store gives the address there.
+    A local copy of a sweep on an object store gives the address there.
     """
     if is_url(text):
         return text

@@ -26,7 +26,6 @@ from gdpo_tune.core.metrics import COMPARISONS, Condition
 from gdpo_tune.core.text import format_estimate, join_names, suggest
 from gdpo_tune.core.trials import MERGE_PREFIX, Estimate, Part, TrialRecord, title_candidate
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
-from gdpo_tune.spec import SweepSpec
 
 CONDITIONS = "length >= 0.6 and format >= 0.8"
 EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"
@@ -70,11 +69,6 @@ class Pick:
     conditions: tuple[Condition, ...] = ()
 
     @property
-    def names_candidate(self) -> bool:
-        """True if it names one candidate, on the front or not."""
-        return isinstance(self.rule, int | CheckpointName | MergeName)
-
-    @property
     def metrics(self) -> dict[str, int]:
         """Metrics that the text names, and where."""
         rule = self.rule
@@ -89,7 +83,7 @@ class Pick:
 
     def list_broken(self, member: Configuration) -> list[Condition]:
         """Return the conditions that the means of a member do not meet."""
-        return [c for c in self.conditions if not c.holds(_get_mean(member, c.metric))]
+        return [c for c in self.conditions if not c.holds(member.get_mean(c.metric))]
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ class PickedCandidate:
     label: str
     """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
     lines: tuple[str, ...]
-    """Sentences about it: its values, and how certain its conditions are."""
+    """Sentences about it, for a person."""
     values: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     """Means over seeds on test prompts; empty if it was not measured to its end."""
 
@@ -112,26 +106,16 @@ class PickedCandidate:
 
 
 def parse_pick(text: str) -> Pick:
-    """Parse a choice of a candidate.
-
-    Raises:
-        PickError: the text does not follow the rules above; it has the position of the problem.
-    """
+    """Parse a choice of a candidate; a PickError points at what breaks the rules above."""
     return _Parser(text).parse_pick()
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
-    """Parse conditions such as `length >= 0.6, format >= 0.8`; `and` stands for the comma too.
-
-    Raises:
-        PickError: the text has another form.
-    """
+    """Parse `length >= 0.6, format >= 0.8`, or with `and`; a PickError points at another form."""
     return _Parser(text).parse_conditions()
 
 
 class _Parser:
-    """Parser that reads a text once, from left to right."""
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = [(match[1], match.start(1) + 1) for match in _TOKEN.finditer(text)]
@@ -147,10 +131,9 @@ class _Parser:
                 guess = suggest(word, [keyword])
                 reason = f"{word!r}: {guess}a condition begins with `{keyword}`"
                 raise self._error(position, reason)
-            if not (rule == "knee" or isinstance(rule, Extreme)):
+            if not isinstance(rule, Extreme | str):
                 what = "a trial number" if isinstance(rule, int) else "the name of a candidate"
-                reason = f"{what} has no conditions"
-                raise self._error(position, reason, "leave `where` out")
+                raise self._error(position, f"{what} has no conditions", "leave `where` out")
             conditions.append(self._parse_condition())
             keyword = "and"
         return Pick(self._text, rule, tuple(conditions))
@@ -223,11 +206,9 @@ def load_and_pick(
 
     `source` is `DIRECTORY:PICK`, or `DIRECTORY` if `pick`, the value of `--pick`, is given; a name
     under `runs` is enough. `option` is the name of the option that has `source`, for messages.
-    `merges` is as for `pick_trial`.
 
     Raises:
-        UsageError: there is no such sweep, or the pick is missing or given twice.
-        PickError: the pick cannot be parsed, or no trial satisfies it.
+        UsageError: there is no such sweep, or the pick is missing, given twice or wrong.
     """
     directory, text = split_source(source, pick)
     if text is None:
@@ -245,15 +226,11 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandid
     """Pick one candidate.
 
     Without `merges`, a merge is chosen by its name alone, or where the front has nothing else that
-    satisfies the pick.
-
-    Raises:
-        PickError: the pick names an unknown candidate or metric, or nothing on the front satisfies
-            it.
+    satisfies the pick. A PickError names what is unknown, or the closest to what nothing satisfies.
     """
-    records, spec, front, rule = sweep.records, sweep.spec, sweep.front, pick.rule
+    records, front, rule = sweep.records, sweep.front, pick.rule
     passed_over: Configuration | None = None
-    if rule == "knee" or isinstance(rule, Extreme):
+    if isinstance(rule, Extreme | str):
         configuration = _find_member(front, pick)
         trained = [m for m in front.members if m.role != "merge" and not pick.list_broken(m)]
         if configuration.role == "merge" and trained and not merges:
@@ -261,11 +238,11 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandid
             configuration = _find_member(replace(front, members=tuple(trained)), pick)
         record = records[configuration.first]
     else:
-        record = _find_record(records, pick)
+        record = _find_record(records, pick, rule)
         # None for a trial that was not measured to its end
         configuration = find_configuration(front.configurations, record.name)
-    if not pick.conditions and not pick.names_candidate:
-        label = f"{rule.end}_{rule.metric}" if isinstance(rule, Extreme) else "knee"
+    if isinstance(rule, Extreme | str) and not pick.conditions:
+        label = f"{rule.end}_{rule.metric}" if isinstance(rule, Extreme) else rule
     elif record.role == "checkpoint":
         label = f"trial-{record.parts[0].trial}-step-{record.parts[0].step}"
     else:
@@ -278,48 +255,39 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandid
         if not record.is_comparable:
             why = f"not comparable with newer trials: {record.content}"
         return PickedCandidate(record, label, (f"{head}, {why}",))
-    lines = _describe(head, pick, configuration, spec)
+    mean, objectives = configuration.mean, sweep.spec.objectives
+    names = dict.fromkeys([*objectives, *pick.metrics])
+    lines = [f"{head}: " + ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)]
+    if configuration.is_provisional and configuration.role != "untrained":
+        lines.append("provisional: one seed")
+    for c in pick.conditions:
+        if abs(mean[c.metric].mean - c.limit) < mean[c.metric].se:
+            lines.append(f"{c} is satisfied by less than its standard error")
+    goal = objectives.get(rule.metric) if isinstance(rule, Extreme) else None
+    if goal and isinstance(rule, Extreme) and not goal.direction.startswith(rule.end):
+        lines.append(f"the sweep {goal.direction}s {rule.metric}")
     if passed_over is not None:
         lines.append(
             f"of the whole front it is {passed_over.name}, a merge, which no single training "
             "repeats; this is the choice among trainings"
         )
-    return PickedCandidate(record, label, tuple(lines), configuration.mean)
+    return PickedCandidate(record, label, tuple(lines), mean)
 
 
-def _describe(head: str, pick: Pick, configuration: Configuration, spec: SweepSpec) -> list[str]:
-    mean = configuration.mean
-    names = dict.fromkeys([*spec.objectives, *pick.metrics])
-    values = ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)
-    lines = [f"{head}: {values}"]
-    if configuration.is_provisional and configuration.role != "untrained":
-        lines.append("provisional: one seed")
-    for c in pick.conditions:
-        estimate = mean[c.metric]
-        if abs(estimate.mean - c.limit) < estimate.se:
-            lines.append(f"{c} is satisfied by less than its standard error")
-    if isinstance(pick.rule, Extreme):
-        objective = spec.objectives.get(pick.rule.metric)
-        if objective and not objective.direction.startswith(pick.rule.end):
-            lines.append(f"the sweep {objective.direction}s {pick.rule.metric}")
-    return lines
-
-
-def _find_record(records: Sequence[TrialRecord], pick: Pick) -> TrialRecord:
-    match pick.rule:
-        case int(number):
-            return _find_trial(records, pick, number)
-        case CheckpointName(trial, step):
-            return _find_checkpoint(records, pick, trial, step)
-        case MergeName(number):
-            if number < len(records) and records[number].role == "merge":
-                return records[number]
-            names = [record.name for record in records if record.role == "merge"]
-            fix = f"write {join_names(names)}" if names else "write knee, or a trial's number"
-            reason = f"that sweep has no {MERGE_PREFIX}{number}" if names else "it has no merges"
-            raise pick.error(1, reason, fix)
-        case _:
-            raise AssertionError("a pick that names no candidate is about the front")
+def _find_record(
+    records: Sequence[TrialRecord], pick: Pick, rule: int | CheckpointName | MergeName
+) -> TrialRecord:
+    if isinstance(rule, int):
+        return _find_trial(records, pick, rule)
+    if isinstance(rule, CheckpointName):
+        return _find_checkpoint(records, pick, *rule)
+    if rule.number < len(records) and records[rule.number].role == "merge":
+        return records[rule.number]
+    names = [record.name for record in records if record.role == "merge"]
+    if not names:
+        raise pick.error(1, "it has no merges", "write knee, or a trial's number")
+    reason = f"that sweep has no {MERGE_PREFIX}{rule.number}"
+    raise pick.error(1, reason, f"write {join_names(names)}")
 
 
 def _find_trial(records: Sequence[TrialRecord], pick: Pick, number: int) -> TrialRecord:
@@ -370,8 +338,25 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
             1, reason, "run more trials or loosen the constraints, or pick a trial by its number"
         )
     members = [member for member in front.members if not pick.list_broken(member)]
-    if not members:
-        raise _build_unsatisfied_error(front, pick)
+    if not members:  # the closest has the smallest sum of shortfalls, as shares of the front's span
+        shortfalls = [0.0] * len(front.members)
+        for c in pick.conditions:
+            values = [member.get_mean(c.metric) for member in front.members]
+            known = [value for value in values if value == value]
+            span = (max(known) - min(known)) or 1.0
+            shortfalls = [
+                total + c.compute_shortfall(value) / span
+                for total, value in zip(shortfalls, values, strict=True)
+            ]
+        closest = front.members[shortfalls.index(min(shortfalls))]
+        broken = pick.list_broken(closest)
+        has = ", ".join(f"{b.metric} {closest.get_mean(b.metric):.3g}" for b in broken)
+        raise pick.error(
+            broken[0].position,
+            "nothing on the front satisfies this: the closest, "
+            f"{title_candidate(closest.name)}, has {has}",
+            f"loosen {' and '.join(map(str, broken))}, or search with them as `constraints:`",
+        )
     if isinstance(pick.rule, Extreme):
         name, position = pick.rule.metric, pick.rule.position
         members = [member for member in members if name in member.mean]
@@ -384,34 +369,3 @@ def _find_member(front: Front, pick: Pick) -> Configuration:
     knee = choose_knee(members, front.baselines, front.objectives)
     assert knee is not None, "only an empty list has no knee"
     return knee
-
-
-def _build_unsatisfied_error(front: Front, pick: Pick) -> PickError:
-    """Build the error for a front without a member that satisfies every condition.
-
-    The closest member has the smallest sum of shortfalls, each as a share of the front's span.
-    """
-    spans: dict[str, float] = {}
-    for name in {c.metric for c in pick.conditions}:
-        values = [member.mean[name].mean for member in front.members if name in member.mean]
-        spans[name] = (max(values) - min(values)) or 1.0
-
-    def sum_shortfalls(member: Configuration) -> float:
-        return sum(
-            c.compute_shortfall(_get_mean(member, c.metric)) / spans[c.metric]
-            for c in pick.conditions
-        )
-
-    closest = min(front.members, key=sum_shortfalls)
-    broken = pick.list_broken(closest)
-    values = [f"{b.metric} {_get_mean(closest, b.metric):.3g}" for b in broken]
-    return pick.error(
-        broken[0].position,
-        "nothing on the front satisfies this: the closest, "
-        f"{title_candidate(closest.name)}, has {', '.join(values)}",
-        f"loosen {' and '.join(map(str, broken))}, or search with them as `constraints:`",
-    )
-
-
-def _get_mean(member: Configuration, name: str) -> float:
-    return member.mean[name].mean if name in member.mean else float("nan")

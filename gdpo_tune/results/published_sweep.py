@@ -42,6 +42,8 @@ PRIVATE_KEYS = (
 HARMLESS = (None, "", [], Tracking().uri)
 PLACES = ("policy", "data.source", "data.validation.source", "data.test.source")
 """Keys whose value may be a name, and no path."""
+PATH = re.compile(r"[/~.$]|.*/.*/|.*/\.\.$", re.DOTALL)
+"""A path rather than a name, which has at most one slash."""
 UNSAFE = "sandbox.type: unsafe_no_isolation"
 """Setting under which a person has to agree that code of a policy runs on this machine."""
 PATTERNS = [MANIFEST, *(f"{RECORD}/{name}" for name in (SPEC, JOURNAL, f"{TRIALS}/*/{STEPS_FILE}"))]
@@ -55,11 +57,7 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 def download_published_sweep(address: str) -> Path:
     """Copy the record of a published sweep to this machine, and return its directory.
 
-    Without a network an earlier copy is used.
-
-    Raises:
-        UsageError: the address names no repository, the repository holds no record or cannot be
-            read, or its record names something outside of it.
+    Without a network an earlier copy is used. A UsageError says why there is no usable record.
     """
     repository = parse_hub_address(address)
     source, directory = _fetch(repository), find_local_copy(address)
@@ -68,7 +66,13 @@ def download_published_sweep(address: str) -> Path:
     }
     names = {name: path for name, path in names.items() if RECORDED.fullmatch(name)}
     if not {SPEC, JOURNAL} <= names.keys():
-        raise UsageError(_explain_missing_record(repository, source.parent / MANIFEST))
+        text = f"{repository.address} holds no record of a sweep"
+        try:
+            record = json.loads((source.parent / MANIFEST).read_bytes())["record"]
+        except (OSError, ValueError, KeyError, TypeError):
+            text += ": gdpo-tune publish did not write it\n    fix: check the name"
+            raise UsageError(text) from None
+        raise UsageError(f"{text}: it holds one member of a front\n    fix: read {record}")
     _refuse_outside_names(names[SPEC], address)
     for path in directory.glob(f"{TRIALS}/*/"):
         if f"{TRIALS}/{path.name}/{STEPS_FILE}" not in names:
@@ -81,13 +85,10 @@ def download_published_sweep(address: str) -> Path:
 
 @contextmanager
 def explain_foreign_ledger(address: str) -> Generator[None]:
-    """Turn any failure to read the ledger of a published sweep into a usage error.
+    """Turn any failure to read the ledger of a published sweep into a UsageError.
 
-    Records of another person need not be what a sweep writes. For a sweep that this package wrote,
-    such a failure is a fault of this package, and is raised as it is.
-
-    Raises:
-        UsageError: the ledger of a published sweep cannot be read.
+    Records of another person need not be what a sweep writes. For a sweep of this machine such a
+    failure is a fault of this package, and is raised as it is.
     """
     try:
         yield
@@ -126,11 +127,7 @@ def _fetch(repository: Repository) -> Path:
 
 
 def _refuse_large_record(api: Any, repository: Repository) -> None:
-    """Refuse a record that would fill the disk or the memory; no answer is no reason.
-
-    Raises:
-        UsageError: it is larger than any sweep.
-    """
+    """Refuse a record that would fill the disk or the memory; no answer is no reason."""
     from httpx import HTTPError
     from huggingface_hub.utils import filter_repo_objects
 
@@ -149,15 +146,6 @@ def _refuse_large_record(api: Any, repository: Repository) -> None:
         )
 
 
-def _explain_missing_record(repository: Repository, manifest: Path) -> str:
-    text = f"{repository.address} holds no record of a sweep"
-    try:
-        record = json.loads(manifest.read_bytes())["record"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{text}: gdpo-tune publish did not write it\n    fix: check the name"
-    return f"{text}: it holds one member of a front\n    fix: read {record}"
-
-
 def _refuse_outside_names(file: Path, address: str) -> None:
     try:
         if file.stat().st_size > MAX_SPEC:
@@ -171,7 +159,7 @@ def _refuse_outside_names(file: Path, address: str) -> None:
         ) from error
     outside = [
         *(key for key in PRIVATE_KEYS for value in _find(content, key) if value not in HARMLESS),
-        *(key for key in PLACES for value in _find(content, key) if _is_path(str(value))),
+        *(key for key in PLACES for value in _find(content, key) if PATH.match(str(value))),
         *(["task"] if is_task_file(task) and "/" in task else []),
         *(UNSAFE for value in _find(content, "sandbox.type") if f"sandbox.type: {value}" == UNSAFE),
     ]
@@ -190,8 +178,3 @@ def _find(content: Any, key: str) -> Iterator[Any]:
             yield value
         elif key.startswith(f"{name}."):
             yield from _find(value, key.removeprefix(f"{name}."))
-
-
-def _is_path(name: str) -> bool:
-    parts = name.split("/")
-    return name.startswith(("/", "~", ".", "$")) or len(parts) > 2 or ".." in parts

@@ -28,7 +28,9 @@ from gdpo_tune.core.trials import (
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.results.transfer import (
+    FREE,
     OPTION,
+    RATE,
     STEPS,
     Transfer,
     TransferPlan,
@@ -61,10 +63,7 @@ class Parent(NamedTuple):
 def list_parents(
     records: Sequence[TrialRecord], parts: Sequence[Part], sweep: str, steps: int
 ) -> list[Parent]:
-    """List the parents of a merge; `sweep` is the sweep's location, `steps` those of its trials.
-
-    A store is not asked whether it has kept them.
-    """
+    """List the parents of a merge; `sweep` is the sweep's location, `steps` those of its trials."""
     parents: list[Parent] = []
     for part in parts:
         training, name = records[part.trial], f"{CHECKPOINT_PREFIX}{part.step}"
@@ -94,7 +93,6 @@ class TrainingRequest:
     """Request for one training."""
 
     spec: SweepSpec
-    """Task, policy, objectives and settings."""
     params: Params
     seed: int
     label: str
@@ -106,9 +104,8 @@ class TrainingRequest:
     trial_lines: tuple[str, ...] = ()
     """Lines about the picked candidate, for a person."""
     name: str = ""
-    """Name of the picked candidate; empty for a file."""
+    """Name of the picked candidate, and `sweep`, the location of its sweep; empty for a file."""
     sweep: str = ""
-    """Location of its sweep."""
     parents: tuple[Parent, ...] = ()
     """Parents of a merge, which no single training repeats; its `params` are empty."""
     transfer: Transfer | None = None
@@ -121,11 +118,7 @@ class TrainingRequest:
 
 
 def build_request_from_file(path: Path | str, overrides: Sequence[str]) -> TrainingRequest:
-    """Build the request that a file describes.
-
-    Raises:
-        SpecError: the file is wrong, or a parameter has no single value; it lists every problem.
-    """
+    """Build the request that a file describes; a SpecError lists every problem of it."""
     spec = load_spec(path, overrides)
     return TrainingRequest(spec, _fix_params(spec, path), spec.search.seed, "train", str(path))
 
@@ -156,19 +149,13 @@ def build_request_from_sweep(
 ) -> TrainingRequest:
     """Build a request that repeats a candidate of a sweep, for example a trial at another budget.
 
-    For a member of a population it repeats the one training that its policy comes from: parameters,
-    seed and schedule of its lineage. For a checkpoint it repeats the training up to its step. A
-    merge has parents instead.
+    For a member of a population it repeats the one training that its policy comes from. For a
+    checkpoint it repeats the training up to its step. A merge has parents instead.
 
-    `merges` is True if `pick` may choose a merge from the front, else it chooses a training.
     `overrides` change the sweep's file; under another policy, other data or other lengths also the
     parameters that do not carry over, as does `recipe`, the value of `--recipe`. `to_run` is True
-    if it is trained on this machine. The other arguments are those of `load_and_pick`.
-
-    Raises:
-        UsageError: there is no such sweep or candidate, an override is about a parameter that
-            carries over, one is missing that does not, or the first steps of a training cannot be
-            repeated on their own.
+    if it is trained on this machine. The other arguments are those of `load_and_pick`. A UsageError
+    says why there is no such candidate, or why it cannot be repeated so.
     """
     sweep, picked = load_and_pick(source, pick, option, merges=merges)
     record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
@@ -184,72 +171,72 @@ def build_request_from_sweep(
         spec = sweep.reload(overrides, to_run=to_run)
         parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
         return dataclasses.replace(request, spec=spec, parents=tuple(parents))
-    number, step = record.number, sweep.spec.training.steps
+    whole = sweep.spec.training
+    number, step = record.number, whole.steps
     if record.parts:
         number, step = record.parts[0].trial, record.parts[0].step
     training = trace_training(sweep.records, number, step if record.parts else math.inf)
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
-    if plan is not None and plan.missing:
-        raise _build_missing_error(sweep, plan)
-    changes = list(overrides) if plan is None else plan.overrides
     has_other_steps = plan is not None and plan.has(STEPS)
-    if not has_other_steps:
-        changes = [*_shorten(sweep, step), *changes]
+    changes = list(overrides) if plan is None else _list_changes(sweep, plan)
+    if not has_other_steps and step != whole.steps:
+        share = min(whole.warmup_steps / step, 0.99)
+        changes = [f"training.steps={step}", f"training.warmup_share={share}", *changes]
     spec = sweep.reload(changes, to_run=to_run)
-    schedule = training.schedule
     if record.parts and not has_other_steps:
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
-        note += f", {step} of {sweep.spec.training.steps} steps"
-    else:
-        factor = spec.training.steps / step
-        schedule = tuple(dataclasses.replace(s, step=round(s.step * factor)) for s in schedule)
-    if plan is not None:
-        schedule = plan.move_schedule(schedule)
-    if to_run and (changed := _describe_changed_content(sweep, spec, number)):
-        request = dataclasses.replace(request, trial_lines=(*request.trial_lines, changed))
+        note += f", {step} of {whole.steps} steps"
+    moved = FREE if plan is not None and plan.has(RATE) else ()
+    schedule = _stretch_schedule(training.schedule, spec.training.steps / step, moved)
     if schedule:
-        note += (
-            f", with other values from step {join_names(segment.step for segment in schedule)} on"
-        )
-    request = dataclasses.replace(
-        request, spec=spec, params=training.params, seed=training.seed, note=note, schedule=schedule
-    )
-    if plan is None:
-        return request
-    params = _fix_params(spec, source)
-    transfer = plan.describe(spec, params)
-    note = f"{note}, with {transfer.title}"
-    return dataclasses.replace(request, params=params, note=note, transfer=transfer)
+        steps = join_names(segment.step for segment in schedule)
+        note += f", with other values from step {steps} on"
+    lines = (*picked.lines, *(_list_changed_content(sweep, spec, number) if to_run else ()))
+    params, transfer = training.params, None
+    if plan is not None:
+        params = _fix_params(spec, source)
+        transfer = plan.describe(spec, params)
+        note += f", with {transfer.title}"
+    request = dataclasses.replace(request, spec=spec, params=params, seed=training.seed, note=note)
+    return dataclasses.replace(request, schedule=schedule, trial_lines=lines, transfer=transfer)
 
 
-def _describe_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> str:
+def _stretch_schedule(
+    schedule: Sequence[Segment], factor: float, moved: Sequence[str]
+) -> tuple[Segment, ...]:
+    """Return changes for `factor` times as many steps, without those of `moved` parameters."""
+    stretched: list[Segment] = []
+    for segment in schedule:
+        params = {name: value for name, value in segment.params.items() if name not in moved}
+        if params or not moved:
+            step = round(segment.step * factor)
+            stretched.append(dataclasses.replace(segment, step=step, params=params))
+    return tuple(stretched)
+
+
+def _list_changes(sweep: Sweep, plan: TransferPlan) -> list[str]:
+    if not plan.missing:
+        return plan.overrides
+    missing = UsageError(plan.missing)
+    try:
+        sweep.reload(plan.overrides, to_run=False)
+    except SpecError as error:  # other problems of the overrides come first
+        problems = tuple(each for each in error.problems if each.key not in plan.examples)
+        raise (SpecError(problems) if problems else missing) from None
+    raise missing
+
+
+def _list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[str]:
     recorded = next((c for c in reversed(sweep.contents) if number >= c["first"]), None)
     if recorded is None:
-        return ""
+        return []
     facts = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
     others = [k for k in ("policy", "data") if getattr(spec, k) != getattr(sweep.spec, k)]
     changes = list_changes(recorded["digests"], facts, without=others)
     described = describe_changes(changes, sweep.spec.location, recorded["time"])
-    return f"warning: {described}" if changes else ""
-
-
-def _build_missing_error(sweep: Sweep, plan: TransferPlan) -> UsageError:
-    problems: tuple[SpecProblem, ...] = ()
-    try:
-        sweep.reload(plan.overrides, to_run=False)
-    except SpecError as error:
-        problems = tuple(each for each in error.problems if each.key not in plan.examples)
-    return SpecError(problems) if problems else UsageError(plan.missing)
-
-
-def _shorten(sweep: Sweep, step: int) -> list[str]:
-    training = sweep.spec.training
-    if step == training.steps:
-        return []
-    share = min(training.warmup_steps / step, 0.99)
-    return [f"training.steps={step}", f"training.warmup_share={share}"]
+    return [f"warning: {described}"] if changes else []
 
 
 def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source: str) -> None:
@@ -274,13 +261,10 @@ def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source:
 def build_trial_config(
     request: TrainingRequest, *, seed: int | None, out: Path | None, threads: int | None
 ) -> TrialConfig:
-    """Build the configuration of a training without a search.
+    """Build the configuration of a training; the UsageError of a merge says that it is none.
 
-    None stands for the seed of the request, a directory beside the sweeps, and as many CPU threads
+    None stands for the seed of the request, a directory next to the sweeps, and as many CPU threads
     of torch as a sweep's trial has.
-
-    Raises:
-        UsageError: a merge is no training.
     """
     spec = request.spec
     if request.parents:

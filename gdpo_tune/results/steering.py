@@ -50,9 +50,7 @@ class Steering:
     def __init__(self, target: str | Path) -> None:
         """Find the sweep: its directory, its name under `runs`, or its file.
 
-        Raises:
-            UsageError: there is no sweep, or it is published.
-            SpecError: the file cannot be read.
+        A UsageError says that there is none, that it is published, or what is wrong with its file.
         """
         location = locate_sweep(str(target))
         refuse_published(location, "steer", "report, compare, train --from and export read it")
@@ -79,10 +77,8 @@ class Steering:
     ) -> Request:
         """Check a request and leave it for the driver, which applies it within 5 seconds.
 
-        `author` is by default the user of this process.
-
-        Raises:
-            UsageError: it cannot be carried out; the message says why, and what can be done.
+        `author` is by default the user of this process. A UsageError says why it cannot be carried
+        out, and what can be done.
         """
         request, now = build_request(action, arguments, author), time.time()
         files = list_pending(self.directory)  # before the ledger, so that none is in neither

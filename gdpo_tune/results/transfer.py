@@ -7,17 +7,17 @@ come from `--set` or from `--recipe`, another search space, and never from the s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import format_list, format_parameter, join_names, show, suggest
-from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
 from gdpo_tune.spec import SweepSpec, load_spec
@@ -72,16 +72,14 @@ NOT_EXPORTED = ("evaluate_every", "checkpoint_every", "prompts", "samples_per_pr
 """Ends of keys that decide when and on what a training here is measured."""
 
 
-@dataclass(frozen=True)
-class MovedValue:
-    """A setting that does not carry over."""
+class MovedValue(NamedTuple):
+    """A setting that does not carry over, with its searched and its wanted value."""
 
     key: str
     searched: str
-    """In the candidate's training."""
     wanted: str
     source: str
-    """Origin of the value that is wanted."""
+    """Origin of `wanted`."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +126,6 @@ class Recipe:
     spec: SweepSpec
     params: Params
     """One value for each parameter of `FREE`."""
-
-    def list_overrides(self, searched: SweepSpec) -> list[str]:
-        """Return the overrides that give a sweep's file the recipe's values."""
-        mine, others = _list_recipe_values(self.spec), _list_recipe_values(searched)
-        changed = {key: value for key, value in mine.items() if value != others[key]}
-        changed |= {f"space.{name}": value for name, value in self.params.items()}
-        return [f"{key}={dump_flow(value)}" for key, value in changed.items()]
 
     def name_source(self, key: str) -> str:
         """Return where the value of a dotted key is from, for a person."""
@@ -184,12 +175,12 @@ class TransferPlan:
             return locate(self.own, Place(""), (key,))[1]
         # What a reward means is what its weight was found for.
         source = self.recipe.spec if self.recipe and key != SCORING else self.searched
-        return _get_value(source, key)
+        return attrgetter(key)(source)
 
     def get_searched(self, key: str) -> Any:
         """Return the candidate's value."""
         section, _, name = key.partition(".")
-        return self.params[name] if section == "space" else _get_value(self.searched, key)
+        return self.params[name] if section == "space" else attrgetter(key)(self.searched)
 
     def is_changed(self, key: str) -> bool:
         """Return whether a key has another value; a key without one is as good as 0 or ''.
@@ -217,20 +208,16 @@ class TransferPlan:
     @property
     def overrides(self) -> list[str]:
         """Overrides of the sweep's file."""
-        fixed = [f"space.{name}={dump_flow(v)}" for name, v in self.params.items()]
-        taken = self.recipe.list_overrides(self.searched) if self.recipe else []
+        fixed = {f"space.{name}": value for name, value in self.params.items()}
+        if self.recipe:
+            own, others = _list_recipe_values(self.recipe.spec), _list_recipe_values(self.searched)
+            taken = {key: value for key, value in own.items() if value != others[key]}
+            fixed |= taken | {f"space.{name}": v for name, v in self.recipe.params.items()}
         # A single training needs no first points, and no scheduler that moves its values.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
+        settings = [f"{key}={dump_flow(value)}" for key, value in fixed.items()]
         examples = [f"{key}={show(value)}" for key, value in self.examples.items()]
-        return [*alone, *fixed, *taken, *self.raw_overrides, *examples]
-
-    def move_schedule(self, schedule: Sequence[Segment]) -> tuple[Segment, ...]:
-        """Return the changes of a member's values, without those of a learning rate that moved."""
-        if not self.has(RATE):
-            return tuple(schedule)
-        kept = [{n: v for n, v in s.params.items() if n not in FREE} for s in schedule]
-        pairs = zip(schedule, kept, strict=True)
-        return tuple(replace(segment, params=params) for segment, params in pairs if params)
+        return [*alone, *settings, *self.raw_overrides, *examples]
 
     def describe(self, spec: SweepSpec, params: Params) -> Transfer:
         """Return the settings of the training with `params` under `spec`, and their origins."""
@@ -238,36 +225,35 @@ class TransferPlan:
         before = _list_settings(self.searched) | {f"space.{n}": self.params[n] for n in given}
         after = _list_settings(spec) | {f"space.{name}": params[name] for name in given}
         shown = {*self.needs, *(key for key in after if before[key] != after[key])}
+        moved: list[MovedValue] = []
+        for key, value in after.items():
+            if key in shown and self.has(key):
+                origin = "`--set`"
+                if self.recipe is not None and not self.is_set(key):
+                    is_foreign = key == RATE and self.recipe.spec.policy != self.get("policy")
+                    origin = self.recipe.name_source(key)
+                    origin += f"; for {self.recipe.spec.policy}" * is_foreign
+                pair = _format_setting(key, before[key]), _format_setting(key, value)
+                moved.append(MovedValue(key, *pair, origin))
+        carried: list[str] = []
+        for name, value in params.items():
+            info = get_parameter_info(name)
+            needed, values = info.needs or ("", ())
+            is_idle = bool(needed) and params.get(needed) not in values
+            is_new = info.added_later and value == info.default
+            if name not in FREE and not is_idle and not is_new:
+                carried.append(f"{name} {_format_value(value)}")
+        if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
+            is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring
+            carried.append(f"scoring {spec.scoring}" + ", unlike the recipe" * is_other)
         titles = [_title_subject(name, self.searched, spec) for name in self.subjects]
         return Transfer(
             format_list(titles or ["the settings of a recipe"]),
             self.searched,
-            carried=(*_list_carried(params), *self._list_scoring(spec)),
-            moved=tuple(
-                MovedValue(
-                    key,
-                    _format_setting(key, before[key]),
-                    _format_setting(key, value),
-                    self._source(key),
-                )
-                for key, value in after.items()
-                if key in shown and self.has(key)
-            ),
+            tuple(carried),
+            tuple(moved),
             kept=tuple(f"{n} {_format_value(params[n])}" for n in FREE if n not in given),
         )
-
-    def _list_scoring(self, spec: SweepSpec) -> Iterator[str]:
-        if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
-            is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring
-            yield f"scoring {spec.scoring}" + (", unlike the recipe" if is_other else "")
-
-    def _source(self, key: str) -> str:
-        if self.recipe is None or self.is_set(key):
-            return "`--set`"
-        is_foreign = key == RATE and self.recipe.spec.policy != self.get("policy")
-        return self.recipe.name_source(key) + f"; for {self.recipe.spec.policy}" * is_foreign
-
-    # What nobody gave, and examples that fit.
 
     def find_missing(self, option: str, source: str) -> TransferPlan:
         """Return the plan with what is missing; `option` and `source` name the candidate."""
@@ -341,11 +327,8 @@ def plan_transfer(
 ) -> TransferPlan | None:
     """Plan the training of a candidate with `params`; None if overrides change no subject.
 
-    `recipe` is the value of `--recipe`, or empty; `option` and `source` name the candidate in
-    messages.
-
-    Raises:
-        UsageError: a value is given that carries over, or there is no such recipe for this task.
+    `recipe` is the value of `--recipe`; `option` and `source` name the candidate in messages. A
+    UsageError refuses a value that carries over, and a recipe that does not fit.
     """
     own = read_overrides(overrides)
     other = read_recipe(recipe, searched, params) if recipe else None
@@ -358,9 +341,7 @@ def plan_transfer(
 def read_recipe(name: str, searched: SweepSpec, params: Params) -> Recipe:
     """Read the recipe, a search space by name or file, for a candidate with `params` of a sweep.
 
-    Raises:
-        UsageError: there is none, or it is for another task or without a reward of the candidate.
-        SpecError: the file has problems.
+    A UsageError refuses a file with problems, another task, or one without a reward of it.
     """
     spec = load_spec(find_space(name, OPTION), to_run=False)
     if spec.task != searched.task:
@@ -384,10 +365,7 @@ def read_recipe(name: str, searched: SweepSpec, params: Params) -> Recipe:
 
 
 def list_fitting_spaces(task: str, policy: str) -> list[str]:
-    """Return the names of the shipped spaces of a task with a policy from the Hub.
-
-    Those with `policy` come first.
-    """
+    """Return the shipped spaces of a task with a policy from the Hub, those with `policy` first."""
     fitting: dict[str, bool] = {}
     for name, file in list_spaces().items():
         entries = read_document(file, (), None, Problems(Place(str(file))))
@@ -397,11 +375,7 @@ def list_fitting_spaces(task: str, policy: str) -> list[str]:
 
 
 def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ()) -> None:
-    """Refuse `--set space.` for parameters that come from the candidate.
-
-    Raises:
-        UsageError: with the reason.
-    """
+    """Refuse `--set space.` by a UsageError for parameters that come from the candidate."""
     if "space" not in own:
         return
     space = own["space"]
@@ -417,13 +391,6 @@ def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ())
                 f"rewards carries over to another policy\n    fix: {suggest(name, allowed)}leave "
                 f"it out; {join_names(allowed)} may be set"
             )
-
-
-def _get_value(spec: SweepSpec, key: str) -> Any:
-    value: Any = spec
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _describe_conditions(spec: SweepSpec) -> str:
@@ -457,7 +424,7 @@ def _format_setting(key: str, value: object) -> str:
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    values = list_decisive_values(spec) | {MICRO: _get_value(spec, MICRO)}
+    values = list_decisive_values(spec) | {MICRO: attrgetter(MICRO)(spec)}
     skipped = ("task", "objectives.", "space.")
     return {
         key: value
@@ -473,12 +440,3 @@ def _list_recipe_values(spec: SweepSpec) -> dict[str, Any]:
         (f"{s}.{key}", value) for s, values in sections.items() for key, value in values.items()
     )
     return {"policy": spec.policy, **dict(pairs)}
-
-
-def _list_carried(params: Params) -> Iterator[str]:
-    for name, value in params.items():
-        info = get_parameter_info(name)
-        needed, values = info.needs or ("", ())
-        is_idle = bool(needed) and params.get(needed) not in values
-        if name not in FREE and not is_idle and not (info.added_later and value == info.default):
-            yield f"{name} {_format_value(value)}"

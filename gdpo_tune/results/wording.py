@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,10 +88,7 @@ def name_state(state: str) -> str:
 
 
 def describe_work(records: Sequence[TrialRecord], together: int, unit: str) -> str:
-    """Return the time of all trials as `unit`; say so where `together` ones share a process.
-
-    That time then includes waiting for other trials in the process.
-    """
+    """Return the time of all trials as `unit`; `together` ones share a process and its time."""
     work = f"{format_duration(sum(record.cost.seconds for record in records))} of {unit}"
     waits = f" (up to {together} trials share a process, and wait for each other)"
     return work + (waits if together > 1 else "")
@@ -99,8 +97,7 @@ def describe_work(records: Sequence[TrialRecord], together: int, unit: str) -> s
 def describe_states(records: Sequence[TrialRecord]) -> tuple[int, str]:
     """Count the complete trials that are no merges or checkpoints, and describe all others.
 
-    The description is such as `2 unfinished, 1 failed, 20 of 34 merges and checkpoints complete`;
-    it may be empty.
+    The description is such as `2 unfinished, 20 of 34 merges and checkpoints complete`, or empty.
     """
     states = Counter(record.state for record in records if not record.parts)
     others = [
@@ -135,29 +132,18 @@ def describe_content(records: Sequence[TrialRecord]) -> str:
 
 
 def describe_origins(front: Front) -> list[str]:
-    """Describe each kind of candidates: its share of the hypervolume, and its cost.
-
-    Shares are nested: what final policies reach alone, what checkpoints add, what merges add.
-    Empty for a sweep with final policies alone.
-    """
-    lines: list[str] = []
-    for origin in summarize_origins(front):
-        cost = origin.cost
-        word = "give" if origin.kind == "ends" else "add"
-        lines.append(
-            f"{ORIGINS[origin.kind]} {word} {format_percent(origin.share)} of the hypervolume "
-            f"({origin.members} on the front): {format_count(origin.trials, 'trial')}, "
-            f"{cost.completions:,} completions in training, {cost.evaluation_completions:,} in "
-            f"evaluations, {format_duration(cost.cpu_seconds)} of CPU time"
-        )
-    return lines
+    """Describe each of `summarize_origins`: its share of the hypervolume, and its cost."""
+    return [
+        f"{ORIGINS[kind]} {'give' if kind == 'ends' else 'add'} {format_percent(share)} of the "
+        f"hypervolume ({members} on the front): {format_count(trials, 'trial')}, "
+        f"{cost.completions:,} completions in training, {cost.evaluation_completions:,} in "
+        f"evaluations, {format_duration(cost.cpu_seconds)} of CPU time"
+        for kind, trials, members, _, share, cost in summarize_origins(front)
+    ]
 
 
 def name_configuration(configuration: Configuration) -> str:
-    """Return its candidate and its replicates: `trial 7, replicates 20, 23`, `untrained policy`.
-
-    A merge shows its parts: `merge-27 (0.5 x 7@60 + 0.5 x 12@60)`.
-    """
+    """Return `trial 7, replicates 20, 23` or `merge-27 (0.5 x 7@60 + 0.5 x 12@60)`."""
     name = title_policy(configuration)
     if configuration.role == "merge":
         name += f" ({format_parts(configuration.parts)})"
@@ -168,10 +154,7 @@ def name_configuration(configuration: Configuration) -> str:
 
 
 def describe_role(record: TrialRecord) -> str:
-    """Return why a trial was run: its role, such as `search`, `replicate of 3`, `checkpoint 7@40`.
-
-    A merge shows its parts: `merge of 0.5 x 7@60 + 0.5 x 12@60`.
-    """
+    """Return why a trial was run: `search`, `replicate of 3`, `merge of 0.5 x 7@60 + 0.5 x 12`."""
     if record.role == "replicate":
         kinds = ("", "the checkpoint of trial ", MERGE_PREFIX)
         return f"replicate of {kinds[min(2, len(record.parts))]}{record.replicate_of}"
@@ -208,56 +191,45 @@ class ResultWarning(NamedTuple):
 
 
 def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
-    """Return warnings about the result.
+    """Return warnings about the result, the one about the knee first.
 
     Without a front these are only the trainings that left the policy as it was.
     """
-    unchanged = list(_warn_of_unchanged(front))
+    warnings: list[ResultWarning] = []
+    if front.knee_shortfall:
+        warnings.append(
+            ResultWarning(
+                "no policy on the front keeps all that the untrained policy has: knee is worse in "
+                f"{format_list(front.knee_shortfall)}.",
+                "Choose by conditions instead, such as "
+                f'--pick "max {front.objectives[0].name} where ...".',
+            )
+        )
+    if front.members and (changes := describe_content(front.records)):
+        remedy = "their values are comparable only if the change decides none of them."
+        finding = f"what decides results changed during the sweep: {changes};"
+        warnings.append(ResultWarning(finding, remedy))
+    unchanged = [r for r in front.records if r.is_unchanged and r.is_training]
+    if unchanged:
+        names = format_first([f"trial {r.number}" for r in unchanged], MAX_NAMED)
+        warnings.append(
+            ResultWarning(
+                f"{format_count(len(unchanged), 'training')} left the policy unchanged: every "
+                f"gradient was 0 in {names}. They are on no front.",
+                "Give the policy rewards that differ within a group, see docs/policies.md.",
+            )
+        )
     if not front.members:
-        return unchanged
+        return warnings
     shares, cut = _measure_dead_groups(front.records)
-    return [
-        *_warn_of_knee(front),  # first, where the report takes it from
-        *_warn_of_content(front),
-        *unchanged,
-        *_warn_of_baselines(front),
-        *_warn_of_seeds(spec, front),
-        *_warn_of_limits(spec, front),
-        *_warn_of_groups(shares, cut),
-    ]
+    others = (_warn_of_baselines(front), _warn_of_seeds(spec, front), _warn_of_limits(spec, front))
+    return [*warnings, *chain(*others, _warn_of_groups(shares, cut))]
 
 
 def capitalize_warning(warning: str) -> str:
     """Return a warning as a sentence; the name of a parameter before a colon stays as it is."""
     is_name = warning.split(" ", 1)[0].endswith(":")
     return warning if is_name else warning[0].upper() + warning[1:]
-
-
-def _warn_of_content(front: Front) -> Iterator[ResultWarning]:
-    if changes := describe_content(front.records):
-        remedy = "their values are comparable only if the change decides none of them."
-        yield ResultWarning(f"what decides results changed during the sweep: {changes};", remedy)
-
-
-def _warn_of_unchanged(front: Front) -> Iterator[ResultWarning]:
-    unchanged = [r for r in front.records if r.is_unchanged and r.is_training]
-    if unchanged:
-        yield ResultWarning(
-            f"{format_count(len(unchanged), 'training')} left the policy unchanged: every gradient "
-            f"was 0 in {format_first([f'trial {r.number}' for r in unchanged], MAX_NAMED)}. They "
-            "are on no front.",
-            "Give the policy rewards that differ within a group, see docs/policies.md.",
-        )
-
-
-def _warn_of_knee(front: Front) -> Iterator[ResultWarning]:
-    if front.knee_shortfall:
-        yield ResultWarning(
-            "no policy on the front keeps all that the untrained policy has: knee is worse in "
-            f"{format_list(front.knee_shortfall)}.",
-            "Choose by conditions instead, such as "
-            f'--pick "max {front.objectives[0].name} where ...".',
-        )
 
 
 def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
@@ -306,10 +278,13 @@ def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
             if wider is None:
                 continue
             limit = domain.low if side == "lower" else domain.high
+            family, _, leaf = name.rpartition(".")
+            line = f"{leaf}: {format_domain(wider)}"
+            line = f"{family}: {{{line}}}" if family else line
             yield ResultWarning(
                 f"{name}: {on_front} of the {format_count(len(members), 'searched training')} on "
                 f"the front lie at its {side} limit {limit:g}, so better ones may lie beyond.",
-                f"Search a wider range as another sweep (--name): {_format_line(name, wider)}.",
+                f"Search a wider range as another sweep (--name): {line}.",
             )
 
 
@@ -344,22 +319,12 @@ def _widen(name: str, domain: Uniform, side: str) -> Uniform | None:
     return domain.model_copy(update=ends)
 
 
-def _format_line(name: str, domain: Uniform) -> str:
-    family, _, leaf = name.rpartition(".")
-    line = f"{leaf}: {format_domain(domain)}"
-    return f"{family}: {{{line}}}" if family else line
-
-
 def _measure_dead_groups(
     records: Sequence[TrialRecord],
 ) -> tuple[dict[str, dict[int, float]], float]:
-    """Measure dead groups and cut completions of searched trainings.
+    """Return reward -> group size -> share of groups with equal rewards, and the share of cut ones.
 
-    The published setting is not searched: it weighs rewards that the space may leave out.
-
-    Returns:
-        Reward -> group size -> mean share of groups in which the reward is equal, and the mean
-        share of completions that were cut.
+    The published setting does not count: it weighs rewards that the space may leave out.
     """
     found: dict[str, dict[int, list[float]]] = {}
     cut: list[float] = []
@@ -419,10 +384,7 @@ def _warn_of_groups(
 
 
 def explain_dead_start(reason: str, directory: Path) -> str:
-    """Explain a training without a signal: its reason, examples, and the ways on.
-
-    `directory` is that of the trial; its completions are shortened to a line each.
-    """
+    """Explain a training without a signal: its reason, completions of it, and the ways on."""
     lines = [reason]
     for example in read_completions(directory):
         text = " ".join(example.completion.split())

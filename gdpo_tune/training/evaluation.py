@@ -48,7 +48,7 @@ from gdpo_tune.tasks.base import (
 )
 from gdpo_tune.training import distributed
 from gdpo_tune.training.rollout import Decoding, Generate
-from gdpo_tune.training.worker_cache import WorkerCache
+from gdpo_tune.training.worker_cache import ProblemSet, WorkerCache
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """TRL's form: keyword arguments such as `completions`; one reward per completion."""
@@ -169,11 +169,7 @@ class Evaluator:
     """Completions of all evaluations so far, those of other processes included."""
 
     def evaluate_test(self, model: PreTrainedModel, step: int) -> dict[str, Estimate]:
-        """Estimate every metric on test prompts, and keep a few completions in a file.
-
-        Raises:
-            DiskFullError: there is no room for the file.
-        """
+        """Estimate every metric on test prompts, and keep a few completions in a file."""
         kept: dict[int, Completion] = {}
         estimates = self.evaluate(model, "test", step, kept)
         of_all = dict(chain.from_iterable(part.items() for part in distributed.gather(kept)))
@@ -191,44 +187,23 @@ class Evaluator:
     ) -> dict[str, Estimate]:
         """Estimate mean and standard error of every metric of the task.
 
-        The global random state stays as it is; equal arguments give equal estimates. Of n
-        processes, each takes every n-th prompt, and all get the estimates over all prompts.
-
-        Trial, split and `step`, the steps of training so far, decide the seed. `kept` gets the
-        first completion of each prompt of this process that `choose_shown_prompts` names, by the
-        prompt's row.
+        Trial, split and `step`, the steps of training so far, decide the seed; the global random
+        state stays as it is. Of n processes, each takes every n-th prompt, and all get the
+        estimates over all prompts. `kept` gets the first completion of each prompt of this process
+        that `choose_shown_prompts` names, by the prompt's row.
 
         Raises:
             NonFiniteError: a metric is NaN or infinite.
             TrialFailure: a metric of `TrialConfig.judged_metrics` has too few values, or a reward
                 function raised too often.
         """
-        settings, task, tokenizer = self.config.training, self.cache.task, self.cache.tokenizer
+        settings, task = self.config.training, self.cache.task
         seed, held_out = derive_seed(self.config.seed, split, step), self.cache.load_split(split)
         # Equal draws in every process would correlate the noise of different prompts.
         generator = torch.Generator().manual_seed(seed + distributed.get_rank())
-        decoding = build_decoding(settings, model, tokenizer)
-        processes, prompts = distributed.count_processes(), len(held_out.prompts)
-        own_rows = range(distributed.get_rank(), prompts, processes)
-        rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
+        batches = self._sample(model, held_out, generator)
+        prompts = len(held_out.prompts)
         shown = choose_shown_prompts(prompts)
-        begin_judging = build_early_judging(task, held_out.problems)
-        batches: list[tuple[list[int], list[str], Sequence[Sequence[int]]]] = []
-        # As many batches as the first process has: samplers may gather weights for each.
-        most = -(-prompts // processes) * settings.samples_per_prompt
-        size = settings.completions_per_step // processes
-        for start in range(0, most, size):
-            batch = rows[start : start + size]
-            completions = self.sampler(
-                model, [held_out.prompts[r] for r in batch], decoding, generator
-            )
-            if not batch:
-                continue
-            texts: list[str] = tokenizer.batch_decode(completions, skip_special_tokens=True)
-            batches.append((batch, texts, completions))
-            if begin_judging is not None:  # while the next batch is sampled
-                for row, text in zip(batch, texts, strict=True):
-                    begin_judging(row, text)
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
         updates = int(self.config.params.get("num_iterations", 1)) * settings.mini_batches
         state = {"global_step": step * updates, "max_steps": settings.steps * updates}
@@ -257,6 +232,32 @@ class Evaluator:
                 )
         return estimates
 
+    def _sample(
+        self, model: PreTrainedModel, held_out: ProblemSet, generator: torch.Generator
+    ) -> list[tuple[list[int], list[str], list[list[int]]]]:
+        """Sample this process's part; return rows of prompts, texts and tokens of each batch."""
+        settings, tokenizer = self.config.training, self.cache.tokenizer
+        decoding = build_decoding(settings, model, tokenizer)
+        processes, prompts = distributed.count_processes(), len(held_out.prompts)
+        own_rows = range(distributed.get_rank(), prompts, processes)
+        rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
+        begin_judging = build_early_judging(self.cache.task, held_out.problems)
+        batches: list[tuple[list[int], list[str], list[list[int]]]] = []
+        # As many batches as the first process has: samplers may gather weights for each.
+        most = -(-prompts // processes) * settings.samples_per_prompt
+        size = settings.completions_per_step // processes
+        for start in range(0, most, size):
+            batch = rows[start : start + size]
+            tokens = self.sampler(model, [held_out.prompts[r] for r in batch], decoding, generator)
+            if not batch:
+                continue
+            texts: list[str] = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            batches.append((batch, texts, tokens))
+            if begin_judging is not None:  # while the next batch is sampled
+                for row, text in zip(batch, texts, strict=True):
+                    begin_judging(row, text)
+        return batches
+
 
 def build_decoding(
     settings: TrainingSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
@@ -278,6 +279,6 @@ def choose_shown_prompts(count: int) -> frozenset[int]:
 
 
 def derive_seed(seed: int, split: str, step: int) -> int:
-    """Derive the seed of an evaluation from the trial's seed, the split and the step."""
+    """Derive the seed of an evaluation."""
     digest = hashlib.sha256(f"{seed}/{split}/{step}".encode()).digest()
     return int.from_bytes(digest[:6], "big")

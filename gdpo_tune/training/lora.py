@@ -141,16 +141,13 @@ def write_adapter_to_memory(model: Any) -> Generator[Path]:
 
 
 def choose_memory(size: int, memory: Path = MEMORY) -> Path | None:
-    """Return the file system in memory if so many bytes fit twice; None: use the disk.
-
-    Containers often have 64 MiB of it.
-    """
+    """Return the file system in memory if so many bytes fit twice, else None."""
     writable = memory.is_dir() and os.access(memory, os.W_OK)
     return memory if writable and shutil.disk_usage(memory).free >= 2 * size else None
 
 
 def count_adapter_numbers(model: PreTrainedModel, rank: int) -> int:
-    """Return the numbers in adapters of this rank on every linear module and every embedding."""
+    """Count the parameters of adapters of this rank on every linear module and embedding."""
     wrapped = [m for m in model.modules() if isinstance(m, _TARGETS)]
     return rank * sum(sum(module.weight.shape) for module in wrapped)
 
@@ -168,7 +165,7 @@ def load_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
 def _merge_weights(model: Any) -> Weights:
     """Map each name in the policy without adapters to its weight with the adapter's change.
 
-    Of a sharded policy one weight is gathered at a time, and the first process gets them.
+    Of a sharded policy the first process gets them, one weight at a time.
     """
     base = model.get_base_model()
     changed = {

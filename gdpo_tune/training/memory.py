@@ -59,7 +59,6 @@ def lock_gpu() -> Generator[None]:
     """Wait until no other trial of this user starts an engine on this process's GPU.
 
     Each waits for free memory, and would take for free what another one is about to allocate.
-    Without a GPU there is no lock, because nothing is measured.
     """
     if not torch.cuda.is_available():
         yield

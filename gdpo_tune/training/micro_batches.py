@@ -2,10 +2,8 @@
 
 TRL pads a step to its longest prompt and completion, shuffles it, and cuts it into micro-batches of
 that width. Here completions of similar length share a micro-batch, which is cut to its own longest
-one, and prompts of small policies are packed. The micro-batch in which a completion is computed
-changes rounding alone. Nothing here decides what is trained.
-
-It overrides private hooks of TRL, which is why TRL is pinned to one minor version.
+one, and prompts of small policies are packed. That changes rounding alone, and nothing of what is
+trained. It overrides private hooks of TRL, which is why TRL is pinned to one minor version.
 
 Shapes: n completions of this process, M micro-batches of B, T prompt and C completion positions.
 """
@@ -47,8 +45,7 @@ class MicroBatchTrainer(GRPOTrainer):
     """GRPOTrainer that fills micro-batches by length, and packs prompts of small policies.
 
     Gradients and metrics of an optimizer step are those of its mini-batch computed at once, up to
-    rounding, for every loss type. TRL decides which completions a mini-batch holds. Samples and
-    random state are the same.
+    rounding, for every loss type. Samples and random state are the same.
     """
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

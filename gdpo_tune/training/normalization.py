@@ -71,15 +71,14 @@ def compute_advantages(
         rewards: [N, K], the completions of one prompt adjacent; NaN = not scored.
         weights: [K], finite, not negative, at least one above 0; only ratios matter.
         group_size: G, completions of one prompt; divides N.
-        mode: a key of `registry.NORMALIZATIONS`.
+        mode: a key of `registry.NORMALIZATIONS`, whose `ignores` may name `gamma` or `baseline`.
         eps: added to every standard deviation that divides; above 0.
         gamma: saturation exponent in [0, 1], see `reduce_saturated_weights`.
-        baseline: `group_mean`, or `leave_one_out`, see `compute_leave_one_out_factor`. A mode whose
-            `ModeInfo.ignores` names `baseline` or `gamma` ignores it.
+        baseline: `group_mean`, or `leave_one_out`, see `compute_leave_one_out_factor`.
         ranges: K pairs (lowest, highest) of possible values, infinite where unknown; None: unknown.
 
     Returns:
-        [N] in the dtype and on the device of `rewards`; always finite; an empty batch gives [0].
+        [N] in the dtype and on the device of `rewards`; always finite.
 
     Raises:
         NonFiniteError: a reward is infinite.
@@ -143,8 +142,7 @@ def grpo(groups: GroupedRewards, eps: float) -> Tensor:
 def grpo_no_std(groups: GroupedRewards, eps: float) -> Tensor:
     """Sum the rewards by weight, then centre the sum in its group: `R - mean_group(R)`.
 
-    The code sums centred rewards: the same result, and exactly 0 for a dead group. `eps` has no
-    effect.
+    Summing centred rewards gives the same, and exactly 0 for a dead group. `eps` has no effect.
 
     Source: Dr. GRPO, arXiv 2503.20783; TRL's `scale_rewards="none"`.
     """
@@ -165,9 +163,9 @@ def dvao(groups: GroupedRewards, eps: float) -> Tensor:
     """Average GDPO's terms by their spread in the group: `sum_k w_k s_k A_k / sum_l w_l s_l`.
 
     `A_k = (r_k - mean_group(r_k)) / (s_k + eps)`, `s_k = std_group(r_k)`. Nothing is whitened, and
-    `eps` is added to the last divisor too. As an average, the result stays within the bounds of the
-    A_k. Its direction in a group is that of GRPO, because `s_k A_k` is the centred reward: only
-    `w_k` times the spread counts. A group without any spread gets 0.
+    `eps` is added to the last divisor too. The result stays within the bounds of the A_k, and its
+    direction in a group is that of GRPO, because `s_k A_k` is the centred reward. A group without
+    any spread gets 0.
 
     Source: DVAO, arXiv 2605.25604. The paper has no weights w_k; all 1 gives its form.
     """

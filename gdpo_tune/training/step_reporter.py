@@ -71,12 +71,18 @@ class TrialWriterToken:
             directory.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file, self._token)
 
-    def check(self) -> None:
-        """Raise `SupersededError` if another process has taken the token."""
+    def append_step(self, measurement: Measurement, subject: str) -> None:
+        """Append a measurement, named `subject` in errors, to the trial's steps.
+
+        Raises:
+            SupersededError: another process has taken the token.
+            DiskFullError: there is no room for it.
+        """
+        directory = self._file.parent
         if self._file.read_text() != self._token:
-            raise SupersededError(
-                f"another process has taken over the trial in {self._file.parent}"
-            )
+            raise SupersededError(f"another process has taken over the trial in {directory}")
+        with explain_full_disk(directory, subject):
+            append_step(directory, measurement)
 
 
 @dataclass(frozen=True)
@@ -145,10 +151,8 @@ class StepReporter(TrainerCallback):
         cost = self.clock.read(step, self.evaluator.sampled)
         measurement = Measurement(step, metrics, cost, validation, time.time())
         if self._token is not None:
-            self._token.check()
             # Before the checkpoint, because a run that resumes from it does not repeat this step.
-            with explain_full_disk(self.config.directory, f"the measurements of step {step}"):
-                append_step(self.config.directory, measurement)
+            self._token.append_step(measurement, f"the measurements of step {step}")
         due = last or step % settings.checkpoint_every == 0 or step in self.config.keep_at
         written = self._save(step, validation) if due else None
         try:

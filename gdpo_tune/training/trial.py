@@ -26,7 +26,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trial_files import append_step, read_steps
+from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Params, Report, parse_step
 from gdpo_tune.policies.load_policy import keep_form, load_policy
 from gdpo_tune.tasks.base import Problem, Task
@@ -249,9 +249,7 @@ def merge_and_validate(
         cost = clock.read(0, evaluator.sampled)
         measurement = Measurement(0, metrics, cost, validation, time.time())
         if token is not None:
-            token.check()
-            with explain_full_disk(config.directory, "the measurement of a merge"):
-                append_step(config.directory, measurement)
+            token.append_step(measurement, "the measurement of a merge")
         report(measurement, None)
         checkpoint = None
         if token is not None:

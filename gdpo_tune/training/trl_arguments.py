@@ -33,10 +33,8 @@ def build_trainer_arguments(
             processes or into micro-batches.
     """
     params: dict[str, Any] = dict(config.params)
-    settings = config.training
-    on_gpu = torch.cuda.is_available()
-    passes = int(params["num_iterations"])
-    weights = config.get_reward_weights()
+    settings, on_gpu = config.training, torch.cuda.is_available()
+    passes, weights = int(params["num_iterations"]), config.get_reward_weights()
     size, count, mini_batches = _divide_step(config)
     updates = passes * mini_batches
     arguments = GRPOConfig(

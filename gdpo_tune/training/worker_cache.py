@@ -1,7 +1,7 @@
 """Cache of a worker process: objects that its next trial need not build again.
 
-A process that is reused starts a trial in milliseconds. A trial changes nothing here: it trains a
-copy of the policy. So its results are bitwise equal in a fresh and in a reused process.
+A trial changes nothing here: it trains a copy of the policy. So its results are bitwise equal in a
+fresh and in a reused process.
 """
 
 from __future__ import annotations
@@ -97,10 +97,7 @@ class WorkerCache:
         return {**self.task.environment(), **self.left_out}
 
     def save_format(self, directory: Path) -> None:
-        """Record in a trained policy's directory its prompts, decoding and initial policy.
-
-        Its settings and tokenizer, which the directory holds, get the form of the initial policy.
-        """
+        """Record in a trained policy's directory its prompts, decoding, initial policy and form."""
         self.prompts.save(directory)
         save_initial_policy(directory, self.initial)
         self.decoding.save_pretrained(directory)
@@ -155,9 +152,6 @@ def build_worker_cache(
 
     With `shares_weights`, the policies of trials that train adapters share the weights below them,
     which lie where the training computes.
-
-    Raises:
-        PolicyError, SandboxUnavailable: the policy or the task is not available.
     """
     model, tokenizer = _load_policy(config)
     task: Task = task_files.build_task(

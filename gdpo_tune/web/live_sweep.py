@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.events import RecordedRequest, Request
@@ -23,12 +23,10 @@ IDLE_SHARE = 20
 """Reading may take one part in this many of the time, however large the sweep is."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Trials that a sweep will still start; only the search can compute them."""
+class Plan(NamedTuple):
+    """Trials at the end of a sweep, at most; only the search can compute them."""
 
     planned: int
-    """Trials at the end, at most."""
     candidates: int
     """Merges and checkpoints among them."""
 
@@ -108,9 +106,17 @@ class LiveSweep:
         return self._snapshot
 
     def _read(self, driver: Driver | None, pending: Sequence[Request]) -> Snapshot:
-        self._open_ledger()
-        if self._ledger is None:
-            return Snapshot(self._spec, (), (), driver, {})
+        journal = _stamp(self._directory / JOURNAL)
+        stamps = (_stamp(self._directory / SPEC), journal and journal[0])
+        if self._ledger is None or stamps != self._opened:
+            # another ledger has taken its place, or the spec has changed
+            self.close()
+            self._readers = {}
+            self._spec = self._load()
+            if not self._spec.ledger and journal is None:
+                return Snapshot(self._spec, (), (), driver, {})
+            self._ledger = Ledger.open(self._spec, read_only=True)
+            self._opened = stamps
         records = self._ledger.get_records()
         requests = self._ledger.get_requests()
         taken = {request.id for request in requests}
@@ -130,18 +136,6 @@ class LiveSweep:
             tuple(requests),
             [request for request in pending if request.id not in taken],
         )
-
-    def _open_ledger(self) -> None:
-        journal = _stamp(self._directory / JOURNAL)
-        stamps = (_stamp(self._directory / SPEC), journal and journal[0])
-        if self._ledger is not None and stamps == self._opened:
-            return  # else another ledger has taken its place, or the spec has changed
-        self.close()
-        self._readers = {}
-        self._spec = self._load()
-        if self._spec.ledger or journal is not None:
-            self._ledger = Ledger.open(self._spec, read_only=True)
-            self._opened = stamps
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

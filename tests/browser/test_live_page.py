@@ -152,27 +152,21 @@ def test_the_page_shows_the_sweep_and_hides_the_token(page):
     assert page.evaluate("window.isTheSame")
 
 
-@pytest.mark.parametrize("width", [800, 1400])
 @pytest.mark.parametrize("theme", THEMES)
-def test_nothing_is_cut_off_in_both_themes(open_page, address, theme, width):
+def test_nothing_is_cut_off_and_axe_finds_nothing_in_both_themes(open_page, address, theme):
     page = open_page(address, color_scheme=theme)
-    page.set_viewport_size({"width": width, "height": 1800})
-    wait(lambda: page.query_selector_all("#front .main-svg"))
     drawn = "document.querySelector('#front .main-svg').style.background"
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == THEMES[theme]
-    wait(lambda: page.evaluate(drawn) == THEMES[theme])
-    wait(lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
     right = "document.querySelector('#front .main-svg').getBoundingClientRect().right"
-    assert page.evaluate(right) <= width
-    for table in ("running-table", "ended-table"):
-        fits = "(box) => box.scrollWidth <= box.clientWidth"
-        assert page.locator(f"#{table}").evaluate(fits), table
-
-
-@pytest.mark.parametrize("theme", THEMES)
-def test_axe_finds_nothing(open_page, address, theme):
-    page = open_page(address, color_scheme=theme)
-    wait(lambda: page.query_selector_all("#front .main-svg"))
+    for width in (800, 1400):
+        page.set_viewport_size({"width": width, "height": 1800})
+        wait(lambda: page.query_selector_all("#front .main-svg"))
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == THEMES[theme]
+        wait(lambda: page.evaluate(drawn) == THEMES[theme])
+        wait(lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+        wait(lambda width=width: page.evaluate(right) <= width)
+        for table in ("running-table", "ended-table"):
+            fits = "(box) => box.scrollWidth <= box.clientWidth"
+            assert page.locator(f"#{table}").evaluate(fits), table
     wait(lambda: page.query_selector_all("#running tr"))
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()

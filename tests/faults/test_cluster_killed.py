@@ -35,13 +35,8 @@ def test_processes_of_trials(tmp_path: Path, cluster: RayCluster, whole: Undistu
                 victim.kill()
         assert process.wait() == 0, sweep.read_errors()
     check_recovery(cluster, sweep, whole["asha"])
-    assert (
-        sum(
-            "is tried again: the trial's process died" in incident
-            for incident in list_incidents(sweep)
-        )
-        == 2
-    )
+    died = "is tried again: the trial's process died"
+    assert sum(died in incident for incident in list_incidents(sweep)) == 2
     assert add_row("processes of two trials killed", sweep, fault)
 
 

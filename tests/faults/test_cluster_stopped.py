@@ -99,41 +99,31 @@ def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: Undistur
     check_recovery(cluster, sweep, whole["fifo"])
 
 
-def run_ip_command(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def run_ip_command(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True)
 
 
 @contextmanager
 def create_network() -> Iterator[None]:
     """Create a bridge at `NETWORK`.1, connected with a namespace at `NETWORK`.2."""
     try:
-        run_ip_command("link", "add", "gdpo-bridge", "type", "bridge")
-        run_ip_command("address", "add", f"{NETWORK}.1/24", "dev", "gdpo-bridge")
-        run_ip_command("link", "set", "gdpo-bridge", "up")
-        run_ip_command("netns", "add", "gdpo-node")
-        run_ip_command(
-            "link",
-            "add",
-            "gdpo-cable",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            "gdpo-node",
-        )
-        run_ip_command("link", "set", "gdpo-cable", "master", "gdpo-bridge", "up")
-        for words in (("address", "add", f"{NETWORK}.2/24", "dev", "eth0"), *UP):
-            run_ip_command("-n", "gdpo-node", *words)
+        for words in (
+            "link add gdpo-bridge type bridge",
+            f"address add {NETWORK}.1/24 dev gdpo-bridge",
+            "link set gdpo-bridge up",
+            "netns add gdpo-node",
+            "link add gdpo-cable type veth peer name eth0 netns gdpo-node",
+            "link set gdpo-cable master gdpo-bridge up",
+            f"-n gdpo-node address add {NETWORK}.2/24 dev eth0",
+            "-n gdpo-node link set eth0 up",
+            "-n gdpo-node link set lo up",
+        ):
+            run_ip_command(words)
         yield
     finally:
-        for words in (("netns", "del", "gdpo-node"), ("link", "del", "gdpo-bridge")):
+        for words in ("netns del gdpo-node", "link del gdpo-bridge"):
             with suppress(subprocess.CalledProcessError):
-                run_ip_command(*words)
-
-
-UP = (("link", "set", "eth0", "up"), ("link", "set", "lo", "up"))
+                run_ip_command(words)
 
 
 @pytest.mark.skipif(
@@ -154,8 +144,8 @@ def test_the_network_of_a_node(
         node = cluster.add_node(f"{NETWORK}.2", ("ip", "netns", "exec", "gdpo-node"), **NODE)
 
         def cut(_: subprocess.Popen[bytes]) -> Callable[[], None]:
-            run_ip_command("link", "set", "gdpo-cable", "down")
-            return lambda: run_ip_command("link", "set", "gdpo-cable", "up")
+            run_ip_command("link set gdpo-cable down")
+            return lambda: run_ip_command("link set gdpo-cable up")
 
         sweep = build_slow_sweep(tmp_path, FIFO, cluster)
         assert run_disturbed(sweep, node, cut, "network of a node cut", seconds)

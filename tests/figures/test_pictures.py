@@ -92,45 +92,27 @@ def test_every_configuration_is_drawn_in_every_panel(front):
         assert {(a, b), (a, c), (b, c)} <= set(points)
 
 
-def test_hollow_means_one_seed_and_filled_means_more(front):
-    points = drawn(draw_pairs(front))
-    seen = set()
-    for configuration in front.members:
-        trace, index = points[configuration.get_values(front.objectives)[:2]]
-        hollow = fill(trace, index) == style.PAPER
-        assert hollow == configuration.is_provisional
-        seen.add(hollow)
-    assert seen == {True, False}
-
-
-def test_error_bars_are_the_standard_errors(front):
-    points = drawn(draw_pairs(front))
+def test_a_point_has_name_errors_and_the_mark_of_its_mode_and_is_hollow_for_one_seed(front):
+    figure = draw_pairs(front)
+    points, seen, symbols = drawn(figure), set(), {}
     for configuration in (*front.members, *front.baselines):
         trace, index = points[configuration.get_values(front.objectives)[:2]]
-        errors = configuration.get_errors(front.objectives)
-        assert trace.error_x.array[index] == errors[0]
-        assert trace.error_y.array[index] == errors[1]
-
-
-def test_colour_and_symbol_are_those_of_the_mode(front):
-    points = drawn(draw_pairs(front))
-    for configuration in front.members:
+        assert trace.customdata[index] == configuration.name
+        errors = trace.error_x.array[index], trace.error_y.array[index]
+        assert errors == configuration.get_errors(front.objectives)[:2]
         if configuration.role == "search":
-            trace, _ = points[configuration.get_values(front.objectives)[:2]]
             mark = style.get_mark(get_mode(configuration.params))
-            assert trace.marker.symbol == mark.plotly
-            assert trace.marker.line.color == mark.color
-
-
-def test_baselines_have_markers_of_their_own(front):
-    points = drawn(draw_pairs(front))
-    symbols = {
-        baseline.role: points[baseline.get_values(front.objectives)[:2]][0].marker.symbol
-        for baseline in front.baselines
-    }
+            assert (trace.marker.symbol, trace.marker.line.color) == (mark.plotly, mark.color)
+            assert (fill(trace, index) == style.PAPER) == configuration.is_provisional
+            seen.add(configuration.is_provisional)
+        else:
+            symbols[configuration.role] = trace.marker.symbol
+    assert seen == {True, False}
     assert symbols == {"untrained": "x", "published": "star"}
-    legend = {trace.name for trace in draw_pairs(front).data if trace.name}
-    assert {"untrained policy", "published weights"} <= legend
+    assert {"untrained policy", "published weights"} <= {trace.name for trace in figure.data}
+    broken = [c for c in front.configurations if not c.feasible]
+    crosses = {points[c.get_values(front.objectives)[:2]][0].marker.symbol for c in broken}
+    assert crosses == {"x-thin"}
 
 
 def test_checkpoints_and_merges_have_symbols_of_their_own_and_lines_to_parents(spec):
@@ -197,15 +179,6 @@ def test_curves_and_timeline_mark_checkpoints_and_merges(spec, draw):
     assert any(text.startswith("checkpoint 2@40") for text in texts)
 
 
-def test_an_infeasible_configuration_is_a_small_cross(front):
-    points = drawn(draw_pairs(front))
-    broken = [c for c in front.configurations if not c.feasible]
-    assert broken
-    for configuration in broken:
-        trace, _ = points[configuration.get_values(front.objectives)[:2]]
-        assert trace.marker.symbol == "x-thin"
-
-
 def test_a_minimised_objective_has_a_reversed_axis(tmp_path):
     spec = make_spec(tmp_path, 4)
     figure = draw_pairs(build_front(make_records(spec, 6), spec.list_objectives()))
@@ -225,12 +198,6 @@ def test_the_hover_text_has_values_and_searched_parameters_in_a_few_lines(spec, 
         assert text.count("<br>") < MAX_LINES
     many = replace(front.members[0], params={f"parameter_{i}": 1.0 for i in range(80)})
     assert describe_configuration(many, front.objectives).count("<br>") == MAX_LINES - 1
-
-
-def test_a_point_has_the_name_of_its_configuration(front):
-    for configuration in front.configurations:
-        trace, index = drawn(draw_pairs(front))[configuration.get_values(front.objectives)[:2]]
-        assert trace.customdata[index] == configuration.name
 
 
 def test_the_hover_text_is_escaped(front):

@@ -58,8 +58,12 @@ def page_of(spec, records) -> Page:
     return Page(build_report(Sweep(spec, records)).replace(get_plotlyjs(), ""))
 
 
-@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
-@pytest.mark.parametrize("search", [0, 1, 16])
+SIZES = pytest.mark.parametrize(
+    ("objectives", "search"), [(1, 0), (1, 16), (2, 1), (3, 0), (3, 16), (4, 1), (4, 16)]
+)
+
+
+@SIZES
 def test_the_report_is_well_formed_for_any_size(tmp_path, objectives, search):
     spec = make_spec(tmp_path, objectives)
     page = page_of(spec, make_records(spec, search))
@@ -67,17 +71,17 @@ def test_the_report_is_well_formed_for_any_size(tmp_path, objectives, search):
     assert "identity" in page.text
 
 
-def test_the_head_names_a_scoring_other_than_the_default(tmp_path):
-    spec = make_spec(tmp_path)
-    assert "scoringstrict" not in page_of(spec, []).text
-    assert "scoringreleased" in page_of(spec.model_copy(update={"scoring": "released"}), []).text
-
-
-def test_an_empty_sweep_says_so(tmp_path):
+def test_an_empty_sweep_says_so_with_its_scoring_and_ending(tmp_path):
     spec = make_spec(tmp_path)
     page = page_of(spec, [])
-    assert "No trial is complete yet." in page.text
-    assert "No trial has started yet." in page.text
+    for text in ("No trial is complete yet.", "No trial has started yet."):
+        assert text in page.text
+    for text in ("Warnings", "scoringstrict", "Node losses and retries"):
+        assert text not in page.text
+    spec = spec.model_copy(update={"scoring": "released"})
+    ended = Page(build_report(Sweep(spec, [], [{"ending": "the budget of 2 hours is spent"}]))).text
+    assert "scoringreleased" in ended
+    assert "the budget of 2 hours is spent" in ended
 
 
 def test_the_picture_without_scripts_needs_no_style_and_is_the_same_each_time(tmp_path):
@@ -98,7 +102,7 @@ def test_nothing_is_fetched_from_anywhere(tmp_path):
     spec = make_spec(tmp_path)
     html = build_report(Sweep(spec, make_records(spec, 6)))
     assert html.count(get_plotlyjs()) == 1
-    page = page_of(spec, make_records(spec, 6))
+    page = Page(html.replace(get_plotlyjs(), ""))
     assert not any("src" in attributes for _, attributes in page.tags)
     links = [attributes["href"] for _, attributes in page.tags if "href" in attributes]
     ids = {attributes.get("id") for _, attributes in page.tags}
@@ -109,23 +113,28 @@ def test_nothing_is_fetched_from_anywhere(tmp_path):
     assert "sendChartToCloud" in html.replace(get_plotlyjs(), "")
 
 
-def test_reasons_are_shown_in_full_and_cannot_run(tmp_path):
+def test_a_full_report_counts_and_shows_reasons_that_cannot_run(tmp_path):
     spec = make_spec(tmp_path)
-    page = page_of(spec, make_records(spec, 6, failed=(3,)))
+    records = make_records(spec, 6, failed=(3, 4))
+    lost = Incident(0.0, "is tried again: <b>", (3,))
+    left_out = [{"prompts_left_out.test": "1 of 9"}, {"prompts_left_out.train": "3 of 12"}] * 4
+    records = [
+        replace(record, environment={"sandbox": "full", **environment})
+        for record, environment in zip(records, left_out, strict=True)
+    ]
+    session = {"started": 0.0, "finished": 9.0, "slots": 2, "incidents": [lost]}
+    page = Page(build_report(Sweep(spec, records, [session])).replace(get_plotlyjs(), ""))
     assert NASTY in page.text
-    assert page.count("tr", **{"data-state": "failed"}) == 1
+    assert page.count("tr", **{"data-state": "failed"}) == 2
     assert not any(tag == "script" and "alert" in str(attrs) for tag, attrs in page.tags)
-
-
-def test_every_figure_of_a_full_sweep_is_there(tmp_path):
-    spec = make_spec(tmp_path)
-    records = make_records(spec, 12, replicates=3)
-    for record in records[1:]:
-        write_steps(record)
-    page = page_of(spec, records)
-    ids = {attributes.get("id") for tag, attributes in page.tags if tag == "div"}
-    figures = ("pairs", "all", "progress", "shares", "training")
-    assert {f"figure-{name}" for name in figures} <= ids
+    volume = build_front(records, spec.list_objectives()).hypervolume
+    for text in (
+        *("2 failed", format_number(volume), str(spec.directory.absolute())),
+        "prompts too long, left outtest 1 of 9, train 3 of 12",
+        *("Node losses and retries", "trial 3 is tried again: <b>"),
+        "The last trial started or ended at",
+    ):
+        assert text in page.text
 
 
 def test_a_report_with_checkpoints_and_merges(tmp_path):
@@ -134,6 +143,9 @@ def test_a_report_with_checkpoints_and_merges(tmp_path):
     for record in records[1:]:
         write_steps(record)
     page = page_of(spec, records)
+    ids = {attributes.get("id") for tag, attributes in page.tags if tag == "div"}
+    figures = ("pairs", "all", "progress", "shares", "training")
+    assert {f"figure-{name}" for name in figures} <= ids
     for text in ("merge-18", "0.25 x 2@60 + 0.75 x 3@60", "18, 19", "checkpoint 2@40"):
         assert text in page.text
     front = build_front(records, spec.list_objectives())
@@ -148,55 +160,19 @@ def test_a_report_with_checkpoints_and_merges(tmp_path):
     assert "Origins of the front" not in page_of(spec, records[:-3]).text
 
 
-def test_the_header_counts(tmp_path):
+def test_equal_records_give_equal_files_that_appear_whole_and_alone(tmp_path):
     spec = make_spec(tmp_path)
-    records = make_records(spec, 6, failed=(3, 4))
-    front = build_front(records, spec.list_objectives())
-    page = page_of(spec, records)
-    assert "2 failed" in page.text
-    assert format_number(front.hypervolume) in page.text
-    assert str(spec.directory.absolute()) in page.text
+    sweep = Sweep(spec, make_records(spec, 6))
+    for write, name in ((write_report, "report.html"), (write_front_png, "front.png")):
+        first = write(sweep)
+        assert first == spec.directory / name
+        content = first.read_bytes()
+        assert write(sweep).read_bytes() == content
+        assert write(sweep, tmp_path / "new" / name).read_bytes() == content
+    assert sorted(path.name for path in spec.directory.iterdir()) == ["front.png", "report.html"]
 
 
-def test_the_header_tells_of_prompts_that_were_too_long(tmp_path):
-    spec = make_spec(tmp_path)
-    records = make_records(spec, 2)
-    assert "too long" not in page_of(spec, records).text
-    environments = [{"prompts_left_out.test": "1 of 9"}, {"prompts_left_out.train": "3 of 12"}] * 2
-    records = [
-        replace(record, environment={"sandbox": "full", **environment})
-        for record, environment in zip(records, environments, strict=True)
-    ]
-    text = page_of(spec, records).text
-    assert "prompts too long, left outtest 1 of 9, train 3 of 12" in text
-
-
-def test_equal_records_give_equal_files(tmp_path):
-    spec = make_spec(tmp_path)
-    records = make_records(spec, 6)
-    for write in (write_report, write_front_png):
-        first = write(Sweep(spec, records)).read_bytes()
-        assert write(Sweep(spec, records)).read_bytes() == first
-    assert "The last trial started or ended at" in page_of(spec, records).text
-
-
-def test_the_file_appears_whole_and_alone(tmp_path):
-    spec = make_spec(tmp_path)
-    first = write_report(Sweep(spec, []))
-    second = write_report(Sweep(spec, make_records(spec, 3)))
-    assert first == second == spec.directory / "report.html"
-    assert [path.name for path in spec.directory.iterdir()] == ["report.html"]
-    assert first.read_text(encoding="utf-8").endswith("</html>")
-
-
-def test_a_path_of_ones_own(tmp_path):
-    spec = make_spec(tmp_path)
-    assert write_report(Sweep(spec, []), tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
-    assert write_front_png(Sweep(spec, []), tmp_path / "x.png") == tmp_path / "x.png"
-
-
-@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
-@pytest.mark.parametrize("search", [0, 1, 16])
+@SIZES
 def test_the_png_is_a_png_of_the_expected_size(tmp_path, objectives, search):
     spec = make_spec(tmp_path, objectives)
     path = write_front_png(Sweep(spec, make_records(spec, search)))
@@ -268,12 +244,6 @@ def test_the_empty_png_says_so(tmp_path):
     assert {text.get_text() for axis in figure.axes for text in axis.texts} == {
         "no trial is complete yet"
     }
-
-
-def test_the_report_says_why_the_sweep_ended(tmp_path):
-    spec = make_spec(tmp_path)
-    sweep = Sweep(spec, make_records(spec, 3), [{"ending": "the budget of 2 hours is spent"}])
-    assert "the budget of 2 hours is spent" in Page(build_report(sweep)).text
 
 
 HALFWAY = """
@@ -374,17 +344,6 @@ def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_node_losses_and_retries_have_a_section(tmp_path):
-    spec = make_spec(tmp_path)
-    records = make_records(spec, 4)
-    assert "Node losses and retries" not in build_report(Sweep(spec, records))
-    session = {"started": 0.0, "finished": 9.0, "slots": 2}
-    sessions = [{**session, "incidents": [Incident(0.0, "is tried again: <b>", (3,))]}]
-    text = Page(build_report(Sweep(spec, records, sessions))).text
-    assert "Node losses and retries" in text
-    assert "trial 3 is tried again: <b>" in text
-
-
 def test_warnings_stand_in_the_report_and_that_of_the_knee_comes_first(tmp_path):
     spec = make_spec(tmp_path)
     records = make_records(spec, 20)
@@ -395,4 +354,3 @@ def test_warnings_stand_in_the_report_and_that_of_the_knee_comes_first(tmp_path)
     assert all(warning[1:] in page.text for warning in warnings)
     assert page.text.count(warnings[0][1:]) == 2
     assert page.count("p", **{"class": "warning"}) == 1
-    assert "Warnings" not in page_of(spec, []).text

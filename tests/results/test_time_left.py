@@ -1,23 +1,20 @@
 """The time left of a sweep, from the trials that ended and the steps of those that run."""
 
-from types import SimpleNamespace
-
 import pytest
 
+from gdpo_tune.core.trials import Part
 from gdpo_tune.results.live import (
     EVALUATION,
     estimate_seconds_left,
     measure_planned_work,
     measure_work_done,
 )
-
-
-def trial(state, parts=()):
-    return SimpleNamespace(state=state, parts=parts)
+from tests.support.analysis import build_trial
 
 
 def test_work_counts_trainings_evaluations_and_shares_of_running_trials():
-    records = [trial("complete"), trial("failed"), trial("pruned", parts=("a",)), trial("running")]
+    states = {"complete": (), "failed": (), "pruned": (Part(0, 60, 1.0),), "running": ()}
+    records = [build_trial(0, 0, 0, state=s, parts=parts) for s, parts in states.items()]
     done = measure_work_done(records, {3: 15, 4: 99}, steps=60)
     assert done == pytest.approx(2 + EVALUATION + 0.25 + 1)
 

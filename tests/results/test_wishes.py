@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import Condition
-from gdpo_tune.results.merge_request import build_aim, name_directory, parse_shares, parse_wish
+from gdpo_tune.results.merge_request import build_aim, parse_shares, parse_wish
 from tests.support.tuning import load_code_spec
 
 
@@ -109,4 +109,4 @@ def test_different_wishes_have_directories_of_different_names():
     ]
     assert str(wishes[2]) == "length > 0.6 and prefer format=2"
     shares = parse_shares("7 = 0.3, 12@40=0.7", "--weights", "")
-    assert name_directory(shares) == "7-0.3-12@40-0.7"
+    assert shares == {"7": 0.3, "12@40": 0.7}

@@ -20,7 +20,6 @@ def build_trial(
     replicate_of: int | None = None,
     **fields: Any,
 ) -> TrialRecord:
-    """Build a complete trial; with `replicate_of`, a replicate."""
     test = {"a": Estimate(a, se), "b": Estimate(b, se)}
     defaults = {
         "number": number,

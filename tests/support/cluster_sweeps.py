@@ -83,7 +83,6 @@ def time_fault() -> Iterator[Fault]:
 
 
 def wait_during_fault(seconds: float, process: subprocess.Popen[bytes]) -> None:
-    """Wait for the duration of a fault, or for an earlier end of the sweep."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
 
@@ -91,7 +90,6 @@ def wait_during_fault(seconds: float, process: subprocess.Popen[bytes]) -> None:
 def build_slow_sweep(
     directory: Path, overrides: tuple[str, ...], cluster: RayCluster
 ) -> KilledSweep:
-    """Build a sweep whose steps are slow, without starting it."""
     sweep = KilledSweep(directory, overrides, fake=True, address=cluster.address)
     sweep.slow_down()
     return sweep
@@ -198,7 +196,6 @@ def check_same_trials(cut: KilledSweep, whole: KilledSweep) -> None:
 
 
 def check_no_process_is_left(cluster: RayCluster) -> None:
-    """Check that no trial runs after the end of the sweep and no zombie process is left."""
     deadline = time.monotonic() + 30
     while find_trial_processes(*cluster.nodes) and time.monotonic() < deadline:
         time.sleep(0.2)

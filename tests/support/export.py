@@ -105,7 +105,6 @@ def export_folder(
 
 
 def read_prompts(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of the prompts in an exported folder."""
     return parquet.read_table(directory / "prompts.parquet").to_pylist()
 
 
@@ -127,7 +126,6 @@ def load_rewards(directory: Path) -> ModuleType:
 def run_in_export(
     directory: Path, program: str, batch: Sequence[object], *arguments: str, **environment: str
 ) -> Any:
-    """Return the JSON that a program prints in an export, which reads a batch as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         input=json.dumps(batch),

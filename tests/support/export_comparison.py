@@ -25,7 +25,6 @@ def measure_difference(theirs: StepResult, ours: StepResult) -> float:
 
 
 def assert_same_or_explained(theirs: StepResult, ours: StepResult, exported: Exported) -> None:
-    """Assert that losses and gradients are the same, or that the export lists why they are not."""
     difference = measure_difference(theirs, ours)
     topics = [row.topic for row in exported.differences if row.topic.endswith(_OF_LOSSES)]
     if topics:

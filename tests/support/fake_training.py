@@ -135,7 +135,6 @@ def write_values(directory: Path, values: dict[str, float]) -> None:
 
 
 def find_sweep_directory(config: TrialConfig) -> Path:
-    """Find the directory of the log and of the faults."""
     return Path(SHARED_DIRECTORY) if SHARED_DIRECTORY else config.directory.parent.parent
 
 
@@ -193,7 +192,6 @@ def read_fault(config: TrialConfig) -> str:
 
 
 def list_executions(sweep: Path, trial: str | None = None) -> list[dict[str, object]]:
-    """List the starts of `train` in the log, of one trial or of all."""
     path = sweep / "log.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [e for e in entries if "from" in e and trial in (None, e["trial"])]
@@ -211,7 +209,6 @@ def digest(value: str) -> str:
 def train_and_note_variables(
     config: TrialConfig, *, resume: Path | None, report: Report
 ) -> Outcome:
-    """Write digests of the variables that the process has, then train as `train`."""
     config.directory.mkdir(parents=True, exist_ok=True)
     present = {name: digest(os.environ[name]) for name in WATCHED if name in os.environ}
     (config.directory / VARIABLES).write_text(json.dumps(present))

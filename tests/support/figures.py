@@ -29,7 +29,6 @@ def make_spec(storage: Path, objectives: int = 3) -> SweepSpec:
 def make_records(
     spec: SweepSpec, search: int, *, replicates: int = 0, failed: tuple[int, ...] = ()
 ) -> list[TrialRecord]:
-    """Make both baselines, `search` trials and `replicates` replicates of the front."""
     draw = random.Random(search)
     records = [_draw_trial(spec, 0, "untrained", _draw_params(draw), draw)]
     records.append(_draw_trial(spec, 1, "published", _draw_params(draw), draw))

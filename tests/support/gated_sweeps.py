@@ -28,7 +28,6 @@ def open_gate(sweep: KilledSweep) -> None:
 
 
 def wait_at_gate(sweep: KilledSweep, process: subprocess.Popen[bytes], slots: int) -> None:
-    """Wait until `slots` trials wait at the gate, two on each GPU."""
 
     def all_wait() -> bool:
         return sum(entry.get("checkpoint") == 2 for entry in sweep.read_log()) == slots

@@ -100,7 +100,6 @@ class KilledSweep:
         assert status == 0, self.read_errors()
 
     def read_errors(self) -> str:
-        """Read the standard error of the command."""
         return (self.directory / "errors.txt").read_text(errors="replace")
 
     def read_journal(self) -> list[str]:
@@ -108,7 +107,6 @@ class KilledSweep:
         return read_whole_lines(self.spec.directory / "ledger.journal")
 
     def has_records(self, count: int) -> bool:
-        """Return whether the ledger has at least `count` records."""
         return len(self.read_journal()) >= count
 
     @property
@@ -136,15 +134,11 @@ class KilledSweep:
 
 
 def kill_repeatedly(sweep: KilledSweep, kills: int, records: int, seed: int) -> None:
-    """Kill a sweep once in each of `kills` equal parts of its first `records` records."""
     chance = random.Random(seed)
     for part in range(kills):
         moment = 1 + int((part + chance.random()) * (records - 1) / kills)
-        starting, late, whole_machine = (
-            chance.random() < 0.25,
-            chance.random(),
-            chance.random() < 0.5,
-        )
+        starting, late = chance.random() < 0.25, chance.random()
+        whole_machine = chance.random() < 0.5
         with sweep.start() as process:
             if not starting:
                 wait_for_condition(process, partial(sweep.has_records, moment), sweep.read_errors)
@@ -203,6 +197,5 @@ def read_steps_written(directory: Path) -> list[int]:
 
 
 def read_whole_lines(file: Path) -> list[str]:
-    """Read the complete lines of a file; none if the file does not exist."""
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [line for line in lines if line.endswith("\n")]

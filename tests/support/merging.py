@@ -13,7 +13,6 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trials import Cost
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.training.merging import check_parts, write_merge
 from tests.support.training import SETTINGS, build_trial_config
@@ -25,12 +24,6 @@ QUICK = SETTINGS.replace(steps=2, checkpoint_every=1)
 def configure(policy, directory: Path, parts, model: ModelSettings = PLAIN):
     config = build_trial_config(policy, directory, settings=QUICK)
     return dataclasses.replace(config, train=False, parts=parts, model=model)
-
-
-def run(config, resume=None):
-    reports = []
-    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
-    return reports, outcome
 
 
 def merge(parts, directory: Path, policy: str) -> Path:

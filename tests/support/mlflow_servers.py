@@ -203,6 +203,5 @@ def run_postgres_server() -> Iterator[PostgresServer]:
 
 @contextmanager
 def run_postgres() -> Iterator[str]:
-    """Run a server and yield its URI."""
     with run_postgres_server() as server:
         yield server.uri

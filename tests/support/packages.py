@@ -28,7 +28,6 @@ def run_pip(*words: str, python: str = sys.executable) -> None:
 
 
 def download_source(library: str, directory: Path) -> Path:
-    """Download the package of a library without its dependencies; return its source."""
     requirement = f"{library}=={VERSIONS[library]}"
     run_pip("download", "-q", "--no-deps", "-d", str(directory), requirement)
     (wheel,) = directory.glob("*.whl")

@@ -35,7 +35,6 @@ from tests.support.training import SETTINGS, TARGET, build_trial_config
 def launch(
     work: str, directory: Path, *arguments: object, processes: int, script: str = __file__
 ) -> None:
-    """Run a function of `WORK`, or another script, alone or as a group of processes."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     group = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
@@ -134,7 +133,6 @@ LETTERS = list(range(2, 28))
 
 
 def sample_fixed_completions(prompts, trainer):
-    """Derive completions from the prompt, the step and the place in the group."""
     places: Counter[str] = Counter()
     completions = []
     for prompt in prompts:

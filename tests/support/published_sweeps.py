@@ -27,7 +27,6 @@ VALUES = [(0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]
 
 
 def copy_stored_sweep(directory: Path) -> Path:
-    """Copy the stored sweep, whose policies were not kept, and return its directory."""
     target = directory / "code"
     target.mkdir(parents=True)
     shutil.copyfile(STORED / "spec.yaml", target / "spec.yaml")

@@ -57,7 +57,6 @@ class RayNode:
         return list(processes.values())
 
     def find_server(self, name: str) -> psutil.Process:
-        """Find the process of a server: `raylet` or `gcs_server`."""
         (server,) = [process for process in self.list_processes() if read_name(process) == name]
         return server
 
@@ -232,7 +231,6 @@ def make_short_directory() -> Iterator[Path]:
 def open_ray_cluster(
     directory: Path, make: Callable[..., RayCluster] = RayCluster, **options: Any
 ) -> Iterator[RayCluster]:
-    """Make a cluster without nodes; kill all its nodes at the end."""
     cluster = make(directory, **options)
     try:
         yield cluster
@@ -257,7 +255,6 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def read_name(process: psutil.Process) -> str:
-    """Return the name of a process; empty if the process does not exist."""
     try:
         return process.name()
     except psutil.Error:

@@ -41,7 +41,6 @@ class S3Server:
 
     @contextmanager
     def keep_stopped(self) -> Iterator[None]:
-        """Keep the server stopped during the block."""
         self.stop()
         try:
             yield

@@ -192,7 +192,6 @@ class Scene:
         return build_context(self.sweep, self.clock, self.backend, self.storage)
 
     def tick_at(self, hour: float) -> list[str]:
-        """Call `tick` at `hour` hours after the start; return the kinds of events."""
         self.clock.now = START + timedelta(hours=hour)
         self.context.events.clear()
         self.context.tick()

@@ -61,7 +61,6 @@ class Driver:
         fatal: Exception | None = None,
         interrupted: bool = False,
     ) -> None:
-        """End one trial, by default with an outcome."""
         config = self.in_flight.pop(trial_id)
         result: TrialResult = Finished(outcome or build_trade_off(config.params))
         if failure:
@@ -73,7 +72,6 @@ class Driver:
         self.searcher.on_end(trial_id, result)
 
     def report(self, trial_id: str, measurement: Measurement) -> None:
-        """Report a measurement of one trial."""
         self.searcher.on_measurement(trial_id, measurement)
 
     def run(self) -> None:

@@ -21,7 +21,6 @@ from tests.support.killed_sweeps import KilledSweep, read_steps_written
 
 
 def check_sweep(sweep: KilledSweep) -> None:
-    """Check all properties of a sweep under `asha`."""
     check_every_trial_once(sweep)
     check_no_trial_goes_back(sweep)
     check_rungs_decide(sweep)
@@ -202,7 +201,6 @@ def describe_record(record: TrialRecord) -> dict[str, Any]:
 
 
 def find_mlflow_trials(directory: Path, experiment: str) -> list[mlflow.entities.Run]:
-    """Find MLflow's runs of the trials of the one sweep in a directory."""
     client = mlflow.MlflowClient(f"sqlite:///{directory}/mlflow.db")
     record = client.get_experiment_by_name(experiment)
     assert record is not None

@@ -34,7 +34,6 @@ SETTINGS = TrainingSettings(
 def mark_slow_cases(
     cases: Iterable[tuple[Any, ...]], quick: Collection[tuple[Any, ...]]
 ) -> list[Any]:
-    """Mark all cases for `parametrize` as `slow` except the quick ones."""
     cases = list(cases)
     assert set(quick) <= set(cases)
     return [c if c in quick else pytest.param(*c, marks=pytest.mark.slow) for c in cases]
@@ -97,7 +96,6 @@ TARGET = f"{__name__}:TOY"
 
 
 def register_toy_task(monkeypatch, task: type = ToyTask) -> None:
-    """Register the toy task as `toy`."""
     monkeypatch.setitem(globals(), "TOY", replace(TOY, build=task))
     monkeypatch.setitem(registry.TASKS, "toy", TARGET)
 
@@ -178,6 +176,40 @@ def build_trial_config(
     return TrialConfig("toy", policy, seed, complete, settings, directory)
 
 
+def run(config: TrialConfig, resume: Path | None = None):
+    """Return the reports, each a measurement and a path, and the outcome of a trial."""
+    from gdpo_tune.training import train
+
+    reports = []
+    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
+    return reports, outcome
+
+
+def stop_after(config: TrialConfig, step: int, reason: type[BaseException] = SystemExit) -> Path:
+    """Run until the report of a step raises; return the newest checkpoint."""
+    from gdpo_tune.training import train
+    from gdpo_tune.training.checkpoints import find_newest_checkpoint
+
+    def report(measurement, _):
+        if measurement.step == step:
+            raise reason
+
+    with pytest.raises(reason):
+        train(config, resume=None, report=report)
+    newest = find_newest_checkpoint(config.directory)
+    assert newest is not None
+    return newest
+
+
+def have_same_weights(one: Path, other: Path) -> bool:
+    import torch
+
+    from gdpo_tune.policies.load_policy import load_policy
+
+    ours, theirs = (load_policy(str(path))[0].state_dict() for path in (one, other))
+    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 def build_plain_trainer(policy: str, directory: Path, cls: type | None = None, **changes):
     """Build TRL's trainer (or `cls`) on the tiny policy, with one constant reward by default."""
     from datasets import Dataset
@@ -224,7 +256,6 @@ def build_plain_trainer(policy: str, directory: Path, cls: type | None = None, *
 
 
 def compute_trl_advantages(trainer, rewards, weights, group, aggregation, scale_rewards):
-    """Compute advantages by TRL's own code, in the dtype of `rewards`."""
     import torch
 
     count = len(rewards)

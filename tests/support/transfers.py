@@ -33,7 +33,6 @@ PARAMS = {
 
 
 def store_sweep(tmp_path, params=(), overrides=()):
-    """Store a sweep of one trial, and return its spec."""
     spec = load_code_spec(tmp_path, overrides)
     with Ledger.open(spec) as ledger:
         complete = spec.space.complete_baseline({**PARAMS, **dict(params)})
@@ -61,7 +60,6 @@ def list_missing(message):
 
 
 def split_fix(message):
-    """Return the overrides that a message suggests."""
     (line,) = re.findall(r"fix: choose values, for example (--set .*)", message)
     words = shlex.split(line)
     assert words[::2] == ["--set"] * (len(words) // 2)

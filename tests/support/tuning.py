@@ -42,7 +42,6 @@ def load_code_spec(
 def build_outcome(
     correctness: float = 0.5, format: float = 0.5, length: float = 0.5, test_shift: float = 0.0
 ) -> Outcome:
-    """Build an outcome whose test values are `test_shift` above its validation values."""
     values = {"correctness": correctness, "format": format, "length": length}
     return Outcome(
         validation={name: Estimate(value, 0.01) for name, value in values.items()},
@@ -71,7 +70,6 @@ def build_measurement(
 
 
 def build_trial_config(directory: Path) -> TrialConfig:
-    """Build the configuration of trial 3, of 100 steps, of the sweep in `directory`."""
     (directory / SPEC).touch()
     (directory / "trials" / "3").mkdir(parents=True)
     training = TrainingSettings(steps=100)

@@ -93,7 +93,6 @@ def build_batch(rows: Any, prompts: Any, completions: Any, config: Any) -> Any:
 
 
 def gather_rewards(outputs: Any) -> dict[str, Any]:
-    """Return name -> rewards of the completions."""
     import numpy as np
 
     separate = [output["reward_extra_info"] for output in outputs]

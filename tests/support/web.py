@@ -44,7 +44,6 @@ def start_sweep(spec, *, ended=2, running=1, slots=2):
 
 
 def report_step(ledger, number, step, *, rung=True):
-    """Write one step of a running trial, with an evaluation if `rung`."""
     cost = Cost(step * ledger.spec.training.completions_per_step, 2.0 * step, 1.0 * step)
     values = {name: Estimate(0.1 * step, 0.01) for name in ledger.spec.judged_metrics}
     metrics = {f"train/rewards/{name}/mean": 0.05 * step for name in ledger.spec.objectives}
@@ -90,7 +89,6 @@ def serve_page(view, guard, root_path=""):
 
 
 def unpack_finished_sweep(directory):
-    """Unpack the stored sweep below a directory as `runs/code`; return its directory."""
     target = directory / "runs" / "code"
     target.mkdir(parents=True)
     shutil.copy(STORED / "spec.yaml", target)

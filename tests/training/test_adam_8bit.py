@@ -14,14 +14,14 @@ from gdpo_tune.training.training_state import gather_optimizer
 from tests.support.training import SETTINGS, build_trial_config, write_policy
 from tests.training.test_sharding import assert_resumed, run_trials
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("toy")]
 pytest.importorskip("torchao", reason="needs the extra adam8bit")
 
 WIDE = 128
 """Width of a policy most of whose moments are large enough for 8 bits, also in halves."""
 
 
-def test_a_training_resumes_bit_by_bit(toy, tmp_path):
+def test_a_training_resumes_bit_by_bit(tmp_path):
     policy = write_policy(tmp_path / "policy", width=WIDE)
 
     def run(name, optimizer, stop=0, resume=None):

@@ -17,8 +17,12 @@ from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import ADAPTER, read_steps
 from gdpo_tune.training import merging, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
-from tests.support.merging import LORA, PLAIN, configure, merge, read_weights, run
-from tests.support.training import SETTINGS, ToyTask
+from tests.support.merging import LORA, PLAIN, configure, merge, read_weights
+from tests.support.training import (
+    SETTINGS,
+    ToyTask,
+    run,
+)
 
 pytestmark = pytest.mark.usefixtures("toy")
 

@@ -22,7 +22,8 @@ from gdpo_tune.policies.load_policy import hash_policy, load_policy, read_initia
 from gdpo_tune.training import merging
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.training.merging import check_parts, write_merge, write_mixture
-from tests.support.merging import LORA, configure, merge, read_weights, run, write_copy
+from tests.support.merging import LORA, configure, merge, read_weights, write_copy
+from tests.support.training import run
 
 pytestmark = pytest.mark.usefixtures("toy")
 

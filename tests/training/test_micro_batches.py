@@ -10,24 +10,19 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import fast_cpu, micro_batches, train
-from gdpo_tune.training.checkpoints import find_newest_checkpoint
-from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
-from gdpo_tune.training.trl_arguments import build_trainer_arguments
-from tests.support.gradients import KeptGradients, short, vowels
+from tests.support.gradients import ROWS, assert_same_steps, run_two_steps
 from tests.support.training import (
     SETTINGS,
-    build_plain_trainer,
     build_trial_config,
     mark_slow_cases,
+    stop_after,
 )
 
-ROWS, GROUP = 16, 4
+GROUP = 4
 LOSS_TYPES = PARAMETERS["loss_type"].choices
 
 
@@ -124,36 +119,6 @@ def test_micro_batches_are_filled_in_the_order_of_places():
 # The same step
 
 
-def run_two_steps(policy, tmp_path, size, **changes):
-    """Run two steps; return gradients and logs, completions of each step, and the random state."""
-    sampled = []
-
-    def kept_rollout(prompts, trainer):
-        drawn = sample_for_trainer(prompts, trainer)
-        sampled.append(drawn["completion_ids"])
-        return drawn
-
-    passes = changes.get("num_iterations", 1)
-    trainer = build_plain_trainer(
-        policy,
-        tmp_path,
-        cls=GDPOTrainer,
-        normalization="gdpo",
-        reward_funcs=[vowels, short],
-        rollout_func=kept_rollout,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=ROWS // size,
-        max_steps=2 * passes,
-        max_grad_norm=1e9,  # nothing is scaled, so that gradients are those of the loss
-        optim="sgd",  # Adam would enlarge the rounding error of gradients near 0
-        **changes,
-    )
-    kept = KeptGradients()
-    trainer.add_callback(kept)
-    trainer.train()
-    return kept, sampled, torch.random.get_rng_state()
-
-
 @contextmanager
 def pack_or_pad(padded: bool):
     with pytest.MonkeyPatch.context() as patch:
@@ -185,7 +150,6 @@ STEPS = [
     *((*step, True) for step in EVERY_STEP if step[0] == "dapo" or step[1:] == (0.5, 2)),
 ]
 QUICK = [*((loss_type, 0.5, 2, False) for loss_type in LOSS_TYPES), ("dapo", 0.0, 1, True)]
-COUNTED_BY_TOKEN = ("loss", "grad_norm", "entropy", "kl", "clip_ratio/region_mean")
 
 
 @pytest.mark.parametrize(("loss_type", "beta", "passes", "padded"), mark_slow_cases(STEPS, QUICK))
@@ -193,35 +157,22 @@ def test_a_step_in_micro_batches_equals_the_step_at_once(
     policy, tmp_path, whole, loss_type, beta, passes, padded
 ):
     changes = {"loss_type": loss_type, "beta": beta, "num_iterations": passes, "learning_rate": 0.3}
-    expected, sampled, state = whole(padded, **changes)
+    expected = whole(padded, **changes)
     with pack_or_pad(padded):
-        kept, again, state_again = run_two_steps(policy, tmp_path, 4, **changes)
-    assert again == sampled
-    assert torch.equal(state, state_again), "no draw more or less"
-    assert len(kept.gradients) == len(expected.gradients) == 2 * passes
-    for ours, theirs in zip(kept.gradients, expected.gradients, strict=True):
-        assert theirs.norm() > 1e-3
-        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
-    assert len(kept.logs) == len(expected.logs) == 2 * passes
-    for ours, theirs in zip(kept.logs, expected.logs, strict=True):
-        assert set(ours) == set(theirs)
-        for name in COUNTED_BY_TOKEN:
-            if name in theirs:
-                assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+        run = run_two_steps(policy, tmp_path, 4, **changes)
+    assert len(run.kept.gradients) == len(run.kept.logs) == 2 * passes
+    assert_same_steps(run, expected, rel=1e-5)
+    for ours, theirs in zip(run.kept.logs, expected.kept.logs, strict=True):
         for name in ("completions/mean_length", "rewards/vowels/mean"):
             if name in theirs:  # of the first pass alone
                 assert ours[name] == theirs[name]
 
 
-@pytest.mark.parametrize("size", [1, 2, 8])
-@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
+@pytest.mark.parametrize(("size", "padded"), [(1, True), (2, False), (8, True), (8, False)])
 def test_every_size_gives_the_same_gradients(policy, tmp_path, whole, size, padded):
-    expected, sampled, _ = whole(padded, beta=0.5)
     with pack_or_pad(padded):
-        kept, again, _ = run_two_steps(policy, tmp_path, size, beta=0.5)
-    assert again == sampled
-    for ours, theirs in zip(kept.gradients, expected.gradients, strict=True):
-        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+        run = run_two_steps(policy, tmp_path, size, beta=0.5)
+    assert_same_steps(run, whole(padded, beta=0.5), rel=1e-5)
 
 
 def test_padding_is_cut_to_the_longest_of_each_micro_batch(policy, tmp_path, monkeypatch):
@@ -234,7 +185,7 @@ def test_padding_is_cut_to_the_longest_of_each_micro_batch(policy, tmp_path, mon
     inner = GDPOTrainer._compute_log_probs
     monkeypatch.setattr(GDPOTrainer, "_compute_log_probs", seen)
     with pack_or_pad(True):
-        _, sampled, _ = run_two_steps(policy, tmp_path, 4, beta=0.5, num_iterations=2)
+        sampled = run_two_steps(policy, tmp_path, 4, beta=0.5, num_iterations=2).sampled
     assert len(shapes) == 2 * 4 * 4, "old, reference and two passes over both steps"
     assert all(rows == 4 and width == used for (rows, width), used in shapes)
     widths = [width for (_, width), _ in shapes[:4]]
@@ -274,36 +225,6 @@ def run(config, resume=None):
     return reports, outcome
 
 
-def weights(outcome):
-    return load_policy(str(outcome.checkpoint))[0].state_dict()
-
-
-def test_the_setting_becomes_arguments_of_TRL(policy, tmp_path, toy):
-    def shape(size):
-        config = build_trial_config(
-            policy, tmp_path, settings=settings(micro_batch_size=size), num_iterations=2
-        )
-        arguments = build_trainer_arguments(config, ("hits", "vowels", "length"))
-        return (
-            arguments.per_device_train_batch_size,
-            arguments.gradient_accumulation_steps,
-            arguments.steps_per_generation,
-            arguments.generation_batch_size,
-            arguments.max_steps,
-        )
-
-    assert shape(0) == shape(16) == (16, 1, 1, 16, 6)
-    assert shape(4) == (4, 4, 4, 16, 6)
-
-
-@pytest.mark.parametrize("size", [5, 32])
-def test_a_size_that_does_not_divide_the_step_ends_the_trial(policy, tmp_path, toy, size):
-    config = build_trial_config(policy, tmp_path / "t", settings=settings(micro_batch_size=size))
-    message = f"micro_batch_size {size} does not divide the 16 completions of a step"
-    with pytest.raises(TrialFailure, match=message):
-        run(config)
-
-
 @pytest.mark.system
 @pytest.mark.parametrize(
     "model", [ModelSettings(), ModelSettings(lora_rank=4)], ids=["full", "LoRA"]
@@ -328,46 +249,13 @@ def test_a_trial_in_micro_batches_reports_what_it_reports_at_once(policy, tmp_pa
     assert parts != whole, "rounding shows that the step was computed in another order"
 
 
-class Stop(Exception):
-    """Ends a trial from within its report."""
-
-
-def stopped_at(config, step):
-    def report(measurement, _):
-        if measurement.step == step:
-            raise Stop
-
-    with pytest.raises(Stop):
-        train(config, resume=None, report=report)
-    return find_newest_checkpoint(config.directory)
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    ("stop", "passes"), mark_slow_cases(itertools.product((3, 5), (1, 2)), [(3, 2)])
-)
-def test_a_resumed_trial_in_micro_batches_is_bitwise_equal(policy, tmp_path, toy, stop, passes):
-    # 6 steps of 4 prompts pass twice over 12 prompts, so a resume also crosses that boundary.
-    six_steps = settings(steps=6, lr_schedule="cosine", warmup_share=0.3, micro_batch_size=4)
-    parameters = {"num_iterations": passes, "beta": 0.01, "settings": six_steps}
-    whole, expected = run(build_trial_config(policy, tmp_path / "whole", **parameters))
-    config = build_trial_config(policy, tmp_path / "cut", **parameters)
-    newest = stopped_at(config, stop)
-    torch.rand(3)
-    rest, outcome = run(config, resume=newest)
-    assert drop_repeated(rest) == whole[stop - stop % 2 :]
-    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
-    theirs = weights(expected)
-    assert all(torch.equal(value, theirs[name]) for name, value in weights(outcome).items())
-
-
 def test_a_trial_resumes_with_smaller_micro_batches(policy, tmp_path, toy):
     """A user does this after memory ran out."""
     config = build_trial_config(
         policy, tmp_path / "t", learning_rate=1e-3, settings=settings(steps=4)
     )
     whole, _ = run(dataclasses.replace(config, directory=tmp_path / "whole"))
-    newest = stopped_at(config, 2)
+    newest = stop_after(config, 2)
     smaller = config.training.replace(micro_batch_size=2)
     rest, _ = run(dataclasses.replace(config, training=smaller), resume=newest)
     rest = drop_repeated(rest)

@@ -26,6 +26,7 @@ from tests.support.training import (
     build_trial_config,
     mark_slow_cases,
     register_toy_task,
+    stop_after,
 )
 
 CHAT = (
@@ -84,20 +85,6 @@ def run(config, resume=None):
 
 def result(outcome):
     return outcome.validation, outcome.test
-
-
-def stop_after(config, step):
-    """Return the checkpoint of a trial that stopped after a step."""
-    written = []
-
-    def report(measurement, path):
-        written.append(path)
-        if measurement.step == step:
-            raise SystemExit
-
-    with pytest.raises(SystemExit):
-        train(config, resume=None, report=report)
-    return config.directory / f"checkpoint-{step}"
 
 
 # --- precision and recomputation ------------------------------------------------------------------

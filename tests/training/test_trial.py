@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import NonFiniteError, NoSignalError, TrialFailure
-from gdpo_tune.core.parameters import PARAMETERS, list_parameters
+from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_files import read_completions, read_steps
-from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import step_reporter, train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
@@ -28,8 +26,12 @@ from tests.support.training import (
     TOY,
     ToyTask,
     build_trial_config,
+    have_same_weights,
     mark_slow_cases,
     register_toy_task,
+    run,
+    stop_after,
+    write_gpt2,
 )
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -50,24 +52,8 @@ def once(policy, tmp_path_factory):
     return outcome
 
 
-def run(config, resume=None):
-    """Return the reports and the outcome of a trial."""
-    reports = []
-    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
-    return reports, outcome
-
-
 def metrics_of(reports) -> list[tuple[int, dict[str, float]]]:
     return [(m.step, dict(m.metrics)) for m, _ in reports]
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return load_policy(str(path))[0].state_dict()
-
-
-def have_same_weights(one: Path, other: Path) -> bool:
-    a, b = weights(one), weights(other)
-    return all(torch.equal(a[name], b[name]) for name in a)
 
 
 # What comes out
@@ -160,19 +146,11 @@ def test_untrained_baseline(policy, tmp_path):
     assert run(config)[1].test == outcome.test
 
 
-def test_another_architecture_is_trained_through_transformers(policy, tmp_path):
-    folder = tmp_path / "gpt2"
-    tokenizer = load_policy(policy)[1]
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64,
-        bos_token_id=1, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    first = run(build_trial_config(str(folder), tmp_path / "a"))
-    again = run(build_trial_config(str(folder), tmp_path / "b"))
+def test_another_architecture_is_trained_through_transformers(tmp_path):
+    gpt2 = write_gpt2(tmp_path / "gpt2")
+    first, again = (run(build_trial_config(gpt2, tmp_path / name)) for name in "ab")
     assert metrics_of(first[0]) == metrics_of(again[0])
-    assert not have_same_weights(folder, first[1].checkpoint)
+    assert not have_same_weights(Path(gpt2), first[1].checkpoint)
 
 
 # Reproducible
@@ -180,51 +158,55 @@ def test_another_architecture_is_trained_through_transformers(policy, tmp_path):
 
 def test_equal_configs_are_bitwise_equal_in_a_fresh_and_a_reused_process(policy, tmp_path):
     fresh, outcome = run(build_trial_config(policy, tmp_path / "a"))
-    run(build_trial_config(policy, tmp_path / "between", seed=9, learning_rate=0.5, group_size=8))
+    between, _ = run(build_trial_config(policy, tmp_path / "between", seed=9))
     torch.rand(17)  # the process may have done anything else
     reused, again = run(build_trial_config(policy, tmp_path / "b"))
     assert ToyTask.opened == 1, "the second and third trial reuse the task"
     assert metrics_of(fresh) == metrics_of(reused)
+    assert metrics_of(between) != metrics_of(fresh), "another seed is another trial"
     assert (outcome.validation, outcome.test) == (again.validation, again.test)
     assert have_same_weights(outcome.checkpoint, again.checkpoint)
 
 
-def test_another_seed_is_another_trial(policy, tmp_path):
-    first, _ = run(build_trial_config(policy, tmp_path / "a"))
-    second, _ = run(build_trial_config(policy, tmp_path / "b", seed=1))
-    assert metrics_of(first) != metrics_of(second)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": SETTINGS.replace(length_limit=2)},
+        {"sandbox": SandboxSettings(workers=2)},
+        {"scoring": "released"},
+        {"task": "toy again"},  # the first task is registered no more
+    ],
+)
+def test_trials_that_share_nothing_get_a_cache_of_their_own(policy, tmp_path, monkeypatch, changes):
+    built = []
 
+    class ScoredTask(ToyTask):
+        def __init__(self, *sections, scoring="strict"):
+            super().__init__(*sections)
+            built.append((self.settings, self.sandbox, scoring))
 
-def test_other_settings_get_their_own_cache(policy, tmp_path):
-    run(build_trial_config(policy, tmp_path / "a"))
-    run(build_trial_config(policy, tmp_path / "b", settings=SETTINGS.replace(length_limit=2)))
-    assert (ToyTask.opened, ToyTask.closed) == (2, 1)
-
-
-def test_a_cache_of_a_task_that_is_registered_no_more_is_replaced(policy, tmp_path, monkeypatch):
-    run(build_trial_config(policy, tmp_path / "a"))
-    monkeypatch.delitem(registry.TASKS, "toy")
-    monkeypatch.setitem(registry.TASKS, "toy again", TARGET)
-    run(dataclasses.replace(build_trial_config(policy, tmp_path / "b"), task="toy again"))
-    assert (ToyTask.opened, ToyTask.closed) == (2, 1)
-
-
-def test_another_sandbox_gets_its_own_cache(policy, tmp_path):
-    run(build_trial_config(policy, tmp_path / "a"))
-    settings = SandboxSettings(workers=2)
-    run(dataclasses.replace(build_trial_config(policy, tmp_path / "b"), sandbox=settings))
-    assert (ToyTask.opened, ToyTask.closed) == (2, 1)
-    assert worker_cache._cache is not None
-    assert worker_cache._cache.task.sandbox == settings
+    register_toy_task(monkeypatch, ScoredTask)
+    config = build_trial_config(policy, tmp_path)
+    for _ in range(2):
+        with worker_cache.open_worker_cache(config):
+            pass
+    if "task" in changes:
+        monkeypatch.delitem(registry.TASKS, "toy")
+        monkeypatch.setitem(registry.TASKS, "toy again", TARGET)
+    other = dataclasses.replace(config, **changes)
+    with worker_cache.open_worker_cache(other):
+        assert (ToyTask.opened, ToyTask.closed) == (2, 1)
+    first, second = built
+    assert first == (config.training, config.sandbox, "strict")
+    assert second == (other.training, other.sandbox, changes.get("scoring", "strict"))
 
 
 def test_a_policy_too_large_to_keep_twice_is_loaded_again(policy, tmp_path, monkeypatch):
     kept, outcome = run(build_trial_config(policy, tmp_path / "a"))
     monkeypatch.setattr(worker_cache, "_COPIED_PARAMETERS", 0)
-    for name in ("b", "c"):
-        loaded, again = run(build_trial_config(policy, tmp_path / name))
-        assert metrics_of(loaded) == metrics_of(kept)
-        assert again.test == outcome.test
+    loaded, again = run(build_trial_config(policy, tmp_path / "b"))
+    assert metrics_of(loaded) == metrics_of(kept)
+    assert again.test == outcome.test
 
 
 def test_objectives_are_unweighted(policy, tmp_path):
@@ -242,20 +224,6 @@ class Stop(Exception):
     """Ends a trial from within its report."""
 
 
-def stop_at(config, step: int, reason: type[BaseException] = Stop) -> Path:
-    """Run until `report` of that step raises; return the newest checkpoint."""
-
-    def report(measurement, _):
-        if measurement.step == step:
-            raise reason
-
-    with pytest.raises(reason):
-        train(config, resume=None, report=report)
-    newest = find_newest_checkpoint(config.directory)
-    assert newest is not None
-    return newest
-
-
 @pytest.mark.parametrize(
     ("stop", "passes"), mark_slow_cases(product((2, 3, 5), (1, 2)), [(2, 1), (5, 2)])
 )
@@ -265,7 +233,7 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
     parameters = {"num_iterations": passes, "beta": 0.01, "settings": settings}
     whole, expected = run(build_trial_config(policy, tmp_path / "whole", **parameters))
     config = build_trial_config(policy, tmp_path / "cut", **parameters)
-    newest = stop_at(config, stop)
+    newest = stop_after(config, stop, Stop)
     start = read_checkpoint(newest)
     worker_cache.release_worker_cache()
     torch.rand(3)
@@ -284,7 +252,7 @@ def test_a_resumed_trial_is_bitwise_equal(policy, tmp_path, stop, passes):
 def test_a_trial_that_stops_on_request_loses_no_step(policy, tmp_path):
     _, expected = run(build_trial_config(policy, tmp_path / "whole"))
     config = build_trial_config(policy, tmp_path / "cut")
-    newest = stop_at(config, 1, SystemExit)
+    newest = stop_after(config, 1)
     assert read_checkpoint(newest).step == 1
     reports, outcome = run(config, resume=newest)
     assert [step for step, _ in metrics_of(reports)] == list(range(2, SETTINGS.steps + 1))
@@ -313,7 +281,7 @@ def test_a_resumed_trial_reports_the_measurement_at_its_checkpoint_again(policy,
 def test_a_trial_that_died_after_its_last_step_reports_again_and_only_evaluates(policy, tmp_path):
     whole, expected = run(build_trial_config(policy, tmp_path / "whole"))
     config = build_trial_config(policy, tmp_path / "cut")
-    newest = stop_at(config, SETTINGS.steps)  # the report of that step never arrived
+    newest = stop_after(config, SETTINGS.steps, Stop)  # the report of that step never arrived
     reports, outcome = run(config, resume=newest)
     ((again, path),) = reports
     assert (again.step, again.validation) == (SETTINGS.steps, expected.validation)
@@ -351,7 +319,7 @@ def list_saved(directory):
 
 def test_a_damaged_checkpoint_is_refused(policy, tmp_path):
     config = build_trial_config(policy, tmp_path / "t")
-    newest = stop_at(config, 2)
+    newest = stop_after(config, 2, Stop)
     (newest / "optimizer.pt").unlink()
     with pytest.raises(TrialFailure, match=r"checkpoint-2 is incomplete \(optimizer.pt is missing"):
         train(config, resume=newest, report=lambda *_: None)
@@ -478,12 +446,6 @@ def test_each_parameter_changes_training(once, name):
     assert [m.step for m, _ in reports] == [m.step for m, _ in others] == [1, 2]
 
 
-@pytest.mark.parametrize("loss_type", PARAMETERS["loss_type"].choices)
-def test_each_loss_type_trains(policy, once, loss_type):
-    outcome = once(QUICK, loss_type=loss_type)[1]
-    assert not have_same_weights(Path(policy), outcome.checkpoint)
-
-
 def test_cispo_takes_the_upper_bound_and_the_others_the_distance(policy, tmp_path):
     def bound(loss_type):
         config = build_trial_config(policy, tmp_path, loss_type=loss_type, epsilon_high=0.28)
@@ -493,7 +455,7 @@ def test_cispo_takes_the_upper_bound_and_the_others_the_distance(policy, tmp_pat
     assert bound("cispo") == 1.28
 
 
-def test_kl_is_reported_against_the_untrained_policy(once):
+def test_the_kl_is_that_from_the_untrained_policy(once):
     reports, _ = once(QUICK, beta=0.5)
     kl = [m.metrics["train/kl"] for m, _ in reports]
     assert kl[0] == pytest.approx(0, abs=1e-6)
@@ -572,21 +534,6 @@ def test_each_setting_has_its_effect(once, name):
         assert before == pytest.approx(expected)
     if expected_changed is not None:
         assert after == pytest.approx(expected_changed)
-
-
-def test_scoring_reaches_the_task_and_separates_caches(policy, tmp_path, monkeypatch):
-    built = []
-
-    class ScoredTask(ToyTask):
-        def __init__(self, *sections, scoring="strict"):
-            super().__init__(*sections)
-            built.append(scoring)
-
-    register_toy_task(monkeypatch, ScoredTask)
-    for scoring in ("released", "released", "strict"):
-        config = build_trial_config(policy, tmp_path)
-        run(dataclasses.replace(config, train=False, scoring=scoring))
-    assert built == ["released", "strict"]
 
 
 def test_threads(policy, tmp_path):

@@ -1,6 +1,7 @@
 """The server of the live page: who gets an answer, and which."""
 
 import getpass
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger.requests import list_pending
+from gdpo_tune.web.guard import WINDOW
 from gdpo_tune.web.page_content import View
 from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MAX_BYTES, open_socket
 from tests.support.tuning import load_code_spec
@@ -54,17 +56,19 @@ def list_waiting(ledger):
     return [file.request for file in list_pending(ledger.directory)]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_without_the_token_nothing_is_answered(stranger, path):
-    for query in ("", "?token=wrong", f"?token={TOKEN[:-1]}"):
-        answer = stranger.get(path + query)
-        assert answer.status_code == 403
-        assert TOKEN not in answer.text
-    assert stranger.post("/api/requests", headers=OWN, json={}).status_code == 403
-
-
-def test_the_token_of_an_address_counts_for_the_page_alone(stranger):
-    assert stranger.get(f"/api/state?token={TOKEN}").status_code == 403
+def test_without_the_token_nothing_is_answered(ledger):
+    view, sweep = build_view(ledger.spec)
+    clock = itertools.count(step=WINDOW)  # so that no address has to wait
+    guard = build_guard(clock=lambda: next(clock))
+    with closing(sweep), serve_page(view, guard) as stranger:
+        queries = ("", "?token=wrong", f"?token={TOKEN[:-1]}")
+        for path in (f"{path}{query}" for path in PATHS for query in queries):
+            answer = stranger.get(path)
+            assert answer.status_code == 403, path
+            assert TOKEN not in answer.text
+        assert stranger.post("/api/requests", headers=OWN, json={}).status_code == 403
+        # the token of an address counts for the page alone
+        assert stranger.get(f"/api/state?token={TOKEN}").status_code == 403
 
 
 def test_the_page_sets_a_cookie_that_scripts_cannot_read(stranger):
@@ -172,7 +176,11 @@ def test_an_unchanged_state_is_not_sent_again(client, ledger):
     assert news.headers["etag"] != first.headers["etag"]
 
 
-def test_a_request_is_left_for_the_driver_with_its_author(client, ledger):
+def test_a_request_is_left_for_the_driver_with_its_author_or_refused_in_a_line(client, ledger):
+    content = {"action": "stop", "arguments": {"trial": 99}}
+    answer = client.post("/api/requests", headers=OWN, json=content)
+    assert answer.status_code == 400
+    assert answer.json() == {"problem": "there is no trial 99: the last one is 2"}
     content = {"action": "stop", "arguments": {"trial": 2}}
     answer = client.post("/api/requests", headers=OWN, json=content)
     assert answer.status_code == 202
@@ -182,22 +190,16 @@ def test_a_request_is_left_for_the_driver_with_its_author(client, ledger):
     assert request.author.endswith(" (page)")
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+def test_a_request_from_another_page_is_refused(client, ledger):
+    content = {"action": "stop", "arguments": {"trial": 2}}
+    for headers in (
         {},
-        {"Origin": "the same"},
+        {"Origin": str(client.base_url).rstrip("/")},
         {**OWN, "Origin": "http://127.0.0.1:8888"},
         {**OWN, "Origin": "https://evil.example"},
-    ],
-)
-def test_a_request_from_another_page_is_refused(client, ledger, headers):
-    if "Origin" in headers:
-        own = str(client.base_url).rstrip("/")
-        headers = {**headers, "Origin": headers["Origin"].replace("the same", own)}
-    content = {"action": "stop", "arguments": {"trial": 2}}
-    answer = client.post("/api/requests", headers=headers, json=content)
-    assert answer.status_code == 403
+    ):
+        answer = client.post("/api/requests", headers=headers, json=content)
+        assert answer.status_code == 403, headers
     assert list_waiting(ledger) == []
 
 
@@ -229,44 +231,25 @@ def test_a_slow_request_keeps_no_page_waiting(client, monkeypatch):
     assert answer.result().json() == {"problem": "No space left on device"}
 
 
-def test_a_refused_request_has_one_clear_line(client, ledger):
-    content = {"action": "stop", "arguments": {"trial": 99}}
-    answer = client.post("/api/requests", headers=OWN, json=content)
-    assert answer.status_code == 400
-    assert answer.json() == {"problem": "there is no trial 99: the last one is 2"}
-    assert list_waiting(ledger) == []
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"3",
+def test_malformed_requests_are_refused(client, ledger):
+    for body in (
+        *(b"", b"{", b"[]", b"3", b"[" * 5000, b"\xff\xfe"),
         b'{"action": "stop"}',
         b'{"action": 3, "arguments": {}}',
         b'{"action": "stop", "arguments": []}',
-        b"[" * 5000,
         b'{"action": "' + b"x" * MAX_BYTES + b'", "arguments": {}}',
-        b"\xff\xfe",
-    ],
-)
-def test_malformed_requests_are_refused(client, ledger, body):
-    answer = client.post("/api/requests", headers=OWN, content=body)
-    assert answer.status_code == 400
-    assert answer.json()["problem"]
+    ):
+        answer = client.post("/api/requests", headers=OWN, content=body)
+        assert answer.status_code == 400, body[:50]
+        assert answer.json()["problem"]
     assert list_waiting(ledger) == []
 
 
-def test_other_methods_and_schemas_are_not_served(client):
-    assert client.put("/api/state", headers=OWN).status_code == 405
-    assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
-
-
-def test_the_space_is_served_as_fields(client, ledger):
+def test_the_space_is_served_as_fields_and_other_methods_and_schemas_are_not(client, ledger):
     fields = json.loads(client.get("/api/space").content)
     assert [field["name"] for field in fields] == list(ledger.spec.space.dimensions)
+    assert client.put("/api/state", headers=OWN).status_code == 405
+    assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
 
 
 # Ports

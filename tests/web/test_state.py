@@ -2,7 +2,7 @@
 
 import json
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -39,6 +39,14 @@ def spec(tmp_path):
     return load_code_spec(tmp_path)
 
 
+@contextmanager
+def watch_sweep(spec, **sizes):
+    """Begin a sweep; yield its ledger and a view of it."""
+    view, sweep = build_view(spec)
+    with start_sweep(spec, **sizes) as ledger, closing(sweep):
+        yield ledger, view
+
+
 def get_state(view):
     return json.loads(view.get_state())
 
@@ -67,54 +75,48 @@ def test_the_state_follows_from_driver_and_session(spec, driver, session, kind):
 
 
 def test_a_paused_sweep_says_so_until_it_is_resumed(spec):
-    with start_sweep(spec) as ledger:
-        view, sweep = build_view(spec)
-        with closing(sweep):
-            view.request("pause", {}, "anna (page)")
-            assert get_state(view)["status"]["kind"] == "running"  # it is pending
-            apply_requests(ledger)
-            status = get_state(view)["status"]
-            assert status["kind"] == "paused"
-            assert get_state(view)["ends_at"] is None
-            assert status["text"] == "Paused by anna (page): no further trial starts."
-            view.request("resume", {}, "anna (page)")
-            apply_requests(ledger)
-            assert get_state(view)["status"]["kind"] == "running"
+    with watch_sweep(spec) as (ledger, view):
+        view.request("pause", {}, "anna (page)")
+        assert get_state(view)["status"]["kind"] == "running"  # it is pending
+        apply_requests(ledger)
+        status = get_state(view)["status"]
+        assert status["kind"] == "paused"
+        assert get_state(view)["ends_at"] is None
+        assert status["text"] == "Paused by anna (page): no further trial starts."
+        view.request("resume", {}, "anna (page)")
+        apply_requests(ledger)
+        assert get_state(view)["status"]["kind"] == "running"
 
 
 def test_the_state_has_rows_tiles_and_the_time_left(spec):
-    with start_sweep(spec, ended=2, running=1) as ledger:
-        view, sweep = build_view(spec)
-        with closing(sweep):
-            state = get_state(view)
-            assert state["status"] == {"kind": "running", "text": "Running.", "problem": ""}
-            assert state["progress"] == {"done": 2, "planned": 10}
-            tiles = {tile["label"]: tile["value"] for tile in state["tiles"]}
-            assert tiles["Trials done"] == "2 of 10"
-            assert tiles["Slots in use"] == "1 of 2"
-            assert tiles["On the front"] == "2"
-            (row,) = state["running"]
-            assert (row["number"], row["step"], row["steps"]) == (2, 1, spec.training.steps)
-            assert row["values"][0] == "0.100"
-            assert row["searched"].keys() == set(spec.space.dimensions)
-            assert [row["number"] for row in state["ended"]] == [1, 0]
-            assert all(row["front"] for row in state["ended"])
-            # two of ten trials in a minute
-            done = 2 + 1 / spec.training.steps
-            expected = (10 - done) * 60 / done
-            assert state["ends_at"] - time.time() == pytest.approx(expected, rel=0.05)
-            ledger.fail(2, "it broke")
-            failed = get_state(view)["ended"][0]
-            assert (failed["state"], failed["note"]) == ("failed", "it broke")
+    with watch_sweep(spec, ended=2, running=1) as (ledger, view):
+        state = get_state(view)
+        assert state["status"] == {"kind": "running", "text": "Running.", "problem": ""}
+        assert state["progress"] == {"done": 2, "planned": 10}
+        tiles = {tile["label"]: tile["value"] for tile in state["tiles"]}
+        assert tiles["Trials done"] == "2 of 10"
+        assert tiles["Slots in use"] == "1 of 2"
+        assert tiles["On the front"] == "2"
+        (row,) = state["running"]
+        assert (row["number"], row["step"], row["steps"]) == (2, 1, spec.training.steps)
+        assert row["values"][0] == "0.100"
+        assert row["searched"].keys() == set(spec.space.dimensions)
+        assert [row["number"] for row in state["ended"]] == [1, 0]
+        assert all(row["front"] for row in state["ended"])
+        # two of ten trials in a minute
+        done = 2 + 1 / spec.training.steps
+        expected = (10 - done) * 60 / done
+        assert state["ends_at"] - time.time() == pytest.approx(expected, rel=0.05)
+        ledger.fail(2, "it broke")
+        failed = get_state(view)["ended"][0]
+        assert (failed["state"], failed["note"]) == ("failed", "it broke")
 
 
 def test_the_budget_has_a_tile_for_each_limit(spec):
     budget = spec.search.budget.model_copy(update={"completions": 6400, "hours": 2.0})
     limited = spec.model_copy(update={"search": spec.search.model_copy(update={"budget": budget})})
-    with start_sweep(limited):
-        view, sweep = build_view(limited)
-        with closing(sweep):
-            tiles = [t for t in get_state(view)["tiles"] if t["label"] == "Budget"]
+    with watch_sweep(limited) as (_, view):
+        tiles = [t for t in get_state(view)["tiles"] if t["label"] == "Budget"]
     assert [(t["value"], t["note"]) for t in tiles] == [
         ("1,344 of 6,400", "completions"),
         ("0.017 of 2", "hours"),
@@ -149,56 +151,48 @@ def test_the_log_has_drivers_and_incidents_the_newest_first(spec):
 
 
 def test_requests_have_their_outcome_and_author(spec):
-    with start_sweep(spec) as ledger:
-        view, sweep = build_view(spec)
-        with closing(sweep):
-            view.request("stop", {"trial": 2}, "anna (page)")
-            (request,) = get_state(view)["requests"]
-            assert (request["outcome"], request["author"]) == ("pending", "anna (page)")
-            assert (request["action"], request["trial"]) == ("stop", 2)
-            ledger.complete(2, build_outcome(0.5, 0.5, 0.5))
-            apply_requests(ledger)
-            (request,) = get_state(view)["requests"]
-            assert request["outcome"] == "refused"
-            assert "has ended already" in request["reason"]
+    with watch_sweep(spec) as (ledger, view):
+        view.request("stop", {"trial": 2}, "anna (page)")
+        (request,) = get_state(view)["requests"]
+        assert (request["outcome"], request["author"]) == ("pending", "anna (page)")
+        assert (request["action"], request["trial"]) == ("stop", 2)
+        ledger.complete(2, build_outcome(0.5, 0.5, 0.5))
+        apply_requests(ledger)
+        (request,) = get_state(view)["requests"]
+        assert request["outcome"] == "refused"
+        assert "has ended already" in request["reason"]
 
 
 def test_what_requests_have_added_and_changed_counts(spec):
-    with start_sweep(spec) as ledger:
-        view, sweep = build_view(spec)
-        with closing(sweep):
-            view.request("add", {"params": {"group_size": 4}}, "anna")
-            view.request("trials", {"number": 40}, "anna")
-            apply_requests(ledger)
-            state = get_state(view)
+    with watch_sweep(spec) as (ledger, view):
+        view.request("add", {"params": {"group_size": 4}}, "anna")
+        view.request("trials", {"number": 40}, "anna")
+        apply_requests(ledger)
+        state = get_state(view)
     assert state["progress"]["planned"] == 11
     assert state["trials"] == 40
 
 
 def test_a_state_without_news_is_equal_byte_for_byte(spec):
-    with start_sweep(spec) as ledger:
-        view, sweep = build_view(spec)
-        with closing(sweep):
-            first, figure = view.get_state(), view.get_figure("running")
-            assert view.get_state() is first
-            report_step(ledger, 2, 2)
-            assert view.get_state() != first
-            assert view.get_figure("running") != figure
+    with watch_sweep(spec) as (ledger, view):
+        first, figure = view.get_state(), view.get_figure("running")
+        assert view.get_state() is first
+        report_step(ledger, 2, 2)
+        assert view.get_state() != first
+        assert view.get_figure("running") != figure
 
 
 def test_the_front_is_drawn_again_only_after_the_end_of_a_trial(spec):
-    with start_sweep(spec) as ledger:
-        view, sweep = build_view(spec)
-        with closing(sweep):
-            before = get_state(view)["figures"]
-            report_step(ledger, 2, 2)
-            after = get_state(view)["figures"]
-            assert after["front"] == before["front"]
-            assert after["running"] != before["running"]
-            ledger.complete(2, build_outcome(0.95, 0.95, 0.95))
-            view._front.expire()
-            assert get_state(view)["figures"]["front"] != before["front"]
-            assert view.get_figure("nonsense") is None
+    with watch_sweep(spec) as (ledger, view):
+        before = get_state(view)["figures"]
+        report_step(ledger, 2, 2)
+        after = get_state(view)["figures"]
+        assert after["front"] == before["front"]
+        assert after["running"] != before["running"]
+        ledger.complete(2, build_outcome(0.95, 0.95, 0.95))
+        view._front.expire()
+        assert get_state(view)["figures"]["front"] != before["front"]
+        assert view.get_figure("nonsense") is None
 
 
 def test_a_sweep_before_its_first_trial_has_no_figures(spec):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -62,8 +63,15 @@ def slope(places):
     return -0.1 * places["weight"] + 0.06 * (places["mode"] == "grpo")
 
 
+@cache
+def estimate_slope():
+    """Return a sweep whose truth is additive, and its effects."""
+    front = sweep(slope)
+    return front, estimate_effects(front, SPACE)
+
+
 def test_shares_and_changes_of_an_additive_truth():
-    known = measure(sweep(slope))
+    known = {effect.parameter: effect for effect in estimate_slope()[1].estimates}
     variances = {"weight": 0.1**2 / 3, "mode": 0.03**2, "idle": 0.0}
     total = sum(variances.values()) + 0.02**2
     for name, effect in known.items():
@@ -119,7 +127,7 @@ def test_noise_alone_is_seldom_an_effect():
     """Objectives whose order is not settled show nothing; of the others few effects are clear."""
     clear = [
         effect
-        for seed in range(8)
+        for seed in range(4)
         for effect in measure(sweep(lambda _: 0.0, seed=seed)).values()
         if effect.strength == "clear"
     ]
@@ -127,7 +135,7 @@ def test_noise_alone_is_seldom_an_effect():
 
 
 def test_what_was_not_trained_with_these_parameters_does_not_count():
-    front = sweep(slope)
+    front, expected = estimate_slope()
     others = [
         build_trial(40, 0.9, 0.9, role="untrained", params={}),
         build_checkpoint(41, 0.9, 0.9, (3, 20)),
@@ -139,9 +147,7 @@ def test_what_was_not_trained_with_these_parameters_does_not_count():
             44, 0.9, 0.9, params=front.records[0].params, lineage=(Exploit(44, 3, 20, {}),)
         ),
     ]
-    assert estimate_effects(build_front([*front.records, *others], GOALS), SPACE) == (
-        estimate_effects(front, SPACE)
-    )
+    assert estimate_effects(build_front([*front.records, *others], GOALS), SPACE) == expected
 
 
 def test_too_few_configurations_are_said_with_the_number_that_it_takes():
@@ -158,9 +164,7 @@ def test_too_few_configurations_are_said_with_the_number_that_it_takes():
 
 
 def test_proposals_that_crowd_take_more_configurations():
-    front = sweep(slope)
-    assert estimate_effects(front, SPACE).estimates
-    found = estimate_effects(front, SPACE, crowded=True)
+    found = estimate_effects(estimate_slope()[0], SPACE, crowded=True)
     assert (found.estimates, found.needed) == ((), 80)
     assert estimate_effects(sweep(slope, count=80), SPACE, crowded=True).estimates
 
@@ -185,8 +189,7 @@ def test_an_objective_without_a_settled_order_is_left_out():
 
 def test_an_objective_that_did_not_vary_is_called_so():
     """The variance of a constant is 0, so that more trials would settle no order of its shares."""
-    front = sweep(slope)
-    found = estimate_effects(front, SPACE)
+    front, found = estimate_slope()
     assert (found.constant, found.unreliable) == (("b",), ())
     _, limits = describe_findings(front, found)
     assert any(line.startswith("Did not vary: b. All 40 configurations") for line in limits)
@@ -228,8 +231,7 @@ def test_a_sentence_names_the_changes_that_are_clear():
 
 
 def test_trials_that_were_stopped_are_said_to_be_missing():
-    front = sweep(slope)
-    found = estimate_effects(front, SPACE)
+    front, found = estimate_slope()
     assert not any("Stopped early" in line for line in describe_findings(front, found)[1])
     records = list(front.records)
     records[::4] = [replace(r, state="pruned", test={}, validation={}) for r in records[::4]]

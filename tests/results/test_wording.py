@@ -1,13 +1,30 @@
-"""Warnings about a result: each is there for its reason, and gone without it."""
+"""Warnings about a result and other phrases, and the front in a file."""
 
+import csv
+import io
 from dataclasses import replace
 
 import pytest
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
-from gdpo_tune.core.trials import Cost, Estimate, Measurement
-from gdpo_tune.results.wording import explain_dead_start, list_result_warnings
+from gdpo_tune.core.trials import (
+    Cost,
+    Estimate,
+    Measurement,
+    Objective,
+    Part,
+    Role,
+    State,
+    TrialRecord,
+)
+from gdpo_tune.results.front_table import format_front_csv
+from gdpo_tune.results.wording import (
+    describe_role,
+    describe_states,
+    explain_dead_start,
+    list_result_warnings,
+)
 from gdpo_tune.spec import Uniform
 from tests.support.figures import make_records, make_spec
 
@@ -40,6 +57,12 @@ def make_front(spec, count, **params):
 
 def has(text, lines):
     return any(text in line for line in lines)
+
+
+def with_rate(record, rate, value=None):
+    """Return a record with another learning rate, and perhaps `value` in every objective."""
+    test = record.test if value is None else dict.fromkeys(record.test, Estimate(value, 0.01))
+    return replace(record, test=test, params={**record.params, "learning_rate": rate})
 
 
 def with_range(spec, domain):
@@ -75,43 +98,30 @@ def test_a_front_of_single_seeds_comes_with_the_number_that_suffices(spec):
 def test_members_at_a_limit_come_with_the_wider_line(spec, value, line):
     records = make_front(spec, 8, learning_rate=value)
     # trials off the front have other values
-    for index in (2, 3):
-        bad = {name: Estimate(0.0, 0.01) for name in records[index].test}
-        params = {**records[index].params, "learning_rate": 1e-4}
-        records[index] = replace(records[index], test=bad, params=params)
+    records[2:4] = [with_rate(record, 1e-4, 0.0) for record in records[2:4]]
     lines = warn(with_range(spec, RANGE["learning_rate"]), records)
     assert has(line, lines) if line else not has("limit", lines)
 
 
 def test_a_forced_value_that_has_no_logarithm_lies_at_the_limit(spec):
     records = make_front(spec, 8, learning_rate=1e-4)
-    for index in range(2, len(records)):
-        if index % 2:
-            params = {**records[index].params, "learning_rate": 0.0}
-            records[index] = replace(records[index], params=params)
-    bad = {name: Estimate(0.0, 0.01) for name in records[2].test}
-    records[2] = replace(records[2], test=bad)
+    records[3::2] = [with_rate(record, 0.0) for record in records[3::2]]
+    records[2] = with_rate(records[2], 1e-4, 0.0)
     assert has("lower limit 1e-05", warn(with_range(spec, RANGE["learning_rate"]), records))
 
 
 def test_a_limit_that_cannot_be_moved_is_not_mentioned(spec):
     records = make_front(spec, 8, learning_rate=0.0)
-    for index in (2, 3):
-        bad = {name: Estimate(0.0, 0.01) for name in records[index].test}
-        params = {**records[index].params, "learning_rate": 0.5}
-        records[index] = replace(records[index], test=bad, params=params)
+    records[2:4] = [with_rate(record, 0.5, 0.0) for record in records[2:4]]
     assert not has("limit", warn(with_range(spec, Uniform(low=0.0, high=1.0)), records))
 
 
 def test_a_baseline_that_nothing_improves_on_is_named(spec):
     records = make_front(spec, 4)
-    best = {name: Estimate(1.0, 0.001) for name in records[0].test}
-    lines = warn(spec, [replace(records[0], test=best), *records[1:]])
-    assert has("no policy is clearly better than the untrained policy", lines)
-    worst = {name: Estimate(0.0, 0.001) for name in records[0].test}
-    assert not has(
-        "than the untrained", warn(spec, [replace(records[0], test=worst), *records[1:]])
-    )
+    for value, is_named in ((1.0, True), (0.0, False)):
+        test = dict.fromkeys(records[0].test, Estimate(value, 0.001))
+        lines = warn(spec, [replace(records[0], test=test), *records[1:]])
+        assert has("no policy is clearly better than the untrained policy", lines) is is_named
 
 
 @pytest.mark.parametrize(
@@ -129,16 +139,13 @@ def test_a_baseline_that_nothing_improves_on_is_named(spec):
 )
 def test_groups_that_teach_nothing_are_counted_by_size(spec, tmp_path, small, large, line):
     records = make_front(spec, 4)
-    for index, record in enumerate(records):
-        size = 4 if index % 2 else 8
-        directory = tmp_path / str(index)
-        metrics = {
-            "train/rewards/format/frac_reward_zero_std": small if size == 4 else large,
-            "train/rewards/format/mean": 0.5,
-        }
-        append_step(directory, Measurement(1, metrics, Cost(64)))
-        params = {**record.params, "group_size": size}
-        records[index] = replace(record, directory=directory, params=params)
+    for first, size, share in ((0, 8, large), (1, 4, small)):
+        half = [
+            replace(record, params={**record.params, "group_size": size})
+            for record in records[first::2]
+        ]
+        metrics = {"train/rewards/format/frac_reward_zero_std": share}
+        records[first::2] = add_metrics(half, tmp_path / str(size), metrics)
     lines = warn(spec, records)
     assert has(line, lines) if line else not has("group", lines)
 
@@ -211,3 +218,48 @@ def test_a_dead_start_is_explained_with_examples_and_ways_on(tmp_path):
     assert text.count("(correctness 0.0)") == 3
     for way in ("model.instructions", "partial_credit", "easier prompts", "supervised start"):
         assert way in text
+
+
+def build(number: int, role: Role, state: State, *parts: Part) -> TrialRecord:
+    proposer = "candidate" if parts else "model"
+    return TrialRecord(number, role, state, {}, 0, proposer, parts=parts)
+
+
+def test_a_stopped_merge_is_no_trial_that_was_stopped_early():
+    records = [
+        build(0, "search", "complete"),
+        build(1, "search", "complete"),
+        build(2, "search", "pruned"),
+        build(3, "merge", "complete", Part(0, 60, 0.5), Part(1, 60, 0.5)),
+        build(4, "merge", "pruned", Part(0, 60, 0.25), Part(1, 60, 0.75)),
+        build(5, "checkpoint", "pruned", Part(0, 20, 1.0)),
+    ]
+    assert describe_states(records) == (
+        2,
+        "1 stopped early, 1 of 3 merges and checkpoints complete",
+    )
+    assert describe_states(records[:2]) == (2, "")
+
+
+def test_a_replicate_of_a_merge_is_called_by_the_name_of_the_merge():
+    """Names of candidates: `gdpo_tune/core/trials.py`."""
+    merge = build(71, "replicate", "complete", Part(8, 60, 0.5), Part(9, 60, 0.5))
+    assert describe_role(replace(merge, replicate_of=14)) == "replicate of merge-14"
+    checkpoint = replace(build(72, "replicate", "complete", Part(8, 40, 1.0)), replicate_of=15)
+    assert describe_role(checkpoint) == "replicate of the checkpoint of trial 15"
+    assert describe_role(replace(build(3, "replicate", "complete"), replicate_of=1)) == (
+        "replicate of 1"
+    )
+
+
+def test_front_csv_keeps_all_digits():
+    """A program reads what was measured. Source: RFC 4180; `repr` is the shortest exact text."""
+    means = {"a": 2.1e-5, "b": 1 / 3}
+    test = {name: Estimate(mean, mean / 20) for name, mean in means.items()}
+    goals = [Objective(name, "maximize", 0.0) for name in means]
+    parts = (Part(0, 4, 1 / 3), Part(1, 4, 2 / 3))
+    record = TrialRecord(2, "merge", "complete", {}, 2, "candidate", test=test, parts=parts)
+    (row,) = csv.DictReader(io.StringIO(format_front_csv(build_front([record], goals))))
+    assert {name: float(row[name]) for name in means} == means
+    assert float(row["a_se"]) == 2.1e-5 / 20
+    assert row["parts"] == f"{1 / 3} x 0@4 + {2 / 3} x 1@4"
