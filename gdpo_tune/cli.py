@@ -112,12 +112,7 @@ class _PrintCompletion(argparse.Action):
 def run_command(
     command: Callable[[Sequence[str]], int], words: Sequence[str] | None = None
 ) -> NoReturn:
-    """Run a command's `main`, print its errors, and exit with its status.
-
-    Args:
-        command: takes the arguments and returns the exit status.
-        words: the arguments; None: those of the process.
-    """
+    """Run a command's `main` on `words`, by default the process's own; exit with its status."""
     prepare_output()
     bypass_proxies_on_loopback()
     try:
@@ -177,11 +172,7 @@ def _is_output_closed() -> bool:
 
 
 def parse_directory(text: str) -> Path:
-    """Return the value of an argument that names a directory, with `~` expanded.
-
-    Raises:
-        ArgumentTypeError: no directory can have this name.
-    """
+    """Return the value of an argument that names a directory, with `~` expanded."""
     problem = find_path_problem(text) if text else "empty, as a variable is that has no value"
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
@@ -354,10 +345,7 @@ def preflight(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
 def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     """Check what a task calls right before any work, print warnings, and return what was found.
 
-    Raises:
-        UsageError: a function of a task in a file returns what is no reward, or nothing at all.
-        PolicyError: the policy's template cannot write its prompts, which are conversations.
-        DataError: most reference solutions of the data earn less than full marks.
+    Errors are those of `preflight` about rewards, prompts and data.
     """
     from gdpo_tune.core import task_files
 

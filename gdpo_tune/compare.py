@@ -34,8 +34,7 @@ def compare_named(sweep: str, other: str | None, modes: Sequence[str] | None) ->
     """Compare a sweep with another one, or two modes of it, and return the exit status.
 
     Raises:
-        UsageError: neither or both of `other` and `modes` are given, a sweep is not there, or the
-            two judge different things.
+        UsageError: the two are not named, are not there, or judge different things.
     """
     from gdpo_tune.results.open_sweep import find_sweep
 

@@ -145,9 +145,6 @@ def _collect(options: argparse.Namespace) -> int:
     """Make a policy of what a library trained, and compare it with the candidate.
 
     Both are judged by the sweep's task on its test prompts, with the seeds of the trial.
-
-    Raises:
-        UsageError: there are no weights, their library is not here, or `--out` is in use.
     """
     from gdpo_tune.analysis.front import subtract_estimates
     from gdpo_tune.core.trial_files import ADAPTER_CONFIG
@@ -181,11 +178,6 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _write_policy(saved: Path, config: TrialConfig) -> Path:
-    """Write the policy or the adapter in `saved` as a checkpoint of a trial, and return its place.
-
-    Raises:
-        UsageError: they are those of another model than the policy of the trial, or damaged.
-    """
     from safetensors import SafetensorError
 
     from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG

@@ -89,12 +89,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
-    """Return the answers: those of flags, then of questions if `ask`, else the defaults.
-
-    Raises:
-        UsageError: an answer names no task, or the number of trials is not positive.
-        DataError, UsageError: a file of data cannot be read, or has no known layout.
-    """
     from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.core.text import join_names, suggest
@@ -149,11 +143,6 @@ def _as_text(value: float | None) -> str | None:
 
 
 def _read_number(text: str, name: str, least: float) -> float:
-    """Return a number of at least `least`.
-
-    Raises:
-        UsageError: it is none, or it is smaller.
-    """
     try:
         value = float(text)
     except ValueError:

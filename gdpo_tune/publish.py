@@ -78,11 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 def _choose_policies(
     options: argparse.Namespace,
 ) -> tuple[Publication, list[PublishedPolicy], list[str]]:
-    """Return the policies that are published, and why members of the front are missing.
-
-    Raises:
-        UsageError: nothing can be published; the message says why, and nothing was written or sent.
-    """
+    """Return the policies that are published, and why members of the front are missing."""
     from gdpo_tune.publishing.publication import (
         choose_published_policy,
         list_members,
@@ -128,11 +124,6 @@ def _build_contents(
 def _write_directories(
     contents: Sequence[RepositoryContent], directory: Path, private: bool
 ) -> None:
-    """Write one directory a repository, and print what would go where.
-
-    Raises:
-        UsageError: a directory exists and holds something else.
-    """
     from gdpo_tune.publishing.repositories import check_directories, write_directory
 
     check_directories(contents, directory)
@@ -156,13 +147,6 @@ def _upload_all(
     *,
     private: bool,
 ) -> None:
-    """Upload every repository, then list those of a front in a collection.
-
-    Raises:
-        UsageError: there is no token, no network, a name is taken, or the Hub refuses a card, such
-            as for its licence; nothing was sent.
-        HubError: an upload stopped.
-    """
     from gdpo_tune.publishing.hub import (
         check_cards,
         check_names,

@@ -147,11 +147,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _load_task_spec(options: argparse.Namespace) -> SweepSpec:
-    """Load the search space, without what only a training or a search needs.
-
-    Raises:
-        SpecError: the file has problems, or this machine lacks a package or the data that is read.
-    """
     from gdpo_tune.spec import load_spec
 
     overrides = ["search.warm_start=[]", *options.overrides]
@@ -169,10 +164,6 @@ def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Sco
     """Return the reference solutions of the first `count` rows, None for all, as completions.
 
     Of a task that writes its own prompts, those of its validation prompts.
-
-    Raises:
-        UsageError: the task has no references.
-        DataError: the data cannot be read, or holds no row.
     """
     if not spec.data.source:
         write: Any = getattr(task, "write_reference", None)
@@ -198,11 +189,6 @@ def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Sco
 
 
 def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
-    """Give texts their tokens, as if the policy of the search space had written them.
-
-    Raises:
-        PolicyError: the policy's tokenizer is not on this machine.
-    """
     from gdpo_tune.policies.prompt_choice import load_local_tokenizer
 
     tokenizer: Any = load_local_tokenizer(spec.policy, spec.model.revision)
@@ -217,11 +203,6 @@ def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
 
 
 def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:
-    """Give texts their rewards, metrics and details, in batches as large as those of a trial.
-
-    Raises:
-        TaskFileError: a task in a file gives no rewards that a trial could use.
-    """
     from gdpo_tune.tasks.base import CallContext, call_score, check_scores
     from gdpo_tune.tasks.references import describe_result
 

@@ -155,11 +155,6 @@ def build_parser() -> cli.Parser:
 
 
 def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()) -> int:
-    """Print the resolved spec, and what it needs that this machine lacks; return the status.
-
-    `needs` are those that reading the file has found. A policy or local data that no machine could
-    use is refused, and too small a share of a GPU of this machine.
-    """
     from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.spec import render_dry_run, render_needs, settle_pack

@@ -130,12 +130,7 @@ def _parse_host_name(text: str) -> str:
 
 
 def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
-    """Return a function that reads the spec of a sweep, and the sweep's location.
-
-    Raises:
-        UsageError: there is no such sweep.
-        SpecError: its file cannot be read.
-    """
+    """Return a function that reads the spec of a sweep, and the sweep's location."""
     from gdpo_tune.results.open_sweep import SPEC, is_space, resolve_location, resolve_spec_file
 
     if not is_space(named):

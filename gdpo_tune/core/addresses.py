@@ -64,11 +64,7 @@ def find_id_problem(repository: str) -> str:
 
 
 def parse_hub_address(address: str) -> Repository:
-    """Return the repository that an address names.
-
-    Raises:
-        UsageError: it names none.
-    """
+    """Return the repository that an address names, or raise `UsageError` if it names none."""
     path = address[len(_SCHEME) :].rstrip("/")
     kind: RepositoryKind = "dataset" if path.startswith(_DATASETS) else "model"
     identity = path.removeprefix(_DATASETS)
@@ -81,11 +77,7 @@ def parse_hub_address(address: str) -> Repository:
 
 
 def refuse_published(address: str, command: str, fix: str) -> None:
-    """Refuse a published sweep where a command would change it, or run it.
-
-    Raises:
-        UsageError: the address is that of a published sweep.
-    """
+    """Raise `UsageError` for a published sweep, which a command would change or run."""
     if is_hub_address(address):
         raise UsageError(f"{command}: {address} is published, so it is only read\n    fix: {fix}")
 
@@ -151,11 +143,7 @@ _RAY_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
 
 
 def check_ray_address(text: str, option: str) -> str:
-    """Return an address that `ray.init` can join: `auto`, or `HOST:PORT`.
-
-    Raises:
-        UsageError: it is no such address; the message names the option or variable with it.
-    """
+    """Return an address that `ray.init` can join, `auto` or `HOST:PORT`; refuse another one."""
     match = _RAY_ADDRESS.fullmatch(text)
     if text == "auto" or (match is not None and 0 < int(match[2]) < 2**16):
         return text
@@ -193,10 +181,7 @@ def enable_ray_token(environment: MutableMapping[str, str]) -> None:
     """Make Ray send a token that a variable names; call this before Ray is imported.
 
     By default Ray sends no token to an explicit address. A token in the home directory keeps its
-    meaning for Ray: it is used for `auto` alone.
-
-    Raises:
-        UsageError: see `find_ray_token`.
+    meaning for Ray: it is used for `auto` alone. Errors are those of `find_ray_token`.
     """
     find_ray_token(environment)
     if not environment.get(RAY_AUTH_MODE) and _read_token_variables(environment):

@@ -64,11 +64,7 @@ class ComputeLock(Generic[State]):
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Hold the lock in the block, but for where this thread yields it.
-
-        Raises:
-            RuntimeError: this thread holds such a lock already.
-        """
+        """Hold the lock in the block, but for where this thread yields it."""
         if _current.member is not None:
             raise RuntimeError("a thread takes turns once at a time")
         member = _Member(self, self._first)

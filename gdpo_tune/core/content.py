@@ -83,10 +83,8 @@ def measure_content(
 ) -> dict[str, Fact]:
     """Return name -> fact for all that can be known here; the arguments as in a sweep file.
 
-    A policy or data set on the Hub has a fact only if the local cache knows its commit.
-
-    Raises:
-        OSError: a file cannot be read.
+    A policy or data set on the Hub has a fact only if the local cache knows its commit. A file that
+    cannot be read raises its `OSError`.
     """
     facts = {"version python": Fact(".".join(platform.python_version_tuple()[:2]))}
     files: list[tuple[str, Path]] = []
@@ -130,10 +128,9 @@ def list_changes(
 ) -> dict[str, str]:
     """Return name -> difference for a person; `recorded`: name -> digest of an earlier start.
 
-    Facts of the kinds in `without` are left out.
-
-    A commit or version that is known on one side alone is no difference, nor is a file that
-    appeared under a name in the task's code: the task may have written it.
+    Facts of the kinds in `without` are left out. A commit or version that is known on one side
+    alone is no difference, nor is a file that appeared under a name in the task's code: the task
+    may have written it.
     """
     changes: dict[str, str] = {}
     for name in sorted({*recorded, *current}):
@@ -170,9 +167,6 @@ def hash_files(files: Iterable[Path]) -> dict[Path, str]:
     """Return file -> digest of its content, the first 128 bits of its BLAKE2b.
 
     Digests of large files are kept in the user's cache, by path, size, inode and times of change.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     known: dict[str, list[int | str]] = read_cache("digests.json")
     digests: dict[Path, str] = {}
@@ -234,8 +228,8 @@ def _list_policy_files(directory: Path) -> list[Path]:
 def find_modules(source: Path) -> tuple[dict[Path, ast.Module], set[str]]:
     """Return a task's file and the modules that it imports, parsed; and packages, by name.
 
-    Modules are those that Python finds beside the file, in the current directory or on its path.
-    Installed ones are packages, which have a version.
+    Modules are those beside the file, in the current directory or on Python's path; installed ones
+    are packages, which have a version.
     """
     importlib.invalidate_caches()
     places = [str(source.parent), str(Path.cwd()), *sys.path]

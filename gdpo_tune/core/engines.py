@@ -114,11 +114,7 @@ def find_compiler_problem(named: str | None, path: str | None) -> str:
 
 
 def round_up_rank(rank: int) -> int:
-    """Return the smallest of `ADAPTER_RANKS` that holds an adapter of this rank.
-
-    Raises:
-        EngineError: the rank is above all of them.
-    """
+    """Return the smallest of `ADAPTER_RANKS` that holds a rank, or raise `EngineError`."""
     size = next((size for size in ADAPTER_RANKS if size >= rank), None)
     if size is None:
         raise EngineError(

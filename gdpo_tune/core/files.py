@@ -49,11 +49,7 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
 
 @contextmanager
 def explain_write_errors(subject: str) -> Generator[None]:
-    """Turn a failure to write `subject` to a user's path into a usage error.
-
-    Raises:
-        UsageError: it cannot be written there, for another reason than lack of space.
-    """
+    """Turn a failure to write `subject` into a `UsageError`, but for a full disk."""
     try:
         yield
     except OSError as error:
@@ -150,11 +146,7 @@ def list_data_files(source: Path) -> list[Path]:
 
 @contextmanager
 def explain_full_disk(directory: Path, subject: str) -> Generator[None]:
-    """Turn a failure to write `subject` to a full disk into a `DiskFullError`.
-
-    Raises:
-        DiskFullError: the block failed because no space was left there, or for this user.
-    """
+    """Turn a failure to write `subject` into a `DiskFullError` where no space is left for it."""
     try:
         yield
     except Exception as error:

@@ -21,13 +21,9 @@ T = TypeVar("T")
 
 
 def run_with_timeout(seconds: float, call: Callable[[], T]) -> T:
-    """Return the result of a call, which continues in its own thread if it takes too long.
+    """Return the result of a call, or raise `TimeoutError` and let it end in its own thread.
 
     The time-out of a socket is not enough: a server may send single bytes for ever.
-
-    Raises:
-        TimeoutError: there is no result in time.
-        Exception: whatever the call raises.
     """
     answer: Future[T] = Future()
 
@@ -52,11 +48,8 @@ def build_retry(
 ) -> Retrying:
     """Return a retry loop: the first attempt at once, others after pauses that double.
 
-    Args:
-        patience: seconds within which the last attempt begins.
-        first: seconds of the first pause.
-        longest: seconds of the longest pause; None: every pause is as long as the first.
-        options: others of `tenacity.Retrying`.
+    The last attempt begins within `patience` seconds. Pauses grow from `first` to `longest`;
+    by default all are as long as the first. `options` are others of `tenacity.Retrying`.
     """
     from tenacity import Retrying, stop_before_delay, wait_exponential  # 30 ms, for asyncio
 

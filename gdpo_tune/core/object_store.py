@@ -84,8 +84,7 @@ def open_filesystem(address: str) -> tuple[Any, str]:
     """Return fsspec's filesystem for an address, and its path there without a `/` at the end.
 
     Raises:
-        StoreError: the scheme is unknown, the package for it is not installed, or it cannot be
-            used with nothing but an address.
+        StoreError: the scheme is unknown, lacks its package, or needs more than an address.
     """
     import fsspec
 
@@ -118,13 +117,9 @@ def is_refusal(error: BaseException) -> bool:
 class StoreDirectory:
     """Files below one address; names are relative to it, with `/` between directories.
 
-    Every call is repeated while the store does not answer, which is safe: no call adds to a file.
-    Markers of checkpoints are written after all other files, and deleted before them.
-
-    Args:
-        address: of the directory; it need not exist.
-        patience: seconds for which a store that does not answer is asked again.
-        say: called once when the store does not answer, and once when it does again.
+    Every call is repeated for `patience` seconds while the store does not answer, which is safe: no
+    call adds to a file. `say` is called once then, and once when it answers again. Markers of
+    checkpoints are written after all other files, and deleted before them.
 
     Raises:
         StoreError: the store refuses, or the package for its scheme is not installed.

@@ -156,11 +156,7 @@ TOLERANCE = 1e-9
 
 
 def build_shaping(params: Params, training: TrainingSettings, info: TaskInfo) -> Shaping:
-    """Build the shaping that a trial's parameters describe.
-
-    Raises:
-        ValueError: a condition on a reward whose range is unknown.
-    """
+    """Build the shaping of a trial; `ValueError`: a condition on a reward of unknown range."""
     conditions: dict[str, RewardCondition] = {}
     for reward in info.rewards:
         on = str(params.get(f"conditioning.{reward}", NO_CONDITION))
@@ -182,12 +178,10 @@ def build_shaping(params: Params, training: TrainingSettings, info: TaskInfo) ->
 
 
 def compute_threshold(limits: tuple[float, float], share: float) -> float:
-    """Compute a threshold: the value at `share` of a reward's range, 0 its lowest, 1 its highest.
+    """Return the value at `share` of a reward's range, 0 its lowest, 1 its highest.
 
-    One parameter serves all rewards that a condition may name, each with its own range.
-
-    Raises:
-        ValueError: the range is unknown.
+    One parameter serves all rewards that a condition may name, each with its own range; an unknown
+    one is a `ValueError`.
     """
     low, high = limits
     if not math.isfinite(high - low):

@@ -170,10 +170,6 @@ def collect_metrics(task: TaskInfo) -> dict[str, MetricInfo]:
 
 
 def load(target: str) -> Any:
-    """Import `module:attribute`.
-
-    Raises:
-        ImportError, AttributeError: the target does not exist, which is a defect of a table.
-    """
+    """Import `module:attribute`; that it does not exist is a defect of a table."""
     module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)

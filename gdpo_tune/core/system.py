@@ -51,8 +51,8 @@ def read_machine_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes of memory that the processes of this machine or control group share.
 
     This is the smallest of `MemTotal` and the limits of this process's control group and of its
-    parents, version 2 or 1; swap does not count. None where the kernel reports none
-    (not Linux). `root` contains `proc` and `sys`.
+    parents, version 2 or 1, without swap; None where the kernel reports none (not Linux). `root`
+    contains `proc` and `sys`.
     """
     lines = map(str.split, _read_lines(root / "proc/meminfo"))
     totals = [int(words[1]) << 10 for words in lines if words[:1] == ["MemTotal:"]]

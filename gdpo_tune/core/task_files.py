@@ -43,12 +43,9 @@ def is_task_file(task: str) -> bool:
 
 
 def load_task_info(task: str, parameters: Collection[str] = ()) -> TaskInfo:
-    """Return what a task rewards and measures.
+    """Return what a task rewards and measures; the name or file is as in a sweep file.
 
-    Args:
-        task: a name or a file, as in a sweep file.
-        parameters: names of a space or a trial. An optional reward of the task is on if its
-            `reward_weights.<name>` is among them.
+    An optional reward is on if its `reward_weights.<name>` is among `parameters`.
 
     Raises:
         TaskFileError: it is in a file, and cannot be used.
@@ -66,12 +63,9 @@ def build_task(
     parameters: Collection[str] = (),
     scoring: Scoring = STRICT,
 ) -> Any:
-    """Build the task of a sweep; `task` and `parameters` as in `load_task_info`.
+    """Build the task of a sweep; arguments and errors as in `load_task_info`.
 
     Only a task that offers it has another `scoring`. One in a file gets a process of its own.
-
-    Raises:
-        TaskFileError: it is in a file, and cannot be used.
     """
     others = {} if scoring == STRICT else {"scoring": scoring}
     info = load_task_info(task, parameters)
@@ -111,11 +105,7 @@ def _describe(task: str) -> TaskInfo:
 
 
 def split_task_file(task: str) -> tuple[str, str]:
-    """Return the absolute path and the class of a task in a file.
-
-    Raises:
-        TaskFileError: it names no class.
-    """
+    """Return the absolute path and the class of a task in a file; refuse one without a class."""
     file, _, name = task.rpartition(":")
     if not file or not name.isidentifier():
         raise TaskFileError(f"{task}: it names no class; write path/to/file.py:MyTask")

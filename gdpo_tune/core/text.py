@@ -161,11 +161,7 @@ def format_list(names: Sequence[str], last: str = "and") -> str:
 
 
 def list_template_columns(template: str) -> list[str]:
-    """Return the columns that a prompt template names.
-
-    Raises:
-        ValueError: a brace stands alone, or is followed by what is no name of a column.
-    """
+    """Return the columns that a prompt template names; `ValueError`: a brace stands alone."""
     parts = list(string.Formatter().parse(template))
     if any(name == "" or form or conversion for _, name, form, conversion in parts):
         raise ValueError("write the name of a column in braces, or {{ for a brace")

@@ -67,9 +67,8 @@ def is_kept(step: int, last: int) -> bool:
     """Return whether point `step` of 1..`last` is passed on beyond the trial's own file.
 
     Of up to `MOST_POINTS` points every one is, of more at least half of `MOST_POINTS`, evenly
-    spread, and always the last. All code that thins a curve uses this rule, so a curve that
-    passes it twice is not thinned twice. The rule does not depend on time, so a trial that
-    resumes keeps the same points.
+    spread, and always the last. All code that thins a curve uses this rule, so no curve is thinned
+    twice, and a trial that resumes keeps the same points.
     """
     return step >= last or step % -(-last // MOST_POINTS) == 0
 
@@ -255,8 +254,7 @@ def iterate_whole_checkpoints(
 ) -> Iterator[str]:
     """Yield the names of a trial's whole checkpoints, the one of most steps first.
 
-    `sizes` are the bytes of each file, by its path in the trial's directory; `read` returns a
-    file's content, or None if it does not exist.
+    `sizes` are bytes by path in the trial's directory; `read` returns a file's content, or None.
     """
     for name in sort_checkpoints(sizes):
         marker = read(f"{name}/{MARKER}") if f"{name}/{MARKER}" in sizes else None

@@ -311,11 +311,7 @@ class Part:
 
 
 def check_part_weights(weights: Sequence[float]) -> None:
-    """Refuse weights of parts that do not sum to 1.
-
-    Raises:
-        ValueError: they do not, or there are none.
-    """
+    """Raise `ValueError` for weights of parts that do not sum to 1."""
     if not weights or not abs(sum(weights) - 1) <= TOLERANCE:
         terms = " + ".join(f"{weight:g}" for weight in weights) or "no weight"
         raise ValueError(

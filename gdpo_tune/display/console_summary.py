@@ -48,8 +48,8 @@ def print_summary(
 ) -> None:
     """Print the front with its standard errors, the failures, paths and next commands.
 
-    `note` says how the sweep ended, as `LiveDisplay.note` has it; `view` is the address of the
-    front in MLflow, without the server part for a database.
+    `note` says how the sweep ended; `view` is the front's address in MLflow, without the server
+    part for a database.
     """
     out = console or build_console()
     if not out.is_terminal and console is None:

@@ -110,9 +110,9 @@ def walk(value: Any, mark: Place, path: KeyPath = ()) -> Iterator[tuple[KeyPath,
 
 
 def locate(root: Any, mark: Place, path: KeyPath) -> tuple[Place, Any]:
-    """Return the value at `path` with its place; `ABSENT` with the closest place above it.
+    """Return the value at `path`, a part of which may have dots, and its place.
 
-    A part of the path may have dots.
+    Where there is none, it is `ABSENT`, with the closest place above it.
     """
     part: Any
     for key in path:
@@ -412,11 +412,7 @@ def suggest_file(path: Path) -> str:
 
 
 def parse_yaml(text: str, source: str, problems: Problems) -> Any:
-    """Return the value of YAML 1.2 text.
-
-    Raises:
-        ReportedError: it is not YAML, or holds too many values; the problem is noted.
-    """
+    """Return the value of YAML 1.2 text, or note the problem and raise `ReportedError`."""
     return _parse(text, Place(source, 1), problems)[0]
 
 
@@ -461,10 +457,7 @@ def _parse(text: str, origin: Place, problems: Problems) -> tuple[Any, Place]:
 def _convert(
     data: Any, origin: Place, problems: Problems, texts: Mapping[tuple[int, int], str]
 ) -> Any:
-    """Return what ruamel read as plain values with marks; a dotted key becomes nested mappings.
-
-    `texts` has each scalar as it is written, by its line and column.
-    """
+    """Return what ruamel read as plain values with marks; a dotted key becomes nested mappings."""
     count, entry = 0, origin
 
     def convert(data: Any, mark: Place, above: tuple[int, ...]) -> Any:

@@ -25,12 +25,11 @@ def render_dry_run(
     `size` is that of the policy, if it is known; `policy` says what is known about its files, and
     `pack` why so many trials share a process, if `resources.pack` is not 1.
     """
-    warnings = [f"  - {warning}" for warning in list_warnings(spec)]
-    scheduler, total = spec.search.scheduler, spec.training.completions_per_step
+    warnings, total = list_warnings(spec), spec.training.completions_per_step
+    scheduler = spec.search.scheduler
     tracking, sandbox, budget = spec.tracking, spec.sandbox, spec.search.budget
     packages = f" with {join_names(sandbox.modules)}" if sandbox.modules else ""
-    sizes = spec.space.list_reachable("group_size") or ()
-    prompts = [(f"group_size {size}", f"{total // int(size)} prompts") for size in sizes]
+    sizes = map(int, spec.space.list_reachable("group_size") or ())
     population: list[str] = []
     if isinstance(scheduler, PbtSettings):
         steps = join_names(scheduler.list_sync_steps(spec.training.steps))
@@ -53,7 +52,7 @@ def render_dry_run(
         *_align(_list_dimensions(spec)),
         "",
         "# Prompts a step",
-        *_align(prompts),
+        *_align([(f"group_size {size}", f"{total // size} prompts") for size in sizes]),
         "",
         "# Completions, at most",
         *_align(_list_completions(spec)),
@@ -74,9 +73,9 @@ def render_dry_run(
         *([f"# GPU memory: {_describe_gpu_memory(spec, size)}"] if spec.resources.gpus else []),
         "",
         "# Warnings" + ("" if warnings else ": none"),
-        *warnings,
+        *(f"  - {warning}" for warning in warnings),
     ]
-    return "\n".join(parts).rstrip()
+    return "\n".join(parts)
 
 
 def render_needs(needs: Iterable[object]) -> str:

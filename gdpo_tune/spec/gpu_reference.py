@@ -44,14 +44,7 @@ SLOTS = 8
 
 
 def fill_page(page: str, files: Sequence[Path]) -> str:
-    """Return the page with new tables between its two marks.
-
-    They are the memory of each recipe on its GPU, the GPUs on which each fits as it is, the GPUs
-    that a trial needs by policy, and the trials of LoRA that fit into one process.
-
-    Raises:
-        ValueError: the page lacks a mark.
-    """
+    """Return the page with new tables between its two marks; `ValueError`: it lacks one."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -104,10 +97,7 @@ def count_gpus(memory: TrialMemory, device: int) -> str:
 
 
 def adapt_recipe(base: SweepSpec, rank: int) -> SweepSpec:
-    """Return a recipe with adapters of a rank, or none, and with small micro-batches.
-
-    They change the memory of a step and not its result.
-    """
+    """Return a recipe with adapters of a rank, or none, and with micro-batches of less memory."""
     training = base.training.replace(micro_batch_size=MICRO_BATCH)
     return base.replace(model=base.model.replace(lora_rank=rank), training=training)
 

@@ -52,8 +52,7 @@ def load_spec(
     `overrides` are `key=value` with dotted keys and YAML values; later ones win. `name` replaces
     the name in the file. `to_run` also checks what training needs: data, packages and the sweeps
     of `search.warm_start`. Where another machine will train, `needs` takes the data and packages
-    that this one lacks, which are no errors then. For other resources of the machine see
-    `find_machine_problems`.
+    that this one lacks, which are no errors then.
 
     Raises:
         SpecError: the file or an override has problems; each with its line, value, reason and fix.

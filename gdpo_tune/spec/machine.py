@@ -130,10 +130,7 @@ def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
 
 
 def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:
-    """Return the number of device files of GPUs (NVIDIA, AMD, WSL) that are not hidden.
-
-    `CUDA_VISIBLE_DEVICES` hides devices.
-    """
+    """Return how many GPUs `CUDA_VISIBLE_DEVICES` does not hide, by their device files."""
     present = sum(1 for file in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name))
     if not present and (devices / "kfd").exists():
         present = sum(1 for _ in devices.glob("dri/renderD*"))
@@ -149,10 +146,7 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
 
 
 def list_other_sweeps() -> Iterator[str]:
-    """Yield a warning for each other sweep of this user on the CPUs of this process.
-
-    A sweep is known by its server of Ray, which ends with it.
-    """
+    """Yield a warning for each other sweep of this user on these CPUs, found by its raylet."""
     for server in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or belongs to another user
             driver = server.parent() if server.name() == "raylet" else None
@@ -307,10 +301,7 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
 
 
 def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many trials train side by side here; None on a cluster, whose nodes are unknown.
-
-    Resources that this machine lacks count as one slot: the file may be for another machine.
-    """
+    """Return how many trials train side by side here, at least 1; None on a cluster."""
     if environment.get("RAY_ADDRESS"):
         return None
     cpus, gpus = count_local_cpus(), count_visible_gpus(environment)
@@ -377,11 +368,7 @@ def check_disk(
 def check_merge_room(
     spec: SweepSpec, size: PolicyShapes | None, directory: Path, count: int
 ) -> None:
-    """Refuse a disk that cannot hold `count` merges of policies; an unknown `size` passes.
-
-    Raises:
-        ResourcesError: the disk is too small.
-    """
+    """Raise `ResourcesError` for a disk without room for merges; an unknown `size` passes."""
     if size is None:
         return
     needed, present = count * measure_disk(spec, size, 1).last, nearest_existing(directory)

@@ -297,10 +297,7 @@ class Resources(Section):
         return 1 if self.pack == "auto" else self.pack
 
     def reduce_workers(self, most: int) -> int:
-        """Return the most workers, at most `most`, that can share what these ones can; at least 1.
-
-        What divides by a number of workers divides by each divisor of it.
-        """
+        """Return the most workers, from 1 to `most`, that can share what these ones can."""
         fewer = range(min(most, self.workers), 1, -1)
         return next((count for count in fewer if self.workers % count == 0), 1)
 
@@ -313,8 +310,7 @@ class Resources(Section):
     def collect_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return all variables of a trial; those that are only named come from `environment`.
 
-        Raises:
-            ResourcesError: one that is named is not set.
+        One that is named and not set raises a `ResourcesError`.
         """
         names = [entry for entry in self.env if "=" not in entry]
         missing = [name for name in names if name not in environment]
@@ -637,10 +633,7 @@ class SweepSpec(Section):
 
 
 def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
-    """Return the resolved file as it may be shown: without the secrets in its addresses.
-
-    With `stored` it is as `dump_stored_yaml` returns it.
-    """
+    """Return the file of `dump_yaml`, or with `stored` of `dump_stored_yaml`, without secrets."""
     uri = redact_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),

@@ -60,9 +60,9 @@ def require_pattern(pattern: str, reason: str, fix: str) -> AfterValidator:
 
 
 def read_section(model: type[S], data: YamlMap, problems: Problems) -> S | None:
-    """Return a mapping of the file as a model, without the keys that have problems.
+    """Return a mapping of the file as a model, without the keys that have problems, each noted.
 
-    Each is noted. The result is None if the model is not valid without these keys.
+    It is None if the model is not valid without these keys.
     """
     rest: Any = data
     while True:

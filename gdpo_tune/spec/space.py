@@ -212,8 +212,7 @@ class Space(BaseModel):
     def complete(self, params: Params) -> dict[str, ParamValue]:
         """Return all parameters, inactive ones at their default: equal trials have equal ones.
 
-        Raises:
-            KeyError: an active, searched parameter has no value.
+        An active, searched parameter without a value raises a `KeyError`.
         """
         params = self.align(params)
         active = self.select_active(params)

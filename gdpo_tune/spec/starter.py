@@ -29,8 +29,7 @@ def list_spaces() -> dict[str, Path]:
 def find_space(name: str, option: str) -> Path:
     """Return the file of a search space that ships, or the file `name` itself.
 
-    Raises:
-        UsageError: there is neither; `option` is where the user wrote `name`.
+    `UsageError`: there is neither; `option` is where the user wrote `name`.
     """
     file, shipped = expand_path(name), list_spaces()
     if is_file(file):
@@ -102,11 +101,7 @@ EMBEDDED_LENGTHS = {"code": (64, 26), "math": (48, 14), "gsm8k": (48, 14), "tool
 
 @dataclass(frozen=True)
 class FirstFile:
-    """Answers from which the file is written.
-
-    Raises:
-        TaskFileError: the file of a task of your own has no such task.
-    """
+    """Answers from which the file is written; a bad file of a task is a `TaskFileError`."""
 
     task: str
     policy: str = ""

@@ -27,7 +27,7 @@ TRAINERS = sorted(set(registry.EXPORTERS) - set(MERGERS))
 @pytest.fixture
 def sweep(tmp_path):
     """Two trainings of 60 steps with kept policies, a checkpoint of the first, and a merge."""
-    spec = load_code_spec(tmp_path)
+    spec = load_code_spec(tmp_path, ["training.train_prompts=16"])
     parts = [Part(0, 30, 0.25), Part(1, 60, 0.75)]
     with Ledger.open(spec) as ledger:
         params = spec.space.complete_baseline({"normalization": "gdpo"})

@@ -14,14 +14,14 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.ledger import Ledger
-from tests.support.export import FIXED
+from tests.support.export import FEW, FIXED
 from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome, load_code_spec
 
 
 @pytest.fixture
 def sweep(tmp_path):
-    spec = load_code_spec(tmp_path)
+    spec = load_code_spec(tmp_path, ["training.train_prompts=16"])
     with Ledger.open(spec) as ledger:
         for number, (correct, form) in enumerate([(0.9, 0.2), (0.7, 0.7), (0.2, 0.9)]):
             params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
@@ -48,7 +48,7 @@ def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
 
 
 def test_a_name_under_runs_is_enough(tmp_path, monkeypatch):
-    spec = load_code_spec(tmp_path / "runs")
+    spec = load_code_spec(tmp_path / "runs", ["training.train_prompts=16"])
     with Ledger.open(spec) as ledger:
         ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
         ledger.complete(0, build_outcome(0.9, 0.2, 0.5))
@@ -73,7 +73,7 @@ def test_a_policy_in_a_relative_directory_is_found_from_the_export(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     shutil.copytree(registry.POLICIES["embedded"], "mine")
     space = str(ROOT / "search_spaces" / "code.yaml")
-    fixed = [word for each in (*FIXED, "policy=mine") for word in ("--set", each)]
+    fixed = [word for each in (*FIXED, *FEW, "policy=mine") for word in ("--set", each)]
     assert export.main([space, "--to", "trl", "--out", "o", *fixed]) == 0
     assert f'"{tmp_path}/mine"' in Path("o/grpo.yaml").read_text()
 
@@ -138,7 +138,7 @@ def test_a_base_in_a_directory_is_named_and_may_be_replaced(tmp_path, capsys):
     mine = tmp_path / "mine"
     shutil.copytree(registry.POLICIES["embedded"], mine)
     space = str(ROOT / "search_spaces" / "code.yaml")
-    fixed = [word for each in (*FIXED, f"policy={mine}") for word in ("--set", each)]
+    fixed = [word for each in (*FIXED, *FEW, f"policy={mine}") for word in ("--set", each)]
     assert export.main([space, "--to", "trl", "--out", str(tmp_path / "a"), *fixed]) == 0
     page = (tmp_path / "a" / PAGE).read_text()
     assert f"| `grpo.yaml` | the directory {mine}, which another machine lacks" in page
