@@ -11,7 +11,7 @@ that both arms come from one distribution:
     correction   Holm over all tests of a page: the hypervolume, and each objective.
 
 A larger search has a better front by its size alone. So hypervolumes are compared at the smaller
-side's number of configurations, as the mean over random choices of as many of the larger side's. A
+arm's number of configurations, as the mean over random choices of as many of the larger arm's. A
 trial that was stopped at a rung or breaks a constraint counts as a configuration that adds nothing;
 failed trials are left out. Objectives are compared over independent ones: see `build_arm`.
 
@@ -352,7 +352,7 @@ def build_arm(
 ) -> Arm:
     """Build an arm from the trials of a search, without the baselines, which no search proposed.
 
-    `shared` is True if the other side's trials come from the same sweep. Then only configurations
+    `shared` is True if the other arm's trials come from the same sweep. Then only configurations
     that no model proposed are independent: a model tries more of a mode in a corner of the space
     where that mode looked good, which says nothing about the mode.
     """

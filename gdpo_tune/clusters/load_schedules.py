@@ -80,9 +80,8 @@ class LoadedSweeps:
     """The scheduled sweeps of a directory."""
 
     sweeps: tuple[ScheduledSweep, ...]
-    """The valid ones."""
+    """The valid ones; `error` has every problem of the others."""
     error: SpecError | None
-    """Every problem of the others."""
 
     def find(self, name: str) -> ScheduledSweep:
         """Return the sweep of a name; if there is none, raise the error of the files, if any."""

@@ -143,7 +143,6 @@ class ScheduledRun(Record):
 
     name: str
     due: Time
-    """Time that the run is for."""
     identity: str
     """Identity of the sweep's spec: runs of one identity can be compared."""
     began: Time

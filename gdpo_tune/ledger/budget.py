@@ -102,7 +102,6 @@ class WorkClock(threading.Thread):
         self._last = wall(), monotonic()
         self._gaps: list[tuple[float, float]] = []
         self.ended = threading.Event()
-        """Ends the thread."""
 
     def run(self) -> None:
         """Tick until the end."""

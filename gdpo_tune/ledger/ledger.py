@@ -89,7 +89,6 @@ class Ledger(CloseableResource):
         """With the settings that requests have changed, and with constraints that have the values
         of the baselines that were measured."""
         self.steering = SteeringState()
-        """State that the recorded requests lead to."""
         self._file_spec = spec
         self.directory = spec.directory.absolute()
         self.moved_aside = moved_aside

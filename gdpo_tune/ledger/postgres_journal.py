@@ -77,8 +77,7 @@ class PostgresJournal(Journal):
         """Number of the lock of the sweep's writer."""
         self._writes = not read_only
         self._uncommitted: list[str] = []
-        self._next = 0
-        """Number of the next record to append."""
+        self._next = 0  # number of the next record to append
         self._unread: list[str] = []
         """Records that this writer appended and did not read back: no other process appends."""
         self._failure: Exception | None = None

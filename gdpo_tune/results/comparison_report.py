@@ -22,9 +22,9 @@ from gdpo_tune.spec.model import list_decisive_values, list_differences
 SEARCH_KEYS = {"sampler", "scheduler", "warm_start"}
 """Keys of `search:` that influence how good the configurations of a sweep are."""
 ENOUGH = 40
-"""Trials of each side with which a tenth more hypervolume is found: docs/comparison.md."""
+"""Trials of each arm with which a tenth more hypervolume is found: docs/comparison.md."""
 LARGE_RATIO = 1.5
-"""Ratio of two sides' sizes, or of their costs, above which a note points it out."""
+"""Ratio of two arms' sizes, or of their costs, above which a note points it out."""
 Winner = Literal["left", "right", "mixed", "undecided", "equal", "too few"]
 CLOSE = 0.1
 """Ratios within this share of 1, their intervals included, count as equal for practice."""
@@ -37,7 +37,7 @@ class ComparisonReport:
     comparison: Comparison
     verdict: Verdict
     notes: tuple[str, ...]
-    """Other differences between the sides, and limits of the answer."""
+    """Other differences between the arms, and limits of the answer."""
     file: Path
     """File that the page is written to."""
 
@@ -70,7 +70,7 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
             "references"
         )
     names = [spec.location if one.name == other.name else spec.name for spec in (one, other)]
-    sides = [build_arm(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
+    arms = [build_arm(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
     settings = list_differences(_list_settings(one), _list_settings(other))
     notes = [f"{names[0]} has {line} as {names[1]}" for line in settings]
     if notes:
@@ -78,7 +78,7 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
     if one.constraints != other.constraints:
         notes.append("Their constraints differ, so different trials count for their fronts.")
     file = one.directory / f"comparison_{other.name}.html"
-    return _compare_sides(sides[0], sides[1], notes, file)
+    return _compare_arms(arms[0], arms[1], notes, file)
 
 
 def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
@@ -109,7 +109,7 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
         "configurations that no model proposed. Two sweeps with one mode each show more."
     )
     file = sweep.spec.directory / f"comparison_{first}_{second}.html"
-    found = _compare_sides(left, right, [note], file)
+    found = _compare_arms(left, right, [note], file)
     if found.comparison.probability_of_superiority and found.verdict.winner != "too few":
         return found
     spec = sweep.spec
@@ -133,11 +133,11 @@ def _list_settings(spec: SweepSpec) -> dict[str, Any]:
     return list_decisive_values(spec) | {f"search.{name}": value for name, value in search.items()}
 
 
-def _compare_sides(left: Arm, right: Arm, notes: Sequence[str], file: Path) -> ComparisonReport:
-    for side in (left, right):
-        if not side.tried_count:
+def _compare_arms(left: Arm, right: Arm, notes: Sequence[str], file: Path) -> ComparisonReport:
+    for arm in (left, right):
+        if not arm.tried_count:
             raise UsageError(
-                f"{side.name} cannot be compared: no configuration of it has ended yet. The "
+                f"{arm.name} cannot be compared: no configuration of it has ended yet. The "
                 "untrained policy, the published weights and failed trials do not count"
             )
     comparison = compare_arms(left, right)
@@ -147,7 +147,7 @@ def _compare_sides(left: Arm, right: Arm, notes: Sequence[str], file: Path) -> C
 
 def _list_limits(left: Arm, right: Arm) -> list[str]:
     notes: list[str] = []
-    fewer, more = sorted((left, right), key=lambda side: side.tried_count)
+    fewer, more = sorted((left, right), key=lambda arm: arm.tried_count)
     if more.tried_count > LARGE_RATIO * fewer.tried_count:
         notes.append(
             f"{left.name} tried {left.tried_count} configurations, {right.name} "
@@ -160,7 +160,7 @@ def _list_limits(left: Arm, right: Arm) -> list[str]:
             "early: they add nothing to a front. Objectives are compared over those that ran to "
             "their end, which look better than all would."
         )
-    cheap, costly = sorted((left, right), key=lambda side: side.completions / side.tried_count)
+    cheap, costly = sorted((left, right), key=lambda arm: arm.completions / arm.tried_count)
     low, high = cheap.completions / cheap.tried_count, costly.completions / costly.tried_count
     if high > LARGE_RATIO * low:
         notes.append(
@@ -175,22 +175,22 @@ def _list_limits(left: Arm, right: Arm) -> list[str]:
             "better."
         )
     notes += [
-        f"{side.name} has {format_count(side.evaluations, 'trial')} of checkpoints and merges, "
+        f"{arm.name} has {format_count(arm.evaluations, 'trial')} of checkpoints and merges, "
         "which count with the trainings that they are made of."
-        for side in (left, right)
-        if side.evaluations
+        for arm in (left, right)
+        if arm.evaluations
     ]
-    failures = [(format_count(side.failed, "trial"), side) for side in (left, right) if side.failed]
-    notes += [f"{trials} of {side.name} failed and do not count." for trials, side in failures]
+    failures = [(format_count(arm.failed, "trial"), arm) for arm in (left, right) if arm.failed]
+    notes += [f"{trials} of {arm.name} failed and do not count." for trials, arm in failures]
     return notes
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The better side, and the reasons."""
+    """The better arm, and the reasons."""
 
     winner: Winner
-    """`mixed`: each side is better in something; `equal`: no difference that matters is likely."""
+    """`mixed`: each arm is better in something; `equal`: no difference that matters is likely."""
     headline: str
     reasons: tuple[str, ...]
 
@@ -219,19 +219,19 @@ def build_verdict(comparison: Comparison) -> Verdict:
     if _is_significant(comparison.ratio, 1.0):
         first, other = (left, right) if comparison.ratio.value > 1 else (right, left)
         winner: Winner = "left" if comparison.ratio.value > 1 else "right"
-        against = sorted(name for name, side in better.items() if side != winner)
+        against = sorted(name for name, arm in better.items() if arm != winner)
         but = f", but is worse in {format_list(against)}" if against else ""
         text = f"{first} beats {other}: its front covers more{but}."
         return Verdict("mixed" if against else winner, text, reasons)
     if better:
         parts = [
-            f"{name} is better in {format_list(sorted(n for n, s in better.items() if s == side))}"
-            for side, name in (("left", left), ("right", right))
-            if side in better.values()
+            f"{name} is better in {format_list(sorted(n for n, s in better.items() if s == arm))}"
+            for arm, name in (("left", left), ("right", right))
+            if arm in better.values()
         ]
         text = f"{' and '.join(parts)}; no significant difference in what the fronts cover."
-        sides = set(better.values())
-        return Verdict(sides.pop() if len(sides) == 1 else "mixed", text, reasons)
+        arms = set(better.values())
+        return Verdict(arms.pop() if len(arms) == 1 else "mixed", text, reasons)
     interval = comparison.ratio.interval
     if interval.low >= 1 - CLOSE and interval.high <= 1 + CLOSE:
         text = (
@@ -270,7 +270,7 @@ def _list_reasons(comparison: Comparison) -> list[str]:
             f"Corrected p = {effect.corrected:.3f}."
         )
     if not comparison.probability_of_superiority:
-        sizes = [len(side.independent) for side in (comparison.left, comparison.right)]
+        sizes = [len(arm.independent) for arm in (comparison.left, comparison.right)]
         names = format_list([goal.name for goal in comparison.left.objectives])
         lines.append(
             f"{names}: nothing to compare. {left} has {sizes[0]} and {right} {sizes[1]} "

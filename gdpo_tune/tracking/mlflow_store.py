@@ -55,8 +55,7 @@ class HeldRun:
     status: str
     tags: dict[str, str]
     params: dict[str, str]
-    metrics: dict[str, tuple[float, int]]
-    """Name -> value and step of its last point."""
+    metrics: dict[str, tuple[float, int]]  # value and step of the last point
     has_inputs: bool = False
 
     @classmethod

@@ -55,12 +55,10 @@ class Projection:
         self._records: dict[int, TrialRecord] = {}
         """As MLflow may show them."""
         self._places: dict[int, tuple[Path | None, str]] = {}
-        """Directory and address of each trial."""
         self._status, self._end = "", 0
         self._curves: dict[int, list[Measurement]] = {}
         """Number -> measurements that no request has stored."""
         self._held = 0
-        """Number of these measurements."""
         self._last_steps: dict[int, int] = {}
         self._unread: set[int] = set()
         """Trials whose files may hold measurements that MLflow lacks."""

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from gdpo_tune import export, merge, report, train
-from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.text import format_interval
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures.report_page import (
@@ -30,10 +29,6 @@ from tests.support.figures import add_candidates, make_records, make_spec
 PARSERS = {module.__name__: module.build_parser for module in (export, merge, report, train)}
 
 
-def build_stand_in(spec, front):
-    return SimpleNamespace(spec=spec, front=front)
-
-
 @pytest.fixture
 def spec(tmp_path):
     constraints = {"mean_length": Constraint(op="<=", bound=60)}
@@ -46,12 +41,17 @@ def records(spec):
 
 
 @pytest.fixture
-def front(spec, records):
-    return build_front(records, spec.list_objectives())
+def sweep(spec, records):
+    return Sweep(spec, records)
 
 
-def test_every_member_fits_between_the_ends_of_every_slider(spec, front):
-    sliders = list_sliders(build_stand_in(spec, front))
+@pytest.fixture
+def front(sweep):
+    return sweep.front
+
+
+def test_every_member_fits_between_the_ends_of_every_slider(sweep, front):
+    sliders = list_sliders(sweep)
     assert [s.name for s in sliders] == ["correctness", "format", "length", "mean_length"]
     assert [s.comparison for s in sliders] == [">=", ">=", ">=", "<="]
     for slider in sliders:
@@ -65,27 +65,24 @@ def test_a_metric_with_one_value_and_one_without_any_have_no_broken_slider(spec,
     means = {**front.members[0].mean, "format": Estimate(0.0, 0.0)}
     del means["mean_length"]
     lonely = replace(front, members=(replace(front.members[0], mean=means),))
-    sliders = {slider.name: slider for slider in list_sliders(build_stand_in(spec, lonely))}
+    found = list_sliders(SimpleNamespace(spec=spec, front=lonely))
+    sliders = {slider.name: slider for slider in found}
     assert "mean_length" not in sliders
     assert sliders["format"].step > 0
 
 
-def test_preferences_are_picks(spec, records, front):
+def test_preferences_are_picks_and_members_have_values_without_rounding(sweep, front):
     for rule in list_preferences(front):
-        assert pick_trial(Sweep(spec, records), parse_pick(rule)).record in records
-
-
-def test_members_in_the_data_have_values_without_rounding(spec, front):
-    data = json.loads(json.dumps(build_choices(build_stand_in(spec, front))))
+        assert pick_trial(sweep, parse_pick(rule)).record in sweep.records
+    data = json.loads(json.dumps(build_choices(sweep)))
     for member, entry in zip(front.members, data["members"], strict=True):
         assert entry["name"] == member.name
         assert entry["values"] == {name: e.mean for name, e in member.mean.items()}
 
 
 def test_an_empty_front_has_no_panel(spec):
-    empty = build_front([], spec.list_objectives())
-    assert build_choose_panel(build_stand_in(spec, empty)) == ""
-    assert build_cards(build_stand_in(spec, empty)) == ""
+    assert build_choose_panel(Sweep(spec, ())) == ""
+    assert build_cards(Sweep(spec, ())) == ""
 
 
 def list_commands(html, pick, wish):
@@ -94,9 +91,8 @@ def list_commands(html, pick, wish):
     return [shlex.split(t.replace("{pick}", pick).replace("{wish}", wish)) for t in templates]
 
 
-def test_every_command_is_one_that_exists(spec, front):
+def test_every_command_is_one_that_exists(spec, sweep):
     pick, wish = "'knee where length >= 0.5'", "--toward 'length >= 0.5 and format >= 0.25'"
-    sweep = build_stand_in(spec, front)
     html = build_choose_panel(sweep) + build_cards(sweep)
     commands = list_commands(html, pick, wish)
     assert {command[2] for command in commands} == PARSERS.keys()
@@ -112,8 +108,8 @@ def test_every_command_is_one_that_exists(spec, front):
             assert sum(shares.values()) == 1
 
 
-def test_a_card_has_intervals_and_searched_parameters(spec, records, front):
-    html = build_cards(build_stand_in(spec, front))
+def test_a_card_has_intervals_and_searched_parameters(sweep, records, front):
+    html = build_cards(sweep)
     assert html.count("<article") == len({*map(id, front.members), *map(id, front.baselines)})
     member = next(m for m in front.members if m.role == "search")
     card = html.partition(f'data-candidate="{member.name}"')[2].partition("</article>")[0]

@@ -38,6 +38,11 @@ def start(ledger: Ledger, **params: float | str) -> TrialRecord:
     return ledger.start(complete, "search", "model", seed=7)
 
 
+def begin(spec: SweepSpec) -> None:
+    with Ledger.open(spec) as ledger:
+        start(ledger)
+
+
 def reopened(spec: SweepSpec) -> list[TrialRecord]:
     with Ledger.open(spec) as ledger:
         return ledger.get_records()
@@ -426,8 +431,7 @@ def test_a_stored_cost_metric_does_not_change_with_the_resources(tmp_path: Path)
 
 
 def test_fresh_moves_the_whole_old_sweep_aside(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        start(ledger)
+    begin(spec)
     before = (spec.directory / "ledger.journal").read_bytes()
     for generation in (1, 2):  # twice within a second: names must not collide
         with Ledger.open(spec, fresh=True) as ledger:
@@ -661,8 +665,7 @@ def test_damage_before_the_end_is_refused_with_its_line(
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_ledger_without_its_first_record_is_refused(spec: SweepSpec, read_only: bool):
-    with Ledger.open(spec) as ledger:
-        start(ledger)
+    begin(spec)
     journal = spec.directory / "ledger.journal"
     rest = journal.read_bytes().split(b"\n", 1)[1]
     journal.write_bytes(rest)
@@ -768,8 +771,7 @@ def test_a_cost_that_an_objective_or_constraint_names_is_a_metric(tmp_path: Path
 
 @pytest.mark.parametrize("record", ['{"op_code": 99, "worker_id": "w"}', '{"op_code": 4}'])
 def test_records_that_optuna_cannot_replay_are_refused(spec: SweepSpec, record: str):
-    with Ledger.open(spec) as ledger:
-        start(ledger)
+    begin(spec)
     journal = spec.directory / "ledger.journal"
     journal.write_text(journal.read_text() + record + "\n")
     for read_only in (True, False):

@@ -69,6 +69,11 @@ def write_trials(ledger: Ledger, seed: int = 1) -> None:
     ledger.fail(1, "it broke")
 
 
+def begin(spec: SweepSpec) -> None:
+    with Ledger.open(spec) as ledger:
+        write_trials(ledger)
+
+
 def contents(ledger: Ledger) -> object:
     return [
         (r.number, r.state, dict(r.params), r.seed, r.validation, r.reason, r.cost, len(r.rungs))
@@ -239,8 +244,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(
 
 
 def test_a_fresh_sweep_moves_the_earlier_one_aside(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     kept = records_of(spec)
     with Ledger.open(spec, fresh=True) as ledger:
         assert ledger.get_records() == []
@@ -255,8 +259,7 @@ def test_a_fresh_sweep_moves_the_earlier_one_aside(spec: SweepSpec):
 
 
 def test_a_missing_record_is_refused(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     with sa.create_engine(spec.ledger, poolclass=sa.NullPool).begin() as connection:
         connection.execute(sa.text(f"DELETE FROM {TABLE} WHERE number = 3"))
     for read_only in (True, False):
@@ -309,8 +312,7 @@ def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
 
 
 def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     other = spec_in(tmp_path, f"ledger={spec.ledger}", "training.steps=7")
     with pytest.raises(IdentityError, match="holds another sweep"):
         Ledger.open(other)
@@ -318,8 +320,7 @@ def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Pa
 
 def test_a_sweep_with_its_ledger_elsewhere_is_refused(spec: SweepSpec, tmp_path: Path):
     in_file = spec_in(tmp_path)
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     with pytest.raises(UsageError, match=r"has its ledger in postgresql.*\n.*write that as ledger"):
         Ledger.open(in_file)
     shutil.rmtree(spec.directory)
@@ -381,8 +382,7 @@ def test_a_sweep_continues_in_another_directory_with_its_policies(spec: SweepSpe
 
 
 def test_a_moved_directory_keeps_its_sweep_and_a_copy_does_not(spec: SweepSpec, tmp_path: Path):
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     moved = spec_in(tmp_path / "moved", f"ledger={spec.ledger}")
     shutil.copytree(spec.directory, moved.directory)
     with pytest.raises(IdentityError, match=f"in {spec.directory} since"):
@@ -400,8 +400,7 @@ def test_a_copy_on_a_shared_disk_is_known_from_every_machine(
     spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """cp(1) with -a copies `.sweep` too."""
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     copy = spec_in(tmp_path / "copy", f"ledger={spec.ledger}")
     shutil.copytree(spec.directory, copy.directory)
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
@@ -411,8 +410,7 @@ def test_a_copy_on_a_shared_disk_is_known_from_every_machine(
 
 
 def test_a_directory_is_named_through_a_link_too(spec: SweepSpec, tmp_path: Path):
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     other = spec_in(tmp_path / "other", f"ledger={spec.ledger}")
     (tmp_path / "link").symlink_to(spec.directory)
     with pytest.raises(UsageError, match="--fresh begins anew: write one of them"):
@@ -422,8 +420,7 @@ def test_a_directory_is_named_through_a_link_too(spec: SweepSpec, tmp_path: Path
 
 
 def test_a_damaged_id_is_no_traceback(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     id_file = spec.directory / ".sweep"
     id_file.write_text(id_file.read_text() + "\n")  # as an editor leaves it
     Ledger.open(spec).close()
@@ -468,8 +465,7 @@ def test_a_ledger_without_an_origin_is_adopted_by_its_own_directory(
 def test_files_out_of_reach_are_said_to_be_elsewhere(
     spec: SweepSpec, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    with Ledger.open(spec) as ledger:
-        write_trials(ledger)
+    begin(spec)
     shutil.rmtree(spec.directory)
     other = spec_in(tmp_path / "other", f"ledger={spec.ledger}")
     Ledger.open(other, continue_from=str(spec.directory)).close()

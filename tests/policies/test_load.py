@@ -39,13 +39,15 @@ def test_names():
     assert resolve_policy("runs/code/checkpoint") == "runs/code/checkpoint"
 
 
-@pytest.mark.parametrize("name", ["embedded", "Qwen/Qwen2.5-1.5B-Instruct"])
-def test_good_names_pass(name):
-    check_policy(name)
+def test_good_names_pass(folder, monkeypatch):
+    def download(*_):
+        raise AssertionError("the network is not needed")
 
-
-def test_a_local_folder_passes(folder):
-    check_policy(str(folder))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    for name in ("embedded", "Qwen/Qwen2.5-1.5B-Instruct", str(folder)):
+        check_policy(name)
+    for name in ("embedded", str(folder)):
+        check_policy_available(name)
 
 
 def test_a_misspelt_name_gets_the_close_match():
@@ -152,31 +154,20 @@ def test_checking_a_policy_imports_no_heavy_library():
     assert done.stdout.strip() == "set()"
 
 
-def test_embedded_policy_loads():
+def test_the_embedded_policy_loads_from_any_directory_and_in_any_type(folder):
     import torch
 
     model, tokenizer = load_policy("embedded")
+    copy, _ = load_policy(str(folder))
+    pairs = zip(model.parameters(), copy.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    coarse, _ = load_policy("embedded", dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in coarse.parameters()} == {torch.bfloat16}
     assert 400_000 < model.num_parameters() < 600_000
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.config.pad_token_id == tokenizer.pad_token_id == 0
     assert model.config.eos_token_id == tokenizer.eos_token_id == 1
     assert tokenizer.padding_side == "left"
-
-
-def test_dtype_is_a_choice():
-    import torch
-
-    model, _ = load_policy("embedded", dtype=torch.bfloat16)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-
-
-def test_a_copied_folder_is_the_same_policy(folder):
-    import torch
-
-    embedded, _ = load_policy("embedded")
-    copy, _ = load_policy(str(folder))
-    pairs = zip(embedded.parameters(), copy.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_broken_weights_are_a_policy_error(folder):
@@ -210,14 +201,6 @@ def test_a_hub_id_that_cannot_be_had_is_refused(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     with pytest.raises(PolicyError, match=r"from the Hub: no such repository\. Check"):
         check_policy_available("org/absent", "v2")
-
-
-def test_what_lies_in_a_folder_is_not_asked_for(monkeypatch):
-    def download(*_):
-        raise AssertionError("the network is not needed")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    check_policy_available("embedded")
 
 
 def test_weights_under_other_names_are_refused_and_not_drawn_at_random(folder):

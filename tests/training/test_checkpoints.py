@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from gdpo_tune.core.errors import DiskFullError, TrialFailure
+from gdpo_tune.core.errors import DiskFullError, SupersededError, TrialFailure
 from gdpo_tune.core.trial_files import STEPS_FILE, append_step, read_steps
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.training import checkpoints
@@ -25,6 +25,7 @@ from gdpo_tune.training.checkpoints import (
     remove_all_but,
     write_checkpoint,
 )
+from gdpo_tune.training.step_reporter import TrialWriterToken
 
 
 def fill(directory):
@@ -35,18 +36,14 @@ def fill(directory):
 
 def test_round_trip(tmp_path):
     cost = Cost(completions=64, seconds=2.5, cpu_seconds=1.5)
-    written = write_checkpoint(tmp_path / "trial", 20, cost, fill)
+    estimates = {"format": Estimate(0.5, 0.01)}
+    written = write_checkpoint(tmp_path / "trial", 20, cost, fill, estimates)
     assert written.path == tmp_path / "trial" / "checkpoint-20"
     assert find_newest_checkpoint(tmp_path / "trial") == written.path
     read = read_checkpoint(written.path)
-    assert (read.step, read.cost) == (20, cost)
+    assert (read.step, read.cost, read.validation) == (20, cost, written.validation)
+    assert read.validation == estimates
     assert (written.path / "inner" / "state").read_bytes() == b"s" * 10
-
-
-def test_a_checkpoint_holds_the_measurement_at_its_step(tmp_path):
-    estimates = {"format": Estimate(0.5, 0.01)}
-    written = write_checkpoint(tmp_path, 20, Cost(), fill, estimates)
-    assert read_checkpoint(written.path).validation == written.validation == estimates
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -81,15 +78,14 @@ def full(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_no_checkpoint(tmp_path):
-    assert find_newest_checkpoint(tmp_path) is None
-    assert find_newest_checkpoint(tmp_path / "absent") is None
-
-
 def test_the_newest_checkpoint_is_that_of_most_steps(tmp_path):
+    for directory in (tmp_path, tmp_path / "absent"):
+        assert find_newest_checkpoint(directory) is None
+        assert find_checkpoint(directory).describe_damage() == ""
     for step in (100, 20, 3):
         write_checkpoint(tmp_path, step, Cost(), fill)
     assert find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+    assert find_checkpoint(tmp_path).describe_damage() == ""
 
 
 def damaged_marker(path):
@@ -155,12 +151,6 @@ def test_writing_the_same_step_again_replaces_it(tmp_path):
     write_checkpoint(tmp_path, 20, Cost(2), lambda directory: (directory / "other").write_text("x"))
     assert read_checkpoint(tmp_path / "checkpoint-20").cost == Cost(2)
     assert not (tmp_path / "checkpoint-20" / "weights").exists()
-
-
-def test_without_damage_there_is_no_note(tmp_path):
-    assert find_checkpoint(tmp_path).describe_damage() == ""
-    write_checkpoint(tmp_path, 20, Cost(), fill)
-    assert find_checkpoint(tmp_path).describe_damage() == ""
 
 
 def test_a_digest_covers_both_ends_of_a_large_file(tmp_path, monkeypatch):
@@ -232,14 +222,6 @@ def test_a_full_disk_is_reported_with_directory_and_bytes(tmp_path, number):
     assert find_newest_checkpoint(tmp_path) == older.path
 
 
-def test_another_error_is_no_full_disk(tmp_path):
-    def denied(directory):
-        raise PermissionError("not allowed")
-
-    with pytest.raises(PermissionError):
-        write_checkpoint(tmp_path, 40, Cost(), denied)
-
-
 def test_all_checkpoints_can_be_removed(tmp_path):
     write_checkpoint(tmp_path, 20, Cost(), fill)
     (tmp_path / ".unfinished-30").mkdir()
@@ -298,3 +280,14 @@ def test_nan_never_reaches_the_file(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         append_step(tmp_path, measurement(1, loss=float("nan")))
     assert read_steps(tmp_path) == []
+
+
+def test_the_process_that_began_last_may_write(tmp_path):
+    first = TrialWriterToken(tmp_path / "7")
+    first.append_step(measurement(1), "a step")
+    second = TrialWriterToken(tmp_path / "7")
+    TrialWriterToken(tmp_path / "8").append_step(measurement(1), "a step")
+    second.append_step(measurement(2), "a step")
+    with pytest.raises(SupersededError, match=r"another process has taken over the trial in .*7"):
+        first.append_step(measurement(3), "a step")
+    assert read_steps(tmp_path / "7") == [measurement(1), measurement(2)]

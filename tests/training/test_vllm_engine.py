@@ -111,32 +111,25 @@ def test_the_correction_is_a_setting(config, policy, settings, expected):
         arguments.vllm_importance_sampling_mode,
         arguments.vllm_importance_sampling_clip_max,
     )
+    assert arguments.vllm_mode == settings.vllm_mode
+    if settings.vllm_mode == "server":
+        assert arguments.vllm_server_base_url == "http://a:1"
     off = replace(config, rollout=RolloutSettings(engine="vllm", importance_sampling="off"))
     assert vllm_engine.build_engine_arguments(off, model)[
         "vllm_importance_sampling_correction"
     ] is (False)
 
 
-def test_a_server_gets_its_address(config, policy):
-    model, _ = load_policy(policy)
-    config = replace(
-        config,
-        rollout=RolloutSettings(engine="vllm", vllm_mode="server", vllm_server="http://a:8000"),
-    )
-    arguments = build_trainer_arguments(
-        config, ("hits", "vowels", "length"), vllm_engine.build_engine_arguments(config, model)
-    )
-    assert (arguments.vllm_mode, arguments.vllm_server_base_url) == ("server", "http://a:8000")
-
-
 # The start
 
 
-def test_torch_allocates_at_most_the_trials_share(gpu):
+def test_torch_allocates_at_most_the_trials_share(gpu, monkeypatch):
     gpu_module.limit_gpu_memory(1.0)
     assert gpu == []
     gpu_module.limit_gpu_memory(0.25)
     gpu_module.limit_gpu_memory(0.001)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu_module.limit_gpu_memory(0.25)  # nothing without a GPU
     assert gpu == [pytest.approx(0.25 - 0.5 / 80), 0.0]
 
 
@@ -154,11 +147,6 @@ def test_an_earlier_trainer_leaves_the_gpu(monkeypatch):
     del trainer
     gpu_module.free_garbage()
     assert emptied == [None]
-
-
-def test_nothing_is_limited_without_a_gpu(monkeypatch):
-    monkeypatch.delattr(torch.cuda, "set_per_process_memory_fraction")
-    gpu_module.limit_gpu_memory(0.25)
 
 
 def test_engines_on_one_gpu_start_one_after_the_other(gpu, tmp_path, monkeypatch):
@@ -251,17 +239,13 @@ def test_engines_that_start_together_meet_at_ports_of_their_own(
     for _ in range(3):
         with vllm_engine.prepare_engine(config, model, SimpleNamespace(bf16=False)):
             ports.add(int(os.environ["MASTER_PORT"]))
+    monkeypatch.setenv("MASTER_PORT", "41234")  # of a group that was launched
+    with vllm_engine.prepare_engine(config, model, SimpleNamespace(bf16=False)):
+        assert os.environ["MASTER_PORT"] == "41234"
+    assert os.environ.pop("MASTER_PORT") == "41234"
     assert len(ports) > 1
     assert not ports & {29500, 23456, 12355, 12345}
     assert "MASTER_PORT" not in os.environ
-
-
-def test_an_engine_of_a_launched_group_keeps_its_port(config, policy, engine, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", "41234")
-    model, _ = load_policy(policy)
-    with vllm_engine.prepare_engine(config, model, SimpleNamespace(bf16=False)):
-        assert os.environ["MASTER_PORT"] == "41234"
-    assert os.environ["MASTER_PORT"] == "41234"
 
 
 def test_a_start_that_fails_leaves_no_trace(config, policy, engine, monkeypatch):
@@ -437,10 +421,16 @@ def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer
 
 
 def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
+    prompts = [{"prompt_token_ids": [3]}]
+    seat = trainer.vllm_generation.llm
+    vllm_engine.ColocatedEngine(trainer)
+    awake = trainer.vllm_generation.llm
+    awake.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
+    assert seat.engine.llm.naps == 0, "unless it is asked to"
+    trainer.vllm_generation.llm = seat
     sampler = vllm_engine.ColocatedEngine(trainer, sleeps=True)
     steps = trainer.vllm_generation.llm
     llm = steps.seat.engine.llm
-    prompts = [{"prompt_token_ids": [3]}]
     synced = []
     for step in range(2):
         steps.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
@@ -454,13 +444,6 @@ def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
     steps.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
     assert sampler.generate(None, [[3]], DECODING, torch.Generator()) == [[3]]
     assert not llm.llm_engine.is_asleep  # other batches of the evaluation follow
-
-
-def test_an_engine_stays_awake_without_being_asked_to_sleep(trainer):
-    vllm_engine.ColocatedEngine(trainer)
-    steps = trainer.vllm_generation.llm
-    steps.generate([{"prompt_token_ids": [3]}], sampling_params=SimpleNamespace(), use_tqdm=False)
-    assert steps.seat.engine.llm.naps == 0
 
 
 def test_the_next_trial_wakes_the_engine():
@@ -524,13 +507,9 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     assert len({one["seed"] for one in once}) == 3
     del once[0]["seed"]
     assert once[0] == {"temperature": 1.0, "max_tokens": 9, "stop_token_ids": [1, 5]}
-
-
-def test_no_temperature_is_greedy(trainer):
-    sampler = vllm_engine.ColocatedEngine(trainer)
-    decoding = replace(DECODING, temperature=None)
-    sampler.generate(None, [[3]], decoding, torch.Generator())
-    assert trainer.vllm_generation.llm.seat.engine.llm.requests[0][1][0]["temperature"] == 0
+    sampler.generate(None, [[3]], replace(DECODING, temperature=None), torch.Generator())
+    greedy = trainer.vllm_generation.llm.seat.engine.llm.requests[-1][1][0]
+    assert greedy["temperature"] == 0
 
 
 def test_weights_are_sent_once_per_step(trainer):

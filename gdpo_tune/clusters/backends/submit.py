@@ -40,11 +40,9 @@ class Submission:
     """A sweep for a cluster."""
 
     space: Path
-    """The search space on this machine."""
     options: tuple[str, ...]
     """Options of `python -m gdpo_tune.sweep`, without the search space."""
     sweep: str
-    """Name of the sweep."""
     storage: str
     """Its storage as the cluster sees it: an absolute path, or an address."""
     directory: Path

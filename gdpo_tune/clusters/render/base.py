@@ -43,7 +43,6 @@ class RenderRequest:
 
     sweep: ScheduledSweep
     schedule: CronSchedule
-    """Schedule of the sweep."""
     target: str
     python: str
     """Interpreter of this package on this machine."""
