@@ -121,9 +121,9 @@ def main(arguments: Sequence[str]) -> int:
         )
     with closing(task):  # a trial does not enter its task either
         if options.completions:
-            from gdpo_tune.tasks.completions import read_completions
+            from gdpo_tune.tasks.completions import read_stated_completions
 
-            found = read_completions(options.completions, spec.task, spec.data)
+            found = read_stated_completions(options.completions, spec.task, spec.data)
             texts = [ScoredText(*each) for each in found[: options.n]]
         elif options.reference:
             texts = _list_references(spec, task, options.n)

@@ -38,7 +38,9 @@ LONGEST_VALUE = 60
 """Characters of a value in an error."""
 
 
-def read_completions(file: Path, task: str, data: DataSettings) -> list[tuple[int, Problem, str]]:
+def read_stated_completions(
+    file: Path, task: str, data: DataSettings
+) -> list[tuple[int, Problem, str]]:
     """Return the number, problem and completion of each line that is not blank.
 
     `task` and `data` are those of the search space.
