@@ -140,7 +140,7 @@ def run_command(
 def prepare_output() -> None:
     """Let output be written whatever the terminal can show, and even where nobody reads it.
 
-    In a terminal or a log without UTF-8, letters stand for the marks of tables.
+    In a terminal or a log without UTF-8, tables fall back to ASCII.
     """
     codecs.register_error(SPELLED_OUT, _spell_out)
     for name in ("stdout", "stderr"):

@@ -106,8 +106,7 @@ def _choose_policies(
         members, missing = list_members(publication)
         return publication, members, missing
     chosen = pick_trial(sweep, parsed)
-    for line in chosen.lines:
-        print(line)
+    print("\n".join(chosen.lines))
     return publication, [choose_published_policy(publication, chosen, parsed.text)], []
 
 

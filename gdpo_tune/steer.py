@@ -23,7 +23,6 @@ from gdpo_tune import cli
 from gdpo_tune.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.events import RecordedRequest, Request
     from gdpo_tune.results.steering import Steering
 
 WAIT_SECONDS = 10.0
@@ -93,19 +92,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _print_requests(steering: Steering) -> None:
-    recorded, pending = steering.list_requests(), steering.list_pending()
-    for request in recorded:
-        print(f"{_format_clock(request)} {request}")
-    for request in pending:
-        print(
-            f"{_format_clock(request)} {request.text}, asked by {request.author}: not applied yet"
-        )
-    if not recorded and not pending:
+    rows = [(request.asked, str(request)) for request in steering.list_requests()]
+    rows += [
+        (request.asked, f"{request.text}, asked by {request.author}: not applied yet")
+        for request in steering.list_pending()
+    ]
+    for asked, text in rows:
+        print(f"{datetime.fromtimestamp(asked).astimezone():%Y-%m-%d %H:%M:%S} {text}")
+    if not rows:
         print("no requests")
-
-
-def _format_clock(request: Request | RecordedRequest) -> str:
-    return datetime.fromtimestamp(request.asked).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _refuse_rest(words: Sequence[str]) -> dict[str, Any]:

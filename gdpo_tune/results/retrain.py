@@ -179,13 +179,8 @@ def build_request_from_sweep(
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
-    has_other_steps = plan is not None and plan.has(STEPS)
-    changes = list(overrides) if plan is None else _list_changes(sweep, plan)
-    if not has_other_steps and step != whole.steps:
-        share = min(whole.warmup_steps / step, 0.99)
-        changes = [f"training.steps={step}", f"training.warmup_share={share}", *changes]
-    spec = sweep.reload(changes, to_run=to_run)
-    if record.parts and not has_other_steps:
+    spec = sweep.reload(_list_changes(sweep, plan, overrides, step), to_run=to_run)
+    if record.parts and (plan is None or not plan.has(STEPS)):
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
         note += f", {step} of {whole.steps} steps"
     moved = FREE if plan is not None and plan.has(RATE) else ()
@@ -216,16 +211,23 @@ def _stretch_schedule(
     return tuple(stretched)
 
 
-def _list_changes(sweep: Sweep, plan: TransferPlan) -> list[str]:
-    if not plan.missing:
-        return plan.overrides
-    missing = UsageError(plan.missing)
-    try:
-        sweep.reload(plan.overrides, to_run=False)
-    except SpecError as error:  # other problems of the overrides come first
-        problems = tuple(each for each in error.problems if each.key not in plan.examples)
-        raise (SpecError(problems) if problems else missing) from None
-    raise missing
+def _list_changes(
+    sweep: Sweep, plan: TransferPlan | None, overrides: Sequence[str], step: int
+) -> list[str]:
+    """Return the overrides of a training of so many steps, unless the plan has others."""
+    if plan is not None and plan.missing:
+        missing = UsageError(plan.missing)
+        try:
+            sweep.reload(plan.overrides, to_run=False)
+        except SpecError as error:  # other problems of the overrides come first
+            problems = tuple(each for each in error.problems if each.key not in plan.examples)
+            raise (SpecError(problems) if problems else missing) from None
+        raise missing
+    changes, whole = list(overrides) if plan is None else plan.overrides, sweep.spec.training
+    if step == whole.steps or (plan is not None and plan.has(STEPS)):
+        return changes
+    share = min(whole.warmup_steps / step, 0.99)
+    return [f"training.steps={step}", f"training.warmup_share={share}", *changes]
 
 
 def _list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[str]:

@@ -162,7 +162,7 @@ class ExternalSandbox(Sandbox):
         async with self._slots:
             try:
                 for stream in job.streams:
-                    if not job.is_decided:
+                    if not (job.report.stop or job.ending.signal or job.ending.timed_out):
                         await self._execute(job, stream)
                 return job.conclude()
             except GdpoTuneError:
@@ -250,16 +250,11 @@ class RemoteJob:
         self.program = f"{_load_boot_code()}{request.decode()!a})\n"
         # NOTE: a frame of printed bytes has one byte more.
         self._output_left = job.limits.output_bytes + len(job.streams)
-        self._ending = ExitStatus(0, False, 0.0, job.limits.memory_bytes)
-
-    @property
-    def is_decided(self) -> bool:
-        """True if no other run can add a verdict."""
-        return bool(self.report.stop or self._ending.signal or self._ending.timed_out)
+        self.ending = ExitStatus(0, False, 0.0, job.limits.memory_bytes)
 
     def conclude(self) -> Result:
         """Return the result."""
-        return conclude(self.report, self._ending, self._tests, self.limits)
+        return conclude(self.report, self.ending, self._tests, self.limits)
 
     def add(self, stream: Stream | None, execution: Execution | None) -> None:
         """Record the verdicts of one run; None is a run that printed far more than allowed.
@@ -275,11 +270,11 @@ class RemoteJob:
         is_stalled = len(execution.stdout) >= STALL_BYTES
         code = execution.return_code  # as Python has it after a signal, or as a shell
         signal = -code if code < 0 else code - 128
-        self._ending = ExitStatus(
+        self.ending = ExitStatus(
             signal if 0 < signal <= _SIGNALS and not execution.timed_out else 0,
             execution.timed_out and not is_stalled,
-            self._ending.cpu_seconds + execution.seconds,
-            self._ending.peak_bytes,
+            self.ending.cpu_seconds + execution.seconds,
+            self.ending.peak_bytes,
         )
         if stream is None:
             prefix = f"{self.nonce} ".encode()
@@ -289,7 +284,7 @@ class RemoteJob:
             self._grade(frames, self._expected, partial(grade_value, rule=self.comparison))
             if execution.return_code and report.stop is None:
                 report.stop = "ended"
-        elif execution.timed_out or self._ending.signal:
+        elif execution.timed_out or self.ending.signal:
             report.stop = "ended"
         elif execution.return_code:
             error, _, text = _get_last_line(execution.stderr).partition(": ")

@@ -115,12 +115,6 @@ def test_where_an_earlier_sweep_was_moved_is_said(terminal, spec, tmp_path):
     assert "is now in" not in silent.file.getvalue()
 
 
-def test_an_interruption_is_said(spec):
-    console = paper()
-    LiveDisplay(spec, console)(SweepFinished((), interrupted=True))
-    assert "interrupted" in console.file.getvalue()
-
-
 def test_a_sweep_that_was_finished_says_that_nothing_was_started(spec):
     console = paper()
     display = LiveDisplay(spec, console)
@@ -136,13 +130,16 @@ def test_a_sweep_that_was_finished_says_that_nothing_was_started(spec):
     assert console.file.getvalue().splitlines()[-1].endswith(display.note)
 
 
-def test_the_note_says_how_a_sweep_ended(spec):
-    display = LiveDisplay(spec, paper(100, terminal=True))
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_note_says_how_a_sweep_ended(spec, terminal):
+    console = paper(100, terminal=terminal)
+    display = LiveDisplay(spec, console)
     for event in events(make_records(spec, 3)):
         display(event)
     assert display.note == "finished"
     display(SweepFinished((), interrupted=True))
     assert display.note == "interrupted"
+    assert terminal or "interrupted" in console.file.getvalue()
 
 
 def test_the_display_costs_no_plotting_library():
@@ -402,21 +399,16 @@ def test_a_terminal_says_what_happens_before_the_first_trial(spec):
     assert "1 running" in shown[3]
 
 
-def test_the_log_says_how_many_trials_share_a_process(spec):
-    shared = spec.model_copy(update={"resources": spec.resources.model_copy(update={"pack": 2})})
-    for one, words in ((spec, "4 at a time; "), (shared, "4 at a time, up to 2 in a process; ")):
-        console = paper()
-        LiveDisplay(one, console)(SearchStarted(4, "gp"))
-        assert f"{words}proposals by gp" in " ".join(console.file.getvalue().split())
-
-
 def test_the_time_of_trials_that_share_a_process_is_explained(spec):
     shared = spec.model_copy(update={"resources": spec.resources.model_copy(update={"pack": 2})})
     for one, explained in ((spec, False), (shared, True)):
         records, console = make_records(one, 4), paper()
         print_summary(Sweep(one, records), console)
         page = write_report(Sweep(one, records)).read_text()
+        LiveDisplay(one, console)(SearchStarted(4, "gp"))
         printed = " ".join(console.file.getvalue().split())
+        words = ", up to 2 in a process" if explained else ""
+        assert f"4 at a time{words}; proposals by gp" in printed
         assert ("up to 2 trials share a process" in printed) == explained
         assert ("up to 2 trials share a process" in page) == explained
 

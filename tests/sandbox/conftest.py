@@ -1,10 +1,16 @@
-"""Services that the tests of external sandboxes ask."""
+"""A local sandbox for a whole file, and services that the tests of external sandboxes ask."""
 
 import pytest
 
-from gdpo_tune.sandbox import external
+from gdpo_tune.sandbox import CodeSandbox, external
 from gdpo_tune.sandbox.external import ExternalSandbox
 from tests.sandbox.service_double import serve_double
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with CodeSandbox() as sandbox:
+        yield sandbox
 
 
 @pytest.fixture

@@ -2,15 +2,9 @@
 
 import pytest
 
-from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
+from gdpo_tune.sandbox import Call, Job, Limits
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    with CodeSandbox() as sandbox:
-        yield sandbox
 
 
 def verdict(sandbox, code, test):

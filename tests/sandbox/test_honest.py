@@ -11,12 +11,6 @@ from gdpo_tune.sandbox.jobs import read_assert
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with CodeSandbox() as sandbox:
-        yield sandbox
-
-
 class Program(NamedTuple):
     code: str
     tests: tuple[str, ...]

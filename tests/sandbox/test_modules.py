@@ -2,15 +2,9 @@
 
 import pytest
 
-from gdpo_tune.sandbox import Call, CodeSandbox, Job
+from gdpo_tune.sandbox import Call, Job
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    with CodeSandbox() as sandbox:
-        yield sandbox
 
 
 OFFERED = (

@@ -4,17 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.sandbox import CodeSandbox, Job, Limits, Stream
+from gdpo_tune.sandbox import Job, Limits, Stream
 
 pytestmark = pytest.mark.integration
 
 LIMITS = Limits(cpu_seconds=0.5, wall_seconds=60, output_bytes=1 << 16)
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    with CodeSandbox() as sandbox:
-        yield sandbox
 
 
 def programs(text):

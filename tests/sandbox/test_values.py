@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_tune.sandbox import Call, CodeSandbox, Job
+from gdpo_tune.sandbox import Call, Job
 
 pytestmark = pytest.mark.integration
 
@@ -61,12 +61,6 @@ def changed(value, data):
             return "None"
         case _:
             return [value]
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    with CodeSandbox() as sandbox:
-        yield sandbox
 
 
 @settings(max_examples=100)

@@ -129,7 +129,11 @@ class Candidate:
         match self._exchange(request):
             case ["value", result, list() as copies] if len(copies) == len(arguments):
                 for argument, copy in zip(arguments, copies, strict=True):
-                    self._note_change(argument, copy)
+                    if type(argument) in (list, dict, set):
+                        changed = self._decode(copy)
+                        if type(changed) is not type(argument):
+                            self._give_up("malformed")
+                        self._changes.append((argument, changed))
                 return result
             case ["raise", str() as error, str() as text, str() as kind]:
                 raise self._rebuild(error, text, kind)
@@ -187,14 +191,6 @@ class Candidate:
                 return self._give_up("output")
             case _:
                 return answer
-
-    def _note_change(self, argument: Any, copy: Encoded) -> None:
-        if type(argument) not in (list, dict, set):
-            return
-        changed = self._decode(copy)
-        if type(changed) is not type(argument):
-            self._give_up("malformed")
-        self._changes.append((argument, changed))
 
     def _rebuild(self, error: str, text: str, kind: str) -> Exception:
         base = getattr(builtins, kind, None)
