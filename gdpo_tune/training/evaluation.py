@@ -198,7 +198,10 @@ class Evaluator:
                 function raised too often.
         """
         settings, task = self.config.training, self.cache.task
-        seed, held_out = derive_seed(self.config.seed, split, step), self.cache.load_split(split)
+        seed, held_out = (
+            derive_evaluation_seed(self.config.seed, split, step),
+            self.cache.load_split(split),
+        )
         # Equal draws in every process would correlate the noise of different prompts.
         generator = torch.Generator().manual_seed(seed + distributed.get_rank())
         batches = self._sample(model, held_out, generator)
@@ -278,7 +281,7 @@ def choose_shown_prompts(count: int) -> frozenset[int]:
     return frozenset(rows.tolist())
 
 
-def derive_seed(seed: int, split: str, step: int) -> int:
+def derive_evaluation_seed(seed: int, split: str, step: int) -> int:
     """Derive the seed of an evaluation."""
     digest = hashlib.sha256(f"{seed}/{split}/{step}".encode()).digest()
     return int.from_bytes(digest[:6], "big")

@@ -31,7 +31,7 @@ from gdpo_tune.training.training_state import (
     read_random_state,
     restore_random_state,
 )
-from gdpo_tune.training.trial import prepare_process, run_trial
+from gdpo_tune.training.trial import prepare_process, run_in_process
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
 
 
@@ -79,7 +79,7 @@ class Pack:
                 with explain_out_of_memory(config, self._size):
                     with compute_lock.acquire_yielding(self._building):
                         cache = self._open_cache(config)
-                    return run_trial(config, cache, resume, report_between_turns, with_test)
+                    return run_in_process(config, cache, resume, report_between_turns, with_test)
             except BaseException as error:
                 # The caller may keep it, and the variables of its frames hold tensors.
                 seen: BaseException | None = error

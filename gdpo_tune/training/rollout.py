@@ -181,7 +181,8 @@ def sample_in_chunks(
     Raises:
         torch.OutOfMemoryError: a single completion does not fit.
     """
-    rows = count_rows(prompts, max_new_tokens)
+    longest = max(map(len, prompts), default=0) + max_new_tokens
+    rows = max(1, TOKENS_AT_ONCE // longest)
     completions: list[list[int]] = []
     while len(completions) < len(prompts):
         chunk = prompts[len(completions) : len(completions) + rows]
@@ -195,9 +196,3 @@ def sample_in_chunks(
         torch.cuda.empty_cache()
         rows = len(chunk) // 2
     return completions
-
-
-def count_rows(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
-    """Return how many of the B completions are sampled at once, at least 1."""
-    longest = max(map(len, prompts), default=0) + max_new_tokens
-    return max(1, TOKENS_AT_ONCE // longest)

@@ -44,7 +44,7 @@ from gdpo_tune.training.evaluation import (
     build_decoding,
     build_early_judging,
     build_reward_functions,
-    derive_seed,
+    derive_evaluation_seed,
 )
 from gdpo_tune.training.lora import build_adapter_config, load_adapter
 from gdpo_tune.training.memory import explain_out_of_memory
@@ -96,7 +96,7 @@ def train(
     """
     prepare_process(config)
     with explain_out_of_memory(config), open_worker_cache(config) as cache:
-        return run_trial(config, cache, resume, report, with_test)
+        return run_in_process(config, cache, resume, report, with_test)
 
 
 def prepare_process(config: TrialConfig) -> None:
@@ -111,7 +111,7 @@ def prepare_process(config: TrialConfig) -> None:
     logging.getLogger("trl").setLevel(logging.ERROR)
 
 
-def run_trial(
+def run_in_process(
     config: TrialConfig, cache: WorkerCache, resume: Path | None, report: Report, with_test: bool
 ) -> Outcome:
     """Run one trial in a process that is prepared for it; see `train`."""
@@ -181,7 +181,7 @@ def sample_policy(
         model,
         [held_out.prompts[row] for row in rows],
         build_decoding(config.training, model, cache.tokenizer),
-        torch.Generator().manual_seed(derive_seed(config.seed, "validation", 0)),
+        torch.Generator().manual_seed(derive_evaluation_seed(config.seed, "validation", 0)),
     )
     texts: list[str] = cache.tokenizer.batch_decode(completions, skip_special_tokens=True)
     problems = [held_out.problems[row] for row in rows]

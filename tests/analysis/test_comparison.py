@@ -64,8 +64,8 @@ def error_rate(pairs, trials=12):
 
 
 def test_equal_searches_are_rarely_called_different():
-    # 15 pairs at a rate of .05: more than 3 wrong ones come up in 1 of 180 runs
-    assert error_rate(15) <= 3 / 15
+    # 40 pairs at a rate of .05: more than 6 wrong ones come up in 1 of 300 runs
+    assert error_rate(40) <= 6 / 40
 
 
 @pytest.mark.slow
@@ -218,15 +218,15 @@ def add_luck(records, each, seed):
 
 def test_more_candidates_of_a_training_are_not_more_configurations():
     wrong = 0
-    for seed in range(10):
+    for seed in range(15):
         sides = [
             build_arm("x", add_luck(simulate_search(each, 10), 2, each), GOALS)
             for each in (2 * seed, 2 * seed + 1)
         ]
         wrong += min(correct_p_values(compute_p_values(*sides))) <= ALPHA
-    # more than 2 come up in 1 of 90 runs at a rate of .05, and in most at the rate of .3 that
+    # more than 3 come up in 1 of 200 runs at a rate of .05, and in most at the rate of .3 that
     # candidates drawn one by one would have
-    assert wrong <= 2
+    assert wrong <= 3
 
 
 def test_luck_of_more_candidates_is_taken_off():

@@ -127,7 +127,7 @@ def test_noise_alone_is_seldom_an_effect():
     """Objectives whose order is not settled show nothing; of the others few effects are clear."""
     clear = [
         effect
-        for seed in range(4)
+        for seed in range(8)
         for effect in measure(sweep(lambda _: 0.0, seed=seed)).values()
         if effect.strength == "clear"
     ]

@@ -94,7 +94,7 @@ def test_the_interval_holds_the_hypervolume_and_is_a_point_without_noise(points,
 def test_the_interval_covers_the_truth_of_many_noisy_fronts():
     rng = np.random.default_rng(0)
     covered, trusting = 0, 0
-    for _ in range(40):
+    for _ in range(100):
         angle = rng.uniform(0, math.pi / 2, 12)
         truth = rng.uniform(0.5, 0.8, (12, 1)) * np.column_stack([np.cos(angle), np.sin(angle)])
         seen = truth + 0.05 * rng.standard_normal(truth.shape)
@@ -102,8 +102,8 @@ def test_the_interval_covers_the_truth_of_many_noisy_fronts():
         found = estimate_hypervolume_interval(seen, np.full(truth.shape, 0.05), GOALS, draws=100)
         covered += found.low <= exact <= found.high
         trusting += exact < compute_hypervolume(seen, GOALS)
-    assert covered >= 36
-    assert trusting > 20  # the estimate alone flatters most of them
+    assert covered >= 90
+    assert trusting > 50  # the estimate alone flatters most of them
 
 
 @pytest.mark.parametrize("count", [5, 50])

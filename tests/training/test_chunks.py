@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune.core.settings import RolloutSettings
 from gdpo_tune.training import rollout, train, trial, worker_cache
-from gdpo_tune.training.rollout import Decoding, count_rows, generate, sample_in_chunks
+from gdpo_tune.training.rollout import Decoding, generate, sample_in_chunks
 from gdpo_tune.training.trial import build_trainer
 from tests.support.training import build_trial_config, register_toy_task, write_policy
 
@@ -31,7 +31,8 @@ def test_a_chunk_holds_a_number_of_tokens_whatever_the_batch():
     assert sample_in_chunks(sample, LONG, 1024) == LONG
     assert max(sizes) * (2048 + 1024) <= rollout.TOKENS_AT_ONCE
     assert sum(sizes) == 512
-    assert count_rows([[2] * 2**18], 1) == 1
+    assert sample_in_chunks(sample, [[2] * 2**18] * 2, 1) == [[2] * 2**18] * 2
+    assert sizes[-2:] == [1, 1]
     assert sample_in_chunks(sample, [], 8) == []
 
 

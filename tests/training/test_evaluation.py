@@ -19,7 +19,7 @@ from gdpo_tune.tasks.base import Scores
 from gdpo_tune.training.evaluation import (
     Evaluator,
     choose_shown_prompts,
-    derive_seed,
+    derive_evaluation_seed,
 )
 from gdpo_tune.training.rollout import generate
 from gdpo_tune.training.worker_cache import WorkerCache
@@ -132,7 +132,7 @@ def test_only_a_judged_metric_must_have_a_value(policy, judged):
 
 def test_seeds_differ_by_trial_split_and_step():
     seeds = {
-        derive_seed(seed, split, step)
+        derive_evaluation_seed(seed, split, step)
         for seed in (0, 1)
         for split in ("validation", "test")
         for step in (0, 30)
