@@ -61,7 +61,8 @@ def list_library_differences(library: str, setup: TrainingSetup) -> list[Differe
         cases = [[cell]] if isinstance(cell, str) else cell
         theirs = next((text for text, *when in cases if _holds(when, setup)), "")
         if theirs and _holds(row.get("when", []), setup):
-            values["size"] = row.get("size", {}).get(library)
+            if measured := row.get("measured", {}).get(library):
+                theirs += f" (measured {measured})"
             texts = (text.format_map(values) for text in (row["topic"], row["ours"], theirs))
             found.append(Difference(*texts))
     return found

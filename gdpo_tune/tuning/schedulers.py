@@ -26,7 +26,10 @@ Ranks = NDArray[np.int64]
 
 
 class Scheduler:
-    """Scheduler `fifo`: every trial runs to its end. Subclasses override its decisions."""
+    """Scheduler `fifo`: every trial runs to its end. Subclasses override its decisions.
+
+    They leave trials of other roles than `search`, such as baselines and replicates, to their end.
+    """
 
     promotes_beyond_budget = False
     """True if waiting trials continue after the budget is spent, as running ones do."""
@@ -41,8 +44,9 @@ class Scheduler:
         return ()
 
     def decide(self, record: TrialRecord, rung: Rung) -> Verdict:
-        """Return the verdict on a trial after a rung that is in the ledger.
+        """Return the verdict on a trial after an evaluation, `rung`, that is in the ledger.
 
+        Evaluations at other steps than those of `list_evaluation_steps` come here too.
         A new process decides every rung again in the order of their recording, except those for
         `replay`. A second call for the same rung gives the same answer.
         """

@@ -28,6 +28,7 @@ SITUATIONS = (
     (*PARTS, KL, *AGAIN, "training.completions_per_step=48"),
     (*PARTS, "space.num_iterations=2", "training.completions_per_step=48"),
     (*PARTS, "space.loss_type=bnpo", "training.completions_per_step=48"),
+    AGAIN,
     (*VLLM,),
     ("policy=org/nowhere",),
     ("training.optimizer=adamw_8bit",),
