@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.redaction import redact_passwords
+from gdpo_tune.core.registry import SCHEDULERS
 from gdpo_tune.core.text import format_bytes, join_names, show
 from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, measure_disk
@@ -62,7 +63,8 @@ def render_dry_run(
         *([f"# Trials a process: {pack}"] if pack else []),
         f"# Sampler: {choose_sampler(spec)}",
         *population,
-        f"# Ends early: {ends or 'never'}",
+        f"# Scheduler: {scheduler.type} ({SCHEDULERS[scheduler.type].doc})",
+        f"# Sweep ends early: {ends or 'never'}",
         f"# Sandbox: {sandbox.type}{packages}, up to {sandbox.workers} at a time: "
         f"{sandbox.cpu_seconds:g} s CPU, {sandbox.wall_seconds:g} s wall, {sandbox.memory_mb} MiB",
         f"# Rollouts: {_describe_rollouts(spec)}",

@@ -56,11 +56,12 @@ def test_trials_that_run_side_by_side_still_learn_from_an_earlier_sweep(tmp_path
 def test_the_dry_run_says_why(tmp_path: Path):
     spec = load_code_spec(tmp_path)
     assert f"# Sampler: {choose_sampler(spec)}" in render_dry_run(spec)
-    assert "# Ends early: never" in render_dry_run(spec)
+    assert "# Scheduler: asha (successive halving by dominance" in render_dry_run(spec)
+    assert "# Sweep ends early: never" in render_dry_run(spec)
     limited = load_code_spec(
         tmp_path, ["search.budget={hours: 1.5, trials: 1000}", "search.patience=5"]
     )
     assert (
-        "# Ends early: after 1,000 trials, after 1.5 hours, after 5 trials in a row that do not "
-        "move the hypervolume"
+        "# Sweep ends early: after 1,000 trials, after 1.5 hours, after 5 trials in a row that do "
+        "not move the hypervolume"
     ) in render_dry_run(limited)
