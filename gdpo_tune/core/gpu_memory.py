@@ -196,10 +196,10 @@ class TrialMemory:
     def engine(self) -> EngineMemory:
         """Memory without which vLLM does not start; each worker has one for its completions."""
         policy, rank = self.policy, self.rank
-        slot = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
-        adapters = policy.count_adapter_parameters(slot, self.targets) if rank else 0
+        slot_rank = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
+        slot = policy.count_slot_parameters(slot_rank) if rank else 0
         return estimate_engine(
-            parameters=policy.parameters + self.trials * adapters,
+            parameters=policy.parameters + self.trials * slot,
             hidden_size=policy.hidden_size,
             intermediate_size=policy.intermediate_size,
             vocabulary=policy.vocabulary,

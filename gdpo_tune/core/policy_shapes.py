@@ -83,6 +83,18 @@ class PolicyShapes:
             and not name.endswith((_HEAD, _EMBEDDING))
         )
 
+    def count_slot_parameters(self, rank: int) -> int:
+        """Return the parameters of an adapter's slot in vLLM, whatever modules the trial adapts.
+
+        A slot spans every linear module. Of architectures that allow it, such as Llama and Qwen3,
+        it also spans embedding and head, even if they are tied. They count for every policy,
+        because the names of tensors do not tell.
+
+        Source: `LoRAModelManager._create_lora_modules` of vLLM 0.31.
+        """
+        ends = 2 * rank * (self.vocabulary + self.hidden_size)
+        return self.count_adapter_parameters(rank) + ends
+
     def _get_first(self, end: str) -> tuple[int, ...]:
         found = (shape for name, shape in self.shapes.items() if name.endswith(end))
         return next(found, (0, 0))

@@ -209,14 +209,18 @@ class Ledger(CloseableResource):
         if self._lease is None:
             self._records = self._read_all()
             self._resolve_spec()
-        for number in sorted(self._stale):
-            self.get_record(number)
+        if self._stale:
+            trials, stale = self._get_trials(), sorted(self._stale)
+            records = self._read([trials[number] for number in stale])
+            for number, record in zip(stale, records, strict=True):
+                self._records[number] = record
+            self._stale.clear()
         return list(self._records)
 
     def get_record(self, number: int) -> TrialRecord:
         """Return one trial."""
         if number in self._stale:
-            self._records[number] = self._read(self._get_trial(number))
+            (self._records[number],) = self._read([self._get_trial(number)])
             self._stale.discard(number)
         return self._records[number]
 
@@ -255,7 +259,7 @@ class Ledger(CloseableResource):
         searched = {} if parts or role == "untrained" else params
         trial = encoding.create_running_trial(self.spec, searched, attributes)
         self._storage.create_new_trial(self._study_id, trial)
-        self._records.append(self._read(self._get_trial(number)))
+        self._records += self._read([self._get_trial(number)])
         return self._records[number]
 
     def record_rung(self, number: int, measurement: Measurement) -> bool:
@@ -300,7 +304,7 @@ class Ledger(CloseableResource):
             "test": encoding.add_judged_costs(outcome.test, outcome.cost, self.spec),
         }
         for split, estimates in splits.items():
-            for name in self.spec.judged_metrics:
+            for name in self.spec.required_metrics:
                 if name not in estimates or not math.isfinite(estimates[name].mean):
                     value = estimates[name].mean if name in estimates else "missing"
                     return self.fail(number, f"{split} {name} is {value}", outcome.cost)
@@ -427,12 +431,15 @@ class Ledger(CloseableResource):
 
     def take_snapshot(self, now: float | None = None) -> SweepSnapshot:
         """Return the sweep as the rules of requests see it; `now`: Unix time, if it runs."""
-        hours = self.compute_hours(now)
-        return SweepSnapshot(self._file_spec, self.get_records(), self.get_requests(), hours)
+        records = self.get_records()
+        hours = self._compute_hours(records, now)
+        return SweepSnapshot(self._file_spec, records, self.get_requests(), hours)
 
     def compute_hours(self, now: float | None = None) -> float:
         """Return the running time of the sweep in hours, without pauses; `now` if it runs."""
-        records = self.get_records()
+        return self._compute_hours(self.get_records(), now)
+
+    def _compute_hours(self, records: Sequence[TrialRecord], now: float | None) -> float:
         return compute_hours(self.get_sessions(), records, now, self.steering.pauses)
 
     def get_sampler_state(self, number: int) -> dict[str, Any]:
@@ -499,13 +506,20 @@ class Ledger(CloseableResource):
 
     def _read_all(self) -> list[TrialRecord]:
         self._stale.clear()
-        return [self._read(trial) for trial in self._get_trials()]
+        return self._read(self._get_trials())
 
-    def _read(self, trial: FrozenTrial) -> TrialRecord:
-        exploits = (exploit for past in self.get_generations() for exploit in past.exploits)
-        lineage = tuple(exploit for exploit in exploits if exploit.member == trial.number)
+    def _read(self, trials: Sequence[FrozenTrial]) -> list[TrialRecord]:
+        # Each reading of the study's attributes reads the journal, so once for all trials.
+        lineages = defaultdict[int, list[Exploit]](list)
+        for exploit in (exploit for past in self.get_generations() for exploit in past.exploits):
+            lineages[exploit.member].append(exploit)
         contents = self.get_contents()
-        return encoding.decode_trial(trial, self.spec, self.directory, lineage, contents)
+        return [
+            encoding.decode_trial(
+                trial, self.spec, self.directory, tuple(lineages[trial.number]), contents
+            )
+            for trial in trials
+        ]
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:
         self._storage.set_trial_user_attr(self._get_trial_id(number), key, dict(value))
@@ -527,7 +541,8 @@ class Ledger(CloseableResource):
             state = TrialState.PRUNED if pruned else TrialState.FAIL
             self._storage.set_trial_state_values(trial_id, state)
             return
-        values = {name: e.mean for name, e in self._read(trial).validation.items()}
+        (record,) = self._read([trial])
+        values = {name: estimate.mean for name, estimate in record.validation.items()}
         for name, bound in self.spec.constraints.items():
             if name not in trial.constraints and name in values and bound.is_known:
                 violation = encoding.compute_violation(bound, values[name])

@@ -24,6 +24,7 @@ from gdpo_tune.core.trial_files import (
     find_checkpoint_name,
     is_marker,
     iterate_whole_checkpoints,
+    may_differ,
 )
 from gdpo_tune.core.trials import parse_step
 from gdpo_tune.ledger.trial_encoding import TRIALS
@@ -86,10 +87,7 @@ class SweepStore:
         return directory / name
 
     def _download_missing(self, paths: Mapping[str, Path], sizes: Mapping[str, int]) -> None:
-        # Files of equal size are equal: those that change only grow.
-        self._files.download(
-            {n: p for n, p in paths.items() if not p.is_file() or p.stat().st_size != sizes[n]}
-        )
+        self._files.download({n: path for n, path in paths.items() if may_differ(path, sizes[n])})
 
     def prune_checkpoints(self, checkpoints: Mapping[int, Collection[str]]) -> None:
         """Delete the checkpoints of trials, except some: number -> their names."""

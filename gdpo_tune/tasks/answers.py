@@ -228,9 +228,11 @@ def _is_rounded(decimal: Fraction, fraction: Fraction) -> bool:
     return not ends and (10**30 * decimal).denominator == 1 and round(decimal - fraction, 6) == 0
 
 
+WHOLE_NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+"""Digits of a number before its point: a comma separates thousands, so `1,2` is a list."""
 _CURRENCY = r"[€£¥₹₩]?"  # dollars are gone: they also stand around LaTeX
 _EXACT_NUMBER = re.compile(
-    rf"(?P<sign>[-+]?){_CURRENCY}(?P<whole>\d{{1,3}}(?:,\d{{3}})+|\d+)?(?P<part>\.\d*)?"
+    rf"(?P<sign>[-+]?){_CURRENCY}(?P<whole>{WHOLE_NUMBER})?(?P<part>\.\d*)?"
     rf"(?:(?:[eE]|\\times10\^)\{{?(?P<power>[-+]?\d{{1,3}})\}}?)?(?P<percent>%?){_CURRENCY}",
     flags=re.ASCII,
 )
@@ -249,7 +251,7 @@ def _read_number(cleaned: str) -> tuple[Fraction, bool] | None:
 def parse_number(text: str) -> tuple[Fraction, bool] | None:
     """Return the exact value of a number, and whether it is a percentage; None for other texts.
 
-    Commas separate thousands only where three digits follow each: `1,2` is a list.
+    Commas separate thousands only where three digits follow each.
     """
     if len(text) > _LONGEST_ANSWER:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gdpo_tune.tasks.answers import extract_answer, find_answer, is_same_answer
+from gdpo_tune.tasks.answers import WHOLE_NUMBER, extract_answer, find_answer, is_same_answer
 from gdpo_tune.tasks.base import Reward, Sample
 
 # Every task ---------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ GSM8K_FORMAT = Reward(
 # Answers in completions ---------------------------------------------------------------------------
 # Correctness does not ask for the format: objectives stay independent of each other.
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)", flags=re.ASCII)
+_NUMBER = re.compile(rf"[-+]?(?:{WHOLE_NUMBER}(?:\.\d*)?|\.\d+)", flags=re.ASCII)
 
 
 def extract_tagged_answer(completion: str) -> str:

@@ -146,12 +146,6 @@ def choose_memory(size: int, memory: Path = MEMORY) -> Path | None:
     return memory if writable and shutil.disk_usage(memory).free >= 2 * size else None
 
 
-def count_adapter_numbers(model: PreTrainedModel, rank: int) -> int:
-    """Count the parameters of adapters of this rank on every linear module and embedding."""
-    wrapped = [m for m in model.modules() if isinstance(m, _TARGETS)]
-    return rank * sum(sum(module.weight.shape) for module in wrapped)
-
-
 def load_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
     """Put the adapter of a trial's last checkpoint around the untrained policy.
 

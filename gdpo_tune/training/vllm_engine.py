@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, EngineError, GdpoTuneError, ResourcesError
 from gdpo_tune.core.gpu_memory import CONTEXT, GIB, estimate_engine
-from gdpo_tune.core.policy_shapes import find_position_limit
+from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
@@ -34,7 +34,7 @@ from gdpo_tune.training.engine import (
     fall_asleep,
     wake_up,
 )
-from gdpo_tune.training.lora import count_adapter_numbers, write_adapter_to_memory
+from gdpo_tune.training.lora import write_adapter_to_memory
 from gdpo_tune.training.memory import is_out_of_memory, lock_gpu, wait_for_memory
 from gdpo_tune.training.rollout import Decoding
 
@@ -191,12 +191,13 @@ def _divide_gpu(
     share = config.rollout.vllm_memory_share
     part = int(config.gpu_share * share * device)
     shape: Any = model.config.get_text_config()
-    adapter = count_adapter_numbers(model, round_up_rank(rank)) if rank else 0
+    shapes = PolicyShapes({name: tuple(w.shape) for name, w in model.named_parameters()})
+    slot = shapes.count_slot_parameters(round_up_rank(rank)) if rank else 0
     heads: int = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     width: int = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     blocks = -(-_count_positions(config, model) // BLOCK) + 2  # vLLM keeps one block empty
     engine = estimate_engine(
-        parameters=model.num_parameters() + trials * adapter,
+        parameters=model.num_parameters() + trials * slot,
         hidden_size=shape.hidden_size,
         intermediate_size=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
         vocabulary=shape.vocab_size,

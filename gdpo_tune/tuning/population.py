@@ -34,6 +34,7 @@ from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.analysis.pareto import Floats, compute_losses
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING, Params, ParamValue
+from gdpo_tune.core.trial_files import SCHEDULE_FILE
 from gdpo_tune.core.trials import Exploit, Generation, Objective, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
@@ -48,8 +49,6 @@ from gdpo_tune.tuning.schedulers import (
 )
 from gdpo_tune.tuning.startup import map_share
 
-SCHEDULE = "schedule.json"
-"""File in a member's directory with the one training that its policy comes from."""
 MovableDomain = Choices | Uniform
 
 
@@ -267,7 +266,7 @@ def finish_exploits(ledger: Ledger) -> None:
             continue
         if record.rungs[-1].step > record.lineage[-1].step:
             continue  # it has trained since
-        file = ledger.get_trial_directory(record.number) / SCHEDULE
+        file = ledger.get_trial_directory(record.number) / SCHEDULE_FILE
         schedule = render_schedule(ledger, record.number)
         if not file.exists() or file.read_text(encoding="utf-8") != schedule:
             apply_exploit(ledger, record.lineage[-1])
@@ -277,8 +276,8 @@ def write_schedule(ledger: Ledger, number: int) -> Path:
     """Write the training that a member's policy comes from; return the file."""
     directory = ledger.get_trial_directory(number)
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / SCHEDULE, render_schedule(ledger, number))
-    return directory / SCHEDULE
+    write_atomically(directory / SCHEDULE_FILE, render_schedule(ledger, number))
+    return directory / SCHEDULE_FILE
 
 
 def render_schedule(ledger: Ledger, number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from http.server import HTTPServer
 from pathlib import Path
@@ -106,7 +107,7 @@ def test_the_same_command_finds_its_job_again_while_it_runs(head, client, capsys
 
 
 def test_a_log_is_printed_once_although_the_connection_breaks(head, client, monkeypatch, capsys):
-    monkeypatch.setattr(submit.time, "sleep", lambda _: None)
+    monkeypatch.setattr(submit, "POLL_SECONDS", 0.0)
     client.logs = [["one\n", "two\n", ""], ["one\ntwo\nth", ""], ["one\ntwo\nthree\n"]]
     tail = client.tail_job_logs
 
@@ -141,12 +142,20 @@ def test_a_cluster_that_was_restarted_does_not_know_the_job(head, client, capsys
 
 
 def test_a_cluster_that_stops_answering_is_given_up_after_a_while(monkeypatch, capsys):
-    monkeypatch.setattr(submit, "RETRY_SECONDS", submit.PATIENCE / 3)
-    waits: list[float] = []
-    away = submit.build_jobs_api("http://127.0.0.1:9")
+    polls: list[float] = []
+
+    def hang(*_: object) -> None:
+        polls.append(time.monotonic())
+        time.sleep(0.2)
+        raise BackendUnreachableError("no answer")
+
+    monkeypatch.setattr(ray_jobs.JobsApi, "ask", hang)
+    monkeypatch.setattr(submit, "PATIENCE", 1.0)
+    monkeypatch.setattr(submit, "RETRY_SECONDS", 0.05)
     with pytest.raises(BackendUnreachableError):
-        submit.follow_job(away, "x", sleep=waits.append)
-    assert sum(waits) == submit.PATIENCE
+        submit.follow_job(submit.build_jobs_api("http://127.0.0.1:9"), "x")
+    assert polls[-1] - polls[0] < 1.0  # patience counts the time of hanging calls too
+    assert 1 < len(polls) <= 5
     assert capsys.readouterr().err.count("waiting for the cluster") == 1
 
 

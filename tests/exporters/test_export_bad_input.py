@@ -62,7 +62,7 @@ def judge_own_task(out, second="short"):
     rewards, problem = load_rewards(out), read_prompts(out)[0]["problem"]
     for name, value in (("right", 0.0), (second, 1.0)):
         assert getattr(rewards, f"{name}_reward")([""], [[1]], [problem]) == [value]
-    return rewards.JUDGE.judge([problem], ["no"], [4])
+    return rewards.SCORER.score([problem], ["no"], [4])
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_ms_swift_and_axolotl_judge_a_batch_once(tmp_path, monkeypatch, library)
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, name, module)
     rewards = load_rewards(tmp_path)
-    batches, judge = [], rewards.JUDGE.judge
-    counted = lambda self, *values: batches.append(values) or judge(*values)  # noqa: E731
-    monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
+    batches, score = [], rewards.SCORER.score
+    counted = lambda self, *values: batches.append(values) or score(*values)  # noqa: E731
+    monkeypatch.setattr(type(rewards.SCORER), "score", counted)
     problems = [row["problem"] for row in read_prompts(tmp_path)[:2]]
     call = {"completions": COMPLETIONS, "problem": problems, "trainer_state": 0}
     limit = request.spec.training.length_limit
@@ -71,7 +71,7 @@ def test_ms_swift_and_axolotl_judge_a_batch_once(tmp_path, monkeypatch, library)
         assert all(len(inspect.signature(each).parameters) >= 2 for each in functions.values())
         given = {name: each(**call, completion_ids=tokens) for name, each in functions.items()}
     assert len(batches) == 1
-    expected = judge(problems, COMPLETIONS, [limit, limit + 1])
+    expected = score(problems, COMPLETIONS, [limit, limit + 1])
     assert given == {f"{name}_reward": expected[name] for name in NAMES}
     assert expected["length"] == [1.0, 0.0]
 
@@ -121,9 +121,9 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
     problems = [row["reward_model"]["ground_truth"] for row in read_prompts(tmp_path)[:3]]
     batch = build_first_batch(request, tmp_path, problems)
     rewards = load_rewards(tmp_path)
-    batches, judge = [], rewards.JUDGE.judge
-    counted = lambda self, *values: batches.append(values) or judge(*values)  # noqa: E731
-    monkeypatch.setattr(type(rewards.JUDGE), "judge", counted)
+    batches, score = [], rewards.SCORER.score
+    counted = lambda self, *values: batches.append(values) or score(*values)  # noqa: E731
+    monkeypatch.setattr(type(rewards.SCORER), "score", counted)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     manager = rewards.RewardManager(None, tokenizer, None, reward_router_address=None)
     outputs = ask_all(manager, problems, batch.completions)
@@ -136,11 +136,11 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
 
 
 def build_manager(monkeypatch, judge, **weights):
-    monkeypatch.setattr(runtime.Judge, "judge_each", staticmethod(judge))
-    given = runtime.Judge(None, Shaping(), weights)
+    monkeypatch.setattr(runtime.RewardScorer, "score_each", staticmethod(judge))
+    given = runtime.RewardScorer(None, Shaping(), weights)
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "x" * len(tokens))
     manager = runtime.VerlRewardManager(None, tokenizer, None)
-    manager.judge = given
+    manager.scorer = given
     return manager
 
 

@@ -20,7 +20,7 @@ from gdpo_tune.core.errors import IdentityError, LedgerHeldError, NonFiniteError
 from gdpo_tune.core.locks import LOCK, Lease, find_driver, is_locked
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.journal import truncate_torn_write
+from gdpo_tune.ledger.journal import JournalFile, truncate_torn_write
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates, encode_outcome
 from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.spec import SweepSpec
@@ -46,6 +46,29 @@ def begin(spec: SweepSpec) -> None:
 def reopened(spec: SweepSpec) -> list[TrialRecord]:
     with Ledger.open(spec) as ledger:
         return ledger.get_records()
+
+
+def test_the_records_of_many_trials_take_few_reads_of_the_journal(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
+):
+    with Ledger.open(spec) as ledger:
+        for _ in range(20):
+            start(ledger)
+    reads: list[int] = []
+    read_logs = JournalFile.read_logs
+
+    def count_reads(self: JournalFile, log_number_from: int):
+        reads.append(log_number_from)
+        return read_logs(self, log_number_from)
+
+    monkeypatch.setattr("gdpo_tune.ledger.journal.JournalFile.read_logs", count_reads)
+    with Ledger.open(spec, read_only=True) as ledger:
+        reads.clear()
+        assert len(ledger.get_records()) == 20
+        assert len(reads) <= 5
+        reads.clear()
+        assert len(ledger.take_snapshot().records) == 20
+        assert len(reads) <= 10
 
 
 def test_a_trial_reads_back_as_it_was_recorded(spec: SweepSpec):

@@ -67,6 +67,14 @@ def test_fetch_copies_small_files_and_markers(
     assert (copies / "2" / "steps.jsonl").read_text() == "{}\n{}\n"
 
 
+def test_a_schedule_that_kept_its_size_is_fetched_again(spec: SweepSpec, store: StoreDirectory):
+    for number in (1, 2):
+        store.write("trials/1/schedule.json", b'{"donor": %d}' % number)
+        SweepStore(spec).fetch()
+    copy = spec.directory / "trials" / "1" / "schedule.json"
+    assert copy.read_text() == '{"donor": 2}'
+
+
 def test_checkpoints_that_are_not_kept_are_deleted(
     spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):

@@ -109,7 +109,8 @@ def test_averages_of_8_bits_take_2_bytes(load):
 
 def test_trials_of_a_process_share_all_but_their_adapters(load):
     spec = add_adapters(load("training.completions_per_step=64"), rank=12)
-    adapters, slots = (rank * LAYERS * 2 * WIDTH for rank in (12, 16))
+    adapters, modules = (rank * LAYERS * 2 * WIDTH for rank in (12, 16))
+    slots = modules + 2 * 16 * (VOCABULARY + WIDTH)  # of embedding and head
     alone, packed = (measure(spec, trials=count) for count in (1, 3))
     assert packed.total - alone.total == 2 * 16 * adapters
     assert packed.engine.weights - alone.engine.weights == 2 * 2 * slots

@@ -80,12 +80,24 @@ def test_gsm8k_numbers_in_other_hands(answer, gold):
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [("18", "no '####'"), ("#### many", "'many'"), ("####", "''"), ("#### ²", "not a number")],
+    [
+        ("18", "no '####'"),
+        ("#### many", "'many'"),
+        ("####", "''"),
+        ("#### ²", "not a number"),
+        ("#### 3,5", "'3,5' after '####' is not a number"),
+    ],
 )
 def test_gsm8k_answers_that_cannot_be_parsed(answer, reason):
     with pytest.raises(RowError, match="column answer") as caught:
         mapped("gsm8k", {"question": "q", "answer": answer})
     assert reason in str(caught.value)
+
+
+def test_a_list_in_the_answer_of_svamp_stays_a_list():
+    row = {"Body": "Ann has 5 shells.", "Question": "Which?"}
+    for written, gold in (("1,2", "1,2"), ("1,200", "1200"), (5.0, "5")):
+        assert mapped("svamp", {**row, "Answer": written}).data == {"answer": gold}
 
 
 def test_math_takes_the_last_box_or_the_column():

@@ -20,8 +20,9 @@ from accelerate import Accelerator
 from trl.generation import vllm_generation as trl_vllm
 
 from gdpo_tune.core.errors import CrowdedGpuError, EngineDiedError, EngineError, ResourcesError
+from gdpo_tune.core.gpu_memory import TrialMemory
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.policies.load_policy import load_policy, measure_policy
 from gdpo_tune.training import (
     engine as engines,
 )
@@ -265,6 +266,18 @@ def test_an_engine_gets_room_for_adapters_of_the_trials_rank(config, policy, eng
     start(replace(config, model=ModelSettings(lora_rank=24)), policy)
     adapters = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 32}
     assert engine[0].items() >= adapters.items()
+
+
+@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "v_proj")])
+def test_a_start_reserves_what_a_dry_run_states_for_adapters(config, policy, engine, gpu, targets):
+    """vLLM reserves memory for adapters on every module, whatever the trial adapts."""
+    adapters = ModelSettings(lora_rank=24, lora_targets=targets)
+    for model in (config.model, adapters):
+        start(replace(config, model=model), policy, bf16=True)
+    plain, adapted = (one["kv_cache_memory_bytes"] for one in engine)
+    stated = TrialMemory(measure_policy(policy), completions=16, tokens=128)
+    with_adapters = replace(stated, rank=24, targets=targets)
+    assert plain - adapted == with_adapters.engine.weights - stated.engine.weights > 0
 
 
 def test_the_cache_is_computed_and_nothing_is_measured(config, policy, engine, gpu):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gdpo_tune.clusters.backends import ray_jobs
 from gdpo_tune.core import addresses
@@ -24,9 +24,12 @@ from gdpo_tune.core.http import build_retry
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import TRACKING_VARIABLES
 
+T = TypeVar("T")
 CALLER = "--submit"
 METADATA_KEY = "gdpo_tune_sweep"
 """Key of a job's metadata, for the location of its sweep."""
+POLL_SECONDS = 0.5
+"""Interval between polls of a job that is followed."""
 RETRY_SECONDS = 5.0
 """Interval between calls to a cluster that stopped answering while a job was followed."""
 AGENT_SECONDS = 60.0
@@ -122,31 +125,34 @@ def find_active_job(client: Any, location: str) -> str | None:
     return None
 
 
-def follow_job(
-    api: ray_jobs.JobsApi, name: str, sleep: Callable[[float], None] = time.sleep
-) -> int:
+def follow_job(api: ray_jobs.JobsApi, name: str) -> int:
     """Print a job's log until it has ended; return its exit status, or 1 if that is unknown.
 
-    A cluster that does not answer for `PATIENCE` is a `BackendUnreachableError`.
+    Raises:
+        BackendUnreachableError: the cluster has not answered for `PATIENCE`.
     """
-    printed, missed = 0, 0.0
+    from tenacity import retry_if_exception_type
+
+    def ask(call: Callable[[Any], T]) -> T:
+        return retrying(lambda: api.ask(call))
+
+    def announce(state: Any) -> None:
+        if state.attempt_number == 1:
+            print(f"waiting for the cluster: {state.outcome.exception()}", file=sys.stderr)
+
+    unreachable = retry_if_exception_type(BackendUnreachableError)
+    retrying = build_retry(
+        PATIENCE, first=RETRY_SECONDS, retry=unreachable, before_sleep=announce, reraise=True
+    )
+    printed = 0
     while True:
-        try:
-            printed = _print_log(api.ask(lambda client: client), name, printed)
-            status = api.ask(lambda client: ray_jobs.poll_job(client, name))
-        except BackendUnreachableError as error:
-            if missed >= PATIENCE:
-                raise
-            if not missed:
-                print(f"waiting for the cluster: {error}", file=sys.stderr)
-            missed += RETRY_SECONDS
-        else:
-            missed = 0.0
-            if not status.running:
-                if status.reason:
-                    print(f"the job ended: {status.reason}", file=sys.stderr)
-                return 1 if status.exit_status is None else status.exit_status
-        sleep(RETRY_SECONDS if missed else 0.5)
+        printed = _print_log(ask(lambda client: client), name, printed)
+        status = ask(lambda client: ray_jobs.poll_job(client, name))
+        if not status.running:
+            if status.reason:
+                print(f"the job ended: {status.reason}", file=sys.stderr)
+            return 1 if status.exit_status is None else status.exit_status
+        time.sleep(POLL_SECONDS)
 
 
 def _print_log(client: Any, name: str, printed: int) -> int:

@@ -44,10 +44,12 @@ from gdpo_tune.core.system import (
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import (
     MARKER,
+    SCHEDULE_FILE,
     find_checkpoint_name,
     is_kept,
     is_marker,
     iterate_whole_checkpoints,
+    may_differ,
     sort_checkpoints,
 )
 from gdpo_tune.core.trials import Measurement, Outcome, parse_step
@@ -385,14 +387,15 @@ def download_parts(
 def upload_trial(files: StoreDirectory, directory: Path, keep_at: Collection[int] = ()) -> None:
     """Send a trial's new files, and drop all checkpoints but the newest and those at `keep_at`.
 
-    Files of equal size count as equal: those that change only grow.
+    The driver stores the schedule of a population's member; a copy here may be an older one.
     """
     sizes = files.list_sizes()
     paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
     local = {name: path for name, path in paths.items() if path.is_file() and name[0] != "."}
     checkpoints = sort_checkpoints(filter(is_marker, {*sizes, *local}))
     kept = [None, *checkpoints[:KEPT], *(c for c in checkpoints if parse_step(c) in keep_at)]
-    new = [name for name, path in local.items() if path.stat().st_size != sizes.get(name)]
+    changed = (name for name, path in local.items() if may_differ(path, sizes.get(name)))
+    new = [name for name in changed if name != SCHEDULE_FILE]
     files.upload({name: local[name] for name in new if find_checkpoint_name(name) in kept})
     files.delete(
         name
