@@ -64,7 +64,7 @@ def score_batch(
     lengths: Sequence[int],
     context: CallContext,
 ) -> Scores:
-    """Let a task judge N completions, and check their number, and their range if the task says it.
+    """Let a task score N completions, and check their number, and their range if the task says it.
 
     Raises:
         TrialFailure: a check fails, or a reward function raised on too many of them.
