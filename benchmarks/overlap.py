@@ -114,7 +114,7 @@ def timed(log: Log, seconds: float, *, early: bool) -> Iterator[None]:
     change(engine.Engine, "generate", note(engine.Engine.generate))
     change(rollout, "sample", note(rollout.sample))
     if not early:
-        change(CodeTask, "begin_judging", lambda *_: None)
+        change(CodeTask, "begin_scoring", lambda *_: None)
     try:
         yield
     finally:

@@ -48,7 +48,7 @@ COMMANDS = {
     "report": "regenerate a sweep's report, or pick one of its candidates",
     "compare": "compare two sweeps, or two normalization modes of one",
     "watch": "watch a sweep in a browser while it runs, and steer it",
-    "merge": "merge policies of a sweep toward a wish",
+    "merge": "merge policies of a sweep toward a target",
     "steer": "stop, add or clone trials of a running sweep, change its limits, or pause it",
     "export": "write a training, or a merge, for another library",
     "publish": "publish a policy of a sweep, or its whole front, on the Hub",
@@ -364,13 +364,13 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
         return {"rewards checked": times}
     if not spec.data.source:
         return {}
-    from gdpo_tune.tasks.references import WARN_BELOW, check_references, list_wrong
+    from gdpo_tune.tasks.references import WARN_BELOW, check_references, format_wrong_references
 
     found = check_references(spec.data, spec.sandbox, task)
     if found.share < WARN_BELOW:
         share = f"{found.right} of {found.count}"
         print(f"warning: references: {share} earn full {found.reward}", file=sys.stderr)
-        print(list_wrong(found), file=sys.stderr)
+        print(format_wrong_references(found), file=sys.stderr)
     return {"references": str(found)}
 
 

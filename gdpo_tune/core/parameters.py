@@ -37,6 +37,17 @@ LENGTH_PARAMETERS = ("length_shape", "length_cache")
 PARTIAL_CREDIT = "partial_credit"
 """A parameter that a task has only if one of its rewards can give partial credit."""
 
+LOSSES = ("dapo", "dr_grpo", "grpo", "bnpo", "cispo")
+"""Choices of `loss_type`, by TRL's names."""
+STEP_LOSSES = ("dapo", "cispo")
+"""Losses that are divided by tokens of a whole step."""
+TRANSFORMERS_SCHEDULES = {
+    "constant": "constant_with_warmup",
+    "linear": "linear",
+    "cosine": "cosine",
+}
+"""Choice of `training.lr_schedule` -> its name in Transformers."""
+
 PARAMETERS: dict[str, ParameterInfo] = {
     "normalization": ParameterInfo(
         "choice", "gdpo", "how rewards become advantages", choices=tuple(NORMALIZATIONS)
@@ -52,14 +63,14 @@ PARAMETERS: dict[str, ParameterInfo] = {
         low=0,
         high=1,
         open_low=True,
-        needs=("loss_type", ("dapo", "dr_grpo", "grpo", "bnpo")),  # CISPO clips above alone
+        needs=("loss_type", tuple(loss for loss in LOSSES if loss != "cispo")),  # clips above alone
     ),
     "epsilon_high": ParameterInfo("float", 0.2, "upper clip of the ratio", low=0, open_low=True),
     "loss_type": ParameterInfo(
         "choice",
         "dapo",
         "how token losses are averaged",
-        choices=("dapo", "dr_grpo", "grpo", "bnpo", "cispo"),
+        choices=LOSSES,
     ),
     "num_iterations": ParameterInfo("int", 1, "optimizer passes over each step's samples", low=1),
     "gamma": ParameterInfo(

@@ -87,7 +87,7 @@ class TrialConfig:
     """Steps whose checkpoints stay, because each may become a candidate."""
     scoring: Scoring = STRICT
     """Functions of the task's rewards, and of the held-out metrics with their names."""
-    judged_metrics: tuple[str, ...] = ()
+    required_metrics: tuple[str, ...] = ()
     """Held-out metrics without which the trial fails; others may have no value."""
 
     def __deepcopy__(self, memo: object) -> TrialConfig:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+from gdpo_tune.core.parameters import LOSSES, TRANSFORMERS_SCHEDULES
 from gdpo_tune.core.settings import EVERY_LINEAR
 from gdpo_tune.exporters import library, trl
 from gdpo_tune.exporters.library import Exported, Library
 from gdpo_tune.exporters.training_setup import TrainingSetup
 
-LIBRARY = Library("Axolotl 0.19.0", ("gdpo", *trl.SCALE), trl.LOSSES, fractions=False)
+LIBRARY = Library("Axolotl 0.19.0", ("gdpo", *trl.SCALE), LOSSES, accepts_fractional_alpha=False)
 PLUGIN = "keep_order"
 """Module of an export with a plugin of Axolotl, which has no key for this."""
 
@@ -49,12 +50,12 @@ def export_axolotl(setup: TrainingSetup) -> Exported:
         "shuffle_merged_datasets": False,
         "plugins": [f"{PLUGIN}.KeepOrder"],
         "sequence_len": setup.max_sequence_length,
-        "micro_batch_size": setup.micro_batch,
+        "micro_batch_size": setup.micro_batch_size,
         "gradient_accumulation_steps": setup.gradient_accumulation_steps,
-        "max_steps": setup.updates,
+        "max_steps": setup.optimizer_steps,
         "learning_rate": setup.get_number("learning_rate"),
-        "lr_scheduler": trl.SCHEDULES[setup.training.lr_schedule],
-        "warmup_steps": setup.warmup,
+        "lr_scheduler": TRANSFORMERS_SCHEDULES[setup.training.lr_schedule],
+        "warmup_steps": setup.warmup_optimizer_steps,
         "optimizer": "adamw_torch",
         "weight_decay": 0.0,
         "max_grad_norm": setup.training.max_grad_norm,

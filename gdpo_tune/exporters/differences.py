@@ -9,24 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.core.parameters import STEP_LOSSES
+from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.exporters.training_setup import NEUTRAL, TrainingSetup
 
 CONDITIONS: Mapping[str, Callable[[TrainingSetup], object]] = {
     "gdpo": lambda r: r.mode == "gdpo",
     "not gdpo": lambda r: r.mode != "gdpo",
     "grpo": lambda r: r.mode == "grpo",
-    "divided by std": lambda r: r.mode in ("gdpo", "grpo"),
+    "divided by std": lambda r: NORMALIZATIONS[r.mode].divides_by_group_std,
     "each reward normalized": lambda r: not r.sums_first,
     "sum normalized": lambda r: r.sums_first,
     "leave one out": lambda r: r.leaves_one_out,
     "kl": lambda r: r.get_number("beta") > 0,
     "bnpo": lambda r: r.loss == "bnpo",
-    "loss by tokens of the step": lambda r: r.loss in ("dapo", "cispo"),
+    "loss by tokens of the step": lambda r: r.loss in STEP_LOSSES,
     "passes": lambda r: r.passes_per_step > 1,
     "mini-batches": lambda r: r.training.mini_batches > 1,
     "micro-batches": lambda r: r.gradient_accumulation_steps > 1,
     "several optimizer steps": lambda r: r.updates_per_step > 1,
-    "prompts read again": lambda r: r.training.steps * r.prompts > r.training.train_prompts,
+    "prompts read again": lambda r: (
+        r.training.steps * r.prompts_per_step > r.training.train_prompts
+    ),
     "chat": lambda r: r.is_chat,
     "no adapters": lambda r: not r.model.lora_rank,
     "8-bit AdamW": lambda r: r.training.optimizer == "adamw_8bit",

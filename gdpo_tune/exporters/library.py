@@ -33,7 +33,7 @@ class TrainingFiles:
     imports: Sequence[str]
     """Names of `runtime` that `ending` needs."""
     ending: str
-    """Source at the end of `rewards.py`, below `JUDGE`."""
+    """Source at the end of `rewards.py`, below `SCORER`."""
     build_row: Callable[[ExportedPrompt, int], Mapping[str, object]]
     """Columns of a prompt, which has that number, in `prompts.parquet`; of `runtime_prompts`."""
     reads_as_trained: bool = False
@@ -83,9 +83,9 @@ class Library:
     schedules: Collection[str] = ("constant", "linear", "cosine")
     leave_one_out: Collection[str] = ()
     """Modes under which it has that baseline."""
-    revisions: bool = True
+    loads_revisions: bool = True
     """True if it can load a revision of a model other than the newest."""
-    fractions: bool = True
+    accepts_fractional_alpha: bool = True
     """True if it accepts a `lora_alpha` that is not an integer."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     """Mode -> why the library lacks it although it seems to have it."""
@@ -123,11 +123,15 @@ class Library:
         if setup.gamma > 0:
             reason = "no library makes the weights depend on how saturated a reward is"
             yield build("gamma", setup.gamma, reason, "pick a trial with gamma: 0")
-        if setup.model.revision and not self.revisions:
+        if setup.model.revision and not self.loads_revisions:
             fix = "download that revision, and set its directory with --set policy="
             reason = f"{name} loads the newest revision"
             yield build("model.revision", setup.model.revision, reason, fix)
-        if setup.model.lora_rank and not self.fractions and not isinstance(setup.lora_alpha, int):
+        if (
+            setup.model.lora_rank
+            and not self.accepts_fractional_alpha
+            and not isinstance(setup.lora_alpha, int)
+        ):
             fix = "pick a whole number, or export to trl or verl"
             reason = f"{name} takes whole numbers alone"
             yield build("model.lora_alpha", setup.lora_alpha, reason, fix)

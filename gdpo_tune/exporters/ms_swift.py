@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.core.parameters import LOSSES
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.exporters import library, trl
 from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
@@ -17,7 +18,7 @@ from gdpo_tune.exporters.training_setup import TrainingSetup
 INSTALL = "pip install ms-swift==4.6.0 msgspec"
 SCALE = {"gdpo": "gdpo", **trl.SCALE}
 LIBRARY = Library(
-    "ms-swift 4.6.0", SCALE, trl.LOSSES, leave_one_out=tuple(trl.SCALE), fractions=False
+    "ms-swift 4.6.0", SCALE, LOSSES, leave_one_out=tuple(trl.SCALE), accepts_fractional_alpha=False
 )
 EVERY_TOKEN = 10**9
 """`top_k` above every vocabulary: with 0 or -1, Transformers would take that of the policy, or 50.
@@ -30,7 +31,7 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
     """Return the training as arguments of `swift rlhf`."""
     LIBRARY.check(setup)
     sampling = _build_sampling(setup)
-    lines = ["from swift.rewards import orms", "", "REWARDS = build_swift_rewards(JUDGE)"]
+    lines = ["from swift.rewards import orms", "", "REWARDS = build_swift_rewards(SCORER)"]
     lines += [f'orms["{each.name}_reward"] = REWARDS["{each.name}"]' for each in setup.rewards]
     settings: dict[str, object] = {
         "rlhf_type": "grpo",
@@ -69,7 +70,7 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
         install=" ".join([INSTALL, *setup.list_extras(vllm="vllm")]),
         run=trl.format_command(setup, "swift rlhf ms_swift.yaml"),
         required_inputs=_list_supplies(setup),
-        result=f"{setup.name}/checkpoint-{setup.updates}",
+        result=f"{setup.name}/checkpoint-{setup.optimizer_steps}",
         training=TrainingFiles(
             ("build_swift_rewards",), "\n".join(lines) + sampling, build_message_row
         ),

@@ -55,7 +55,7 @@ def process_prompt(*arguments):
 
 
 class Environment(NemoEnvironment):
-    judge = JUDGE
+    scorer = SCORER
 
 
 {ACTOR} = ray.remote(Environment)"""
@@ -81,8 +81,8 @@ LIBRARY = Library(
     MODES,
     LOSSES,
     leave_one_out=("grpo", "grpo_no_std"),
-    revisions=False,
-    fractions=False,
+    loads_revisions=False,
+    accepts_fractional_alpha=False,
 )
 
 
@@ -135,7 +135,7 @@ def export_nemo_rl(setup: TrainingSetup) -> Exported:
         else CONSOLIDATE.format(saved=quote(saved), policy=library.CONVERTED),
         training=TrainingFiles(
             ("NemoEnvironment", "process_nemo_prompt"),
-            ENDING.format(reading=setup.reading),
+            ENDING.format(reading=setup.prompt_format_arguments),
             build_message_row,
             reads_as_trained=True,
             others={PROGRAM_FILE: PROGRAM},
@@ -166,7 +166,7 @@ def _build_grpo(setup: TrainingSetup) -> dict[str, object]:
         weights = [reward.weight for reward in rewards]
         estimator |= {"name": "gdpo", "reward_weights": weights}
     return {
-        "num_prompts_per_step": setup.prompts,
+        "num_prompts_per_step": setup.prompts_per_step,
         "num_generations_per_prompt": setup.group_size,
         "max_num_steps": setup.training.steps,
         "max_num_epochs": setup.training.steps,
@@ -217,8 +217,8 @@ def _build_policy(setup: TrainingSetup) -> dict[str, object]:
         if setup.policy == library.POLICY_COPY
         else setup.policy,
         "precision": "float32" if setup.model.dtype == "float32" else "bfloat16",
-        "train_global_batch_size": setup.mini_batch,
-        "train_micro_batch_size": setup.micro_batch,
+        "train_global_batch_size": setup.mini_batch_size,
+        "train_micro_batch_size": setup.micro_batch_size,
         "max_total_sequence_length": setup.max_sequence_length,
         "max_grad_norm": setup.training.max_grad_norm,
         "optimizer": {"kwargs": {"lr": setup.get_number("learning_rate"), "weight_decay": 0.0}},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.content import find_modules
+from gdpo_tune.core.registry import describe_task
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 from gdpo_tune.exporters.library import REWARDS_FILE, TrainingFiles
 from gdpo_tune.exporters.training_setup import TrainingSetup
@@ -18,7 +19,7 @@ TASK_COPY = "task.py"
 """Copy of the file of a custom task, whose own name may be one that the export needs."""
 NEIGHBOURS = "task_modules"
 """Directory of an export with the modules that a custom task imports."""
-JUDGING = (
+SCORING = (
     *("core/errors.py", "core/shaping.py", "policies/prompt_format.py", "exporters/runtime.py"),
     *("tasks/base.py", "tasks/answers.py", "tasks/programs.py", "tasks/*rewards.py"),
 )
@@ -45,12 +46,12 @@ def carry_modules(*patterns: str) -> dict[str, bytes]:
 
 def runs_programs(setup: TrainingSetup) -> bool:
     """Return whether a reward runs code that the policy wrote."""
-    return not is_task_file(setup.task) and "sandbox" in vars(type(setup.build_task()))
+    return not is_task_file(setup.task) and describe_task(setup.task).runs_programs
 
 
 def build_reward_files(setup: TrainingSetup, training: TrainingFiles) -> dict[str, bytes]:
     """Return name in the export -> content of `rewards.py` and of what it imports."""
-    files = carry_modules(*JUDGING, *(PROGRAMS if runs_programs(setup) else ()))
+    files = carry_modules(*SCORING, *(PROGRAMS if runs_programs(setup) else ()))
     files[REWARDS_FILE] = _format_rewards(setup, training).encode()
     if not is_task_file(setup.task):
         return files
@@ -68,7 +69,7 @@ def _format_rewards(setup: TrainingSetup, training: TrainingFiles) -> str:
     runtime, shaping = f"{CARRIED}.exporters.runtime", f"{CARRIED}.core.shaping"
     build = _score_custom_task if is_task_file(setup.task) else _score_samples
     score, more, above = build(setup)
-    imports = {f"{runtime} import {name}" for name in ("Judge", *training.imports)} | {*more}
+    imports = {f"{runtime} import {name}" for name in ("RewardScorer", *training.imports)} | {*more}
     shapes = ("LengthFall", "RewardCondition", "Shaping")
     imports |= {f"{shaping} import {name}" for name in shapes if name in repr(setup.shaping)}
     lines = "\n".join(f"from {line}" for line in sorted(imports))
@@ -93,7 +94,7 @@ sys.path.append(str(HERE))  # the library may work in another directory
 
 {lines}
 {above}
-JUDGE = Judge(
+SCORER = RewardScorer(
     {score},
     {setup.shaping!r},
     {weights!r},
@@ -106,7 +107,7 @@ def _score_samples(setup: TrainingSetup) -> tuple[str, list[str], str]:
     """Return the scoring by a task that ships: source, imports, lines above."""
     read = {*(reward.name for reward in setup.rewards)}
     read |= {condition.on for condition in setup.shaping.conditions.values()}
-    rewards = [reward for reward in setup.build_task().judged_rewards if reward.name in read]
+    rewards = [reward for reward in setup.build_task().active_rewards if reward.name in read]
     scores = {reward.name: reward.score for reward in rewards}
     partial = {r.name: r.partial for r in rewards if r.partial and setup.shaping.partial_credit}
     functions = [*scores.values(), *partial.values()]

@@ -27,22 +27,24 @@ if TYPE_CHECKING:
 SERVICE = "SANDBOX_FUSION_URL"
 """Environment variable with the address of a service that runs programs in place of a sandbox."""
 
-Scores = Mapping[str, Callable[[Sample], float | None]]
+ScoreFunctions = Mapping[str, Callable[[Sample], float | None]]
 """Reward name -> its function."""
-Score = Callable[[Sequence[Problem], Sequence[str], Sequence[int]], tuple[Rewards, Rewards]]
+ComputeRewards = Callable[
+    [Sequence[Problem], Sequence[str], Sequence[int]], tuple[Rewards, Rewards]
+]
 """Problems, completions and their tokens -> rewards, and the same with partial credit."""
 
 
 @dataclass(frozen=True)
-class Judge:
+class RewardScorer:
     """The rewards of a training, computed and shaped as there, and their weights."""
 
-    score: Score
+    compute: ComputeRewards
     shaping: Shaping
     weights: Mapping[str, float]
     """The largest is 1."""
 
-    def judge(
+    def score(
         self, problems: Sequence[str], completions: Sequence[str], lengths: Sequence[int]
     ) -> Rewards:
         """Return reward name -> N rewards, unweighted; None means not scored.
@@ -51,14 +53,14 @@ class Judge:
         token; `lengths` are their tokens, the end token included.
         """
         read = [Problem(**json.loads(text)) for text in problems]
-        rewards, partial = self.score(read, completions, lengths)
+        rewards, partial = self.compute(read, completions, lengths)
         return self.shaping.apply(rewards, lengths, partial)
 
-    def judge_each(
+    def score_each(
         self, problems: Sequence[str], completions: Sequence[str], lengths: Sequence[int]
     ) -> list[Mapping[str, float | None]]:
-        """Return the rewards of each of N completions by name; see `judge`."""
-        rewards = self.judge(problems, completions, lengths)
+        """Return the rewards of each of N completions by name; see `score`."""
+        rewards = self.score(problems, completions, lengths)
         columns = zip(*rewards.values(), strict=True)
         return [dict(zip(rewards, values, strict=True)) for values in columns]
 
@@ -68,11 +70,11 @@ class Judge:
 
 
 def score_samples(
-    scores: Scores,
-    partial_scores: Scores,
+    scores: ScoreFunctions,
+    partial_scores: ScoreFunctions,
     length_limit: int,
     run_programs: Callable[..., Sequence[Result | None]] | None = None,
-) -> Score:
+) -> ComputeRewards:
     """Return the scoring by reward functions of a task that ships; see `Sample`."""
 
     def score(
@@ -117,7 +119,7 @@ class ProgramRunner:
         return run_programs(self._sandboxes[process], self._settings, problems, completions)
 
 
-def score_custom_task(task: str, *settings: Any) -> Score:
+def score_custom_task(task: str, *settings: Any) -> ComputeRewards:
     """Return the scoring by a task in a file, which runs when it is first used.
 
     The task's class derives from one of `gdpo_tune`, which has to be installed.
@@ -138,17 +140,17 @@ def score_custom_task(task: str, *settings: Any) -> Score:
 # TRL, Axolotl and ms-swift ------------------------------------------------------------------------
 
 
-def build_trl_rewards(judge: Judge) -> dict[str, Callable[..., Sequence[float | None]]]:
-    """Build a function for each reward, which TRL logs by its name; a batch is judged once."""
+def build_trl_rewards(scorer: RewardScorer) -> dict[str, Callable[..., Sequence[float | None]]]:
+    """Build a function for each reward, which TRL logs by its name; a batch is scored once."""
     latest: tuple[Any, Rewards] = (None, {})
-    """Batch that was judged last, which TRL passes to one function after another."""
+    """Batch that was scored last, which TRL passes to one function after another."""
 
-    def judge_once(completions: Sequence[Any], tokens: Any, problems: Sequence[str]) -> Rewards:
+    def score_once(completions: Sequence[Any], tokens: Any, problems: Sequence[str]) -> Rewards:
         nonlocal latest
         batch, rewards = latest  # that of another thread may follow at any time
         if batch is not completions:
             texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
-            rewards = judge.judge(problems, texts, [len(ids) for ids in tokens])
+            rewards = scorer.score(problems, texts, [len(ids) for ids in tokens])
             latest = completions, rewards
         return rewards
 
@@ -156,15 +158,15 @@ def build_trl_rewards(judge: Judge) -> dict[str, Callable[..., Sequence[float | 
         def reward(
             completions: Sequence[Any], completion_ids: Any, problem: Sequence[str], **_: Any
         ) -> Sequence[float | None]:
-            return judge_once(completions, completion_ids, problem)[name]
+            return score_once(completions, completion_ids, problem)[name]
 
         reward.__name__ = name
         return reward
 
-    return {name: build(name) for name in judge.weights}
+    return {name: build(name) for name in scorer.weights}
 
 
-def build_swift_rewards(judge: Judge) -> dict[str, type]:
+def build_swift_rewards(scorer: RewardScorer) -> dict[str, type]:
     """Build a class for each reward, whose objects ms-swift calls and logs by its name."""
 
     def build(name: str, function: Callable[..., Sequence[float | None]]) -> type:
@@ -180,23 +182,23 @@ def build_swift_rewards(judge: Judge) -> dict[str, type]:
         Reward.__name__ = name
         return Reward
 
-    return {name: build(name, each) for name, each in build_trl_rewards(judge).items()}
+    return {name: build(name, each) for name, each in build_trl_rewards(scorer).items()}
 
 
 class VerlRewardManager:
     """Reward manager of verl, which asks for many completions at once, one by one.
 
-    Those that come while others are judged make the next batch.
+    Those that come while others are scored make the next batch.
     """
 
-    judge: Judge
+    scorer: RewardScorer
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         self._tokenizer = tokenizer
         self._turn = asyncio.Lock()
         self._waiting: list[tuple[str, str, int]] = []
         """Problem, completion and its tokens of each completion of the next batch."""
-        self._judged: asyncio.Task[list[Mapping[str, float | None]]] | None = None
+        self._scored: asyncio.Task[list[Mapping[str, float | None]]] | None = None
         """Rewards of the next batch."""
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -208,23 +210,23 @@ class VerlRewardManager:
         problem = row.non_tensor_batch["reward_model"]["ground_truth"]
         place = len(self._waiting)
         self._waiting.append((problem, text, length))
-        if self._judged is None or not place:
-            self._judged = asyncio.create_task(self._judge_waiting())
-        rewards = (await asyncio.shield(self._judged))[place]
+        if self._scored is None or not place:
+            self._scored = asyncio.create_task(self._score_waiting())
+        rewards = (await asyncio.shield(self._scored))[place]
         separate = {name: value or 0.0 for name, value in rewards.items()}
-        return {"reward_score": self.judge.weigh(rewards), "reward_extra_info": separate}
+        return {"reward_score": self.scorer.weigh(rewards), "reward_extra_info": separate}
 
-    async def _judge_waiting(self) -> list[Mapping[str, float | None]]:
+    async def _score_waiting(self) -> list[Mapping[str, float | None]]:
         async with self._turn:
             batch, self._waiting = self._waiting, []
             # In a thread, so that completions can be sampled meanwhile.
-            return await asyncio.to_thread(self.judge.judge_each, *zip(*batch, strict=True))
+            return await asyncio.to_thread(self.scorer.score_each, *zip(*batch, strict=True))
 
 
 class NemoEnvironment:
     """Environment of one turn, whose `config` is the section `env.gdpo` of the configuration."""
 
-    judge: Judge
+    scorer: RewardScorer
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         from transformers import AutoTokenizer
@@ -245,12 +247,12 @@ class NemoEnvironment:
         texts = [turns[-1]["content"] for turns in logs]
         tokens = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
         lengths = [min(len(each) + 1, self._longest) for each in tokens]
-        rewards = self.judge.judge_each([entry["problem"] for entry in metadata], texts, lengths)
-        given: Any = torch.tensor([self.judge.weigh(each) for each in rewards])
+        rewards = self.scorer.score_each([entry["problem"] for entry in metadata], texts, lengths)
+        given: Any = torch.tensor([self.scorer.weigh(each) for each in rewards])
         if not self._sums:
             given = {
                 f"reward/{name}": torch.tensor([each[name] or 0.0 for each in rewards])
-                for name in self.judge.weights
+                for name in self.scorer.weights
             }
         nothing = [{"role": "environment", "content": ""} for _ in texts]
         unknown = [None] * len(texts)

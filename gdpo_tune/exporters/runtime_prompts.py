@@ -29,7 +29,7 @@ class ExportedPrompt:
     messages: Sequence[Mapping[str, str]] | None
     """Chat turns, each with `role` and `content`; None without a chat template."""
     problem: str
-    """JSON by which `rewards.py` judges a completion."""
+    """JSON by which `rewards.py` scores a completion."""
 
     @property
     def turns(self) -> Sequence[Mapping[str, str]]:

@@ -123,7 +123,7 @@ class TrainingSetup:
         return int(self.params["group_size"])
 
     @property
-    def prompts(self) -> int:
+    def prompts_per_step(self) -> int:
         """Groups in a step."""
         return self.training.completions_per_step // self.group_size
 
@@ -133,7 +133,7 @@ class TrainingSetup:
         return int(self.params["num_iterations"])
 
     @property
-    def mini_batch(self) -> int:
+    def mini_batch_size(self) -> int:
         """Completions of an optimizer step."""
         return self.training.mini_batch_size or self.training.completions_per_step
 
@@ -143,12 +143,12 @@ class TrainingSetup:
         return self.passes_per_step * self.training.mini_batches
 
     @property
-    def updates(self) -> int:
+    def optimizer_steps(self) -> int:
         """Optimizer steps of the training."""
         return self.training.steps * self.updates_per_step
 
     @property
-    def reading(self) -> dict[str, object]:
+    def prompt_format_arguments(self) -> dict[str, object]:
         """Arguments of `PromptFormat` besides tokenizer and instructions."""
         kwargs, date = dict(self.model.chat_template_kwargs), self.model.template_date
         tags = list_own_tags(self.build_task().instructions)
@@ -163,19 +163,19 @@ class TrainingSetup:
         return [k for k, v in NEUTRAL.items() if own is None or own.get(k) not in (None, v)]
 
     @property
-    def warmup(self) -> int:
+    def warmup_optimizer_steps(self) -> int:
         """Optimizer steps over which the learning rate rises."""
         return self.training.warmup_steps * self.updates_per_step
 
     @property
-    def micro_batch(self) -> int:
+    def micro_batch_size(self) -> int:
         """Completions in one forward and backward pass."""
-        return self.training.micro_batch_size or self.mini_batch
+        return self.training.micro_batch_size or self.mini_batch_size
 
     @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches of an optimizer step."""
-        return self.mini_batch // self.micro_batch
+        return self.mini_batch_size // self.micro_batch_size
 
     @property
     def max_sequence_length(self) -> int:

@@ -5,6 +5,7 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
+from gdpo_tune.core.parameters import LOSSES, STEP_LOSSES, TRANSFORMERS_SCHEDULES
 from gdpo_tune.exporters import library
 from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
 from gdpo_tune.exporters.runtime_prompts import build_trl_row
@@ -12,13 +13,8 @@ from gdpo_tune.exporters.training_setup import NEUTRAL, TrainingSetup
 
 SCALE = {"grpo": "group", "grpo_no_std": "none", "grpo_batch": "batch"}
 """Mode that sums first -> `scale_rewards`."""
-LOSSES = ("dapo", "dr_grpo", "grpo", "bnpo", "cispo")
-SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 CORRECTED_KL = {"use_bias_correction_kl": True}
 """Key that Axolotl shares: it pins a TRL before 1.10, whose default is false."""
-STEP_LOSSES = ("dapo", "cispo")
-"""Losses that are divided by tokens of a whole step. The TRL of Axolotl, and ms-swift, do not count
-that an optimizer step has only a part of them."""
 LIBRARY = Library("TRL 1.16.0", ("gdpo", *SCALE), LOSSES)
 
 
@@ -66,7 +62,7 @@ def list_reward_functions(setup: TrainingSetup) -> list[str]:
 def build_training_files(setup: TrainingSetup) -> TrainingFiles:
     """Return how TRL, and what trains with it, gets rewards and prompts."""
     names = [reward.name for reward in setup.rewards]
-    lines = ["REWARDS = build_trl_rewards(JUDGE)"]
+    lines = ["REWARDS = build_trl_rewards(SCORER)"]
     lines += [f'{name}_reward = REWARDS["{name}"]' for name in names]
     return TrainingFiles(("build_trl_rewards",), "\n".join(lines), build_trl_row)
 
@@ -126,14 +122,14 @@ def build_schedule(setup: TrainingSetup) -> dict[str, object]:
     size = setup.gradient_accumulation_steps * setup.training.mini_batches
     return {
         "seed": setup.seed,
-        "max_steps": setup.updates,
-        "per_device_train_batch_size": setup.micro_batch,
+        "max_steps": setup.optimizer_steps,
+        "per_device_train_batch_size": setup.micro_batch_size,
         "gradient_accumulation_steps": setup.gradient_accumulation_steps,
         # Micro-batches for which samples are drawn at once, if not one optimizer step's.
         **({"steps_per_generation": size} if setup.training.mini_batches > 1 else {}),
         "learning_rate": setup.get_number("learning_rate"),
-        "lr_scheduler_type": SCHEDULES[setup.training.lr_schedule],
-        "warmup_steps": setup.warmup,
+        "lr_scheduler_type": TRANSFORMERS_SCHEDULES[setup.training.lr_schedule],
+        "warmup_steps": setup.warmup_optimizer_steps,
         "max_grad_norm": setup.training.max_grad_norm,
         "weight_decay": 0.0,
     }
@@ -142,7 +138,9 @@ def build_schedule(setup: TrainingSetup) -> dict[str, object]:
 def build_clip_of_small_gradients(setup: TrainingSetup) -> dict[str, object]:
     """Return the clip of gradients that are divided by the optimizer steps of a pass.
 
-    Adam takes the same step for gradients of any scale, if they are clipped alike.
+    The TRL of Axolotl, and ms-swift, divide by the tokens of the step in each of its optimizer
+    steps, which has only a part of them. Adam takes the same step for gradients of any scale, if
+    they are clipped alike.
     """
     if setup.loss not in STEP_LOSSES or setup.training.mini_batches == 1:
         return {}

@@ -44,7 +44,7 @@ LIBRARY = Library(
     AGGREGATION,
     schedules=("constant", "cosine"),
     leave_one_out=("grpo_no_std",),
-    revisions=False,
+    loads_revisions=False,
     notes={
         "gdpo_no_std": "does not pass norm_adv_by_std_in_grpo on to its GDPO",
         "gd2po": "lacks GD2PO, which only its authors' fork of verl has",
@@ -54,7 +54,7 @@ LIBRARY = Library(
 
 def export_verl(setup: TrainingSetup) -> Exported:
     """Return the training as a configuration that inherits from verl's `ppo_trainer`."""
-    size, group = setup.mini_batch, setup.group_size
+    size, group = setup.mini_batch_size, setup.group_size
     reason = f"verl counts in prompts, and this is no multiple of group_size {group}"
     fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
     problem = SpecProblem(setup.note, "training.mini_batch_size", str(size), reason, fix)
@@ -78,7 +78,7 @@ def export_verl(setup: TrainingSetup) -> Exported:
             "val_files": library.PROMPTS_FILE,
             **({"apply_chat_template_kwargs": kwargs} if kwargs else {}),
             "shuffle": False,
-            "train_batch_size": setup.prompts,
+            "train_batch_size": setup.prompts_per_step,
             "max_prompt_length": setup.max_prompt_length,
             "filter_overlong_prompts": True,
             "max_response_length": setup.training.max_completion_length,
@@ -87,7 +87,7 @@ def export_verl(setup: TrainingSetup) -> Exported:
         "actor_rollout_ref": {
             "model": _build_model(setup),
             "actor": _build_actor(setup),
-            "ref": {"log_prob_micro_batch_size_per_gpu": setup.micro_batch},
+            "ref": {"log_prob_micro_batch_size_per_gpu": setup.micro_batch_size},
             "rollout": _build_rollout(setup),
         },
         "trainer": _build_trainer(setup),
@@ -106,7 +106,7 @@ def export_verl(setup: TrainingSetup) -> Exported:
         ),
         training=TrainingFiles(
             ("VerlRewardManager",),
-            f"class {MANAGER}(VerlRewardManager):\n    judge = JUDGE",
+            f"class {MANAGER}(VerlRewardManager):\n    scorer = SCORER",
             build_verl_row,
         ),
     )
@@ -143,7 +143,7 @@ def _build_rollout(setup: TrainingSetup) -> dict[str, object]:
         "top_k": -1,
         "tensor_model_parallel_size": 1,
         "gpu_memory_utilization": setup.rollout.vllm_memory_share,
-        "log_prob_micro_batch_size_per_gpu": setup.micro_batch,
+        "log_prob_micro_batch_size_per_gpu": setup.micro_batch_size,
         # Without those of the sampler there is nothing to correct by.
         "calculate_log_probs": setup.rollout.importance_sampling != "off",
         # They share the completions of a step equally.
@@ -216,8 +216,8 @@ def _build_actor(setup: TrainingSetup) -> dict[str, object]:
     beta, cispo = setup.get_number("beta"), setup.loss == "cispo"
     scale = {"loss_scale_factor": setup.training.max_completion_length}
     return {
-        "ppo_mini_batch_size": setup.mini_batch // setup.group_size,
-        "ppo_micro_batch_size_per_gpu": setup.micro_batch,
+        "ppo_mini_batch_size": setup.mini_batch_size // setup.group_size,
+        "ppo_micro_batch_size_per_gpu": setup.micro_batch_size,
         "ppo_epochs": setup.passes_per_step,
         # It sorts completions by length before it divides them.
         "shuffle": setup.training.mini_batches > 1,

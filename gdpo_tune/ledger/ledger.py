@@ -304,7 +304,7 @@ class Ledger(CloseableResource):
             "test": encoding.add_judged_costs(outcome.test, outcome.cost, self.spec),
         }
         for split, estimates in splits.items():
-            for name in self.spec.judged_metrics:
+            for name in self.spec.required_metrics:
                 if name not in estimates or not math.isfinite(estimates[name].mean):
                     value = estimates[name].mean if name in estimates else "missing"
                     return self.fail(number, f"{split} {name} is {value}", outcome.cost)

@@ -237,4 +237,4 @@ def add_judged_costs(
     measured: Mapping[str, Estimate], cost: Cost, spec: SweepSpec
 ) -> dict[str, Estimate]:
     """Return metrics with the costs that objectives or constraints name; present ones stay."""
-    return add_costs(measured, cost, spec.judged_metrics, spec.resources.total_gpus)
+    return add_costs(measured, cost, spec.required_metrics, spec.resources.total_gpus)

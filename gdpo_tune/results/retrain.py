@@ -43,7 +43,7 @@ from gdpo_tune.spec.space import format_domain
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
-    *("judged_metrics", "parts"),  # parts are those of a merge, which no training has
+    *("required_metrics", "parts"),  # parts are those of a merge, which no training has
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
 settings that are marked as `INDIFFERENT`: they say where and how it runs. Decisive settings of

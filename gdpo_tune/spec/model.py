@@ -522,7 +522,7 @@ class SweepSpec(Section):
         )
 
     @property
-    def judged_metrics(self) -> tuple[str, ...]:
+    def required_metrics(self) -> tuple[str, ...]:
         """Metrics that objectives and constraints name."""
         return tuple(dict.fromkeys([*self.objectives, *self.constraints]))
 
@@ -551,7 +551,7 @@ class SweepSpec(Section):
         They are policies of trials, which have to be kept. Their own cost is that of an evaluation,
         so they do not join a front on which costs are judged.
         """
-        return self.keep != "none" and not COST_METRICS.keys() & {*self.judged_metrics}
+        return self.keep != "none" and not COST_METRICS.keys() & {*self.required_metrics}
 
     def build_trial_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:
         """Return the input of `train()` for one trial, in a directory of its own."""
@@ -570,7 +570,7 @@ class SweepSpec(Section):
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
             sharded=self.resources.shards_policy,
             scoring=self.scoring,
-            judged_metrics=self.judged_metrics,
+            required_metrics=self.required_metrics,
         )
 
     def compute_identity(self) -> str:

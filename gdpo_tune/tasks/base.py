@@ -1,4 +1,4 @@
-"""Types that tasks share: problems, samples to judge, rewards and verdicts.
+"""Types that tasks share: problems, samples to score, rewards and verdicts.
 
 N completions of one call; `problems` may name the same problem several times (a group).
 """
@@ -27,13 +27,15 @@ MOST_VALUES = 10_000
 ROUNDING = 1e-6
 """Share of its limits by which a value may leave its range, as sums of decimal fractions do."""
 
+RewardFunction = Callable[..., Any]
+"""Called with TRL's keywords, such as `completions`; returns N values, each a number or None."""
 Split = Literal["warm_start", "train", "validation", "test"]
 """Disjoint sets of prompts: for the embedded policy's recipe, training, the search, the front."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt and what is needed to judge a completion of it."""
+    """One prompt and what is needed to score a completion of it."""
 
     prompt: str
     """Exactly what the policy reads before its first token."""
@@ -61,7 +63,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward, with its range and the function that judges one completion."""
+    """A reward, with its range and the function that scores one completion."""
 
     name: str
     low: float
@@ -190,7 +192,7 @@ def check_scores(scores: Scores, count: int, task: Any) -> None:
 
 
 class Task(AbstractContextManager["Task"], Protocol):
-    """A source of problems and the judge of completions. Use it as a context manager.
+    """A source of problems, which also scores completions. Use it as a context manager.
 
     A trial builds its task with the sections `training:`, `sandbox:` and `data:` of the sweep.
     """
@@ -207,7 +209,7 @@ class Task(AbstractContextManager["Task"], Protocol):
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> Scores:
-        """Judge N completions, which lack the end token that `lengths` in tokens include.
+        """Score N completions, which lack the end token that `lengths` in tokens include.
 
         A task that takes the keyword `context` as well gets a `CallContext`.
         """
@@ -223,9 +225,9 @@ class Task(AbstractContextManager["Task"], Protocol):
 
 
 @runtime_checkable
-class JudgesEarly(Protocol):
+class ScoresEarly(Protocol):
     """A task that can begin with a completion while others are still being sampled."""
 
-    def begin_judging(self, problem: Problem, completion: str) -> None:
+    def begin_scoring(self, problem: Problem, completion: str) -> None:
         """Begin what `score` needs of a completion, in the background; any thread may call it."""
         ...

@@ -219,8 +219,8 @@ class CodeTask(BuiltInTask):
     _starting = threading.Lock()
     """Held while an engine's thread, or one of several trials, starts both."""
 
-    def begin_judging(self, problem: Problem, completion: str) -> None:
-        """Run the program of a completion while others are sampled; see `JudgesEarly`."""
+    def begin_scoring(self, problem: Problem, completion: str) -> None:
+        """Run the program of a completion while others are sampled; see `ScoresEarly`."""
         self._start_runner().submit(problem, completion)
 
     def _run_programs(
@@ -275,4 +275,5 @@ TASK = CodeTask.describe(
     published_with={"bug_free": {"partial_credit": True}},
     length_reward="length",
     partial_reward="correctness",
+    runs_programs=True,
 )

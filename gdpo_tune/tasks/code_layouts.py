@@ -66,7 +66,7 @@ import random
 import heapq
 from heapq import *"""
 """Imports of its judge; those of types are what sites with such starter code import beforehand."""
-_APPS_JUDGE: dict[str, Any] = {"head": _APPS_HEAD, "judge": "apps", "seconds": 4.0}
+_APPS_RULES: dict[str, Any] = {"head": _APPS_HEAD, "comparison": "apps", "seconds": 4.0}
 
 
 def convert_apps(row: Row) -> Problem:
@@ -86,14 +86,14 @@ def convert_apps(row: Row) -> Problem:
             for values in (inputs, outputs)
         ]
         pairs = check_streams(texts[0], texts[1], _IO)
-        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_APPS_JUDGE)
+        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_APPS_RULES)
     if not isinstance(function, str) or not function.isidentifier():
         raise RowError(_IO, f"fn_name is {function!r}, which is not a function name")
     if not starter:
         request += f"Write a function {function}.\n"
     calls = zip(map(_read_keys, inputs), map(_read_keys, outputs), strict=True)
     tests = _write_calls(function, calls, _IO)
-    return build_code_problem(request, family, **tests, **_APPS_JUDGE)
+    return build_code_problem(request, family, **tests, **_APPS_RULES)
 
 
 def _read_keys(value: Any) -> Any:
@@ -175,7 +175,7 @@ def convert_code_contests(row: Row) -> Problem:
         f"{request}\n{STREAMS_NOTE}",
         "code_contests",
         streams=pairs,
-        judge="code_contests",
+        comparison="code_contests",
         seconds=seconds + nanos / 1e9,
     )
 
@@ -224,7 +224,7 @@ _BENCH_HEAD = "\n".join(
         "sys.setrecursionlimit(50000)",
     ]
 )
-_BENCH_JUDGE: dict[str, Any] = {"head": _BENCH_HEAD, "judge": "livecodebench", "seconds": 6.0}
+_BENCH_RULES: dict[str, Any] = {"head": _BENCH_HEAD, "comparison": "livecodebench", "seconds": 6.0}
 _LARGEST = 1 << 30
 
 
@@ -240,7 +240,7 @@ def convert_livecodebench(row: Row) -> Problem:
     inputs, outputs = ([test.get(key) for test in tests] for key in ("input", "output"))
     pairs = check_streams(inputs, outputs, column)
     if kinds == {"stdin"}:
-        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_BENCH_JUDGE)
+        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_BENCH_RULES)
     if kinds != {"functional"}:
         raise RowError(column, f"testtype is {sorted(map(str, kinds))}: stdin, functional?")
     metadata = require_mapping(parse_json(row.get("metadata"), "metadata"), "metadata")
@@ -255,7 +255,7 @@ def convert_livecodebench(row: Row) -> Problem:
         for given, expected in pairs[:MOST_TESTS]
     )
     tests = _write_calls(function, calls, column)
-    return build_code_problem(f"{request}{starter}\n", family, **tests, **_BENCH_JUDGE)
+    return build_code_problem(f"{request}{starter}\n", family, **tests, **_BENCH_RULES)
 
 
 class _NoGlobals(pickle.Unpickler):

@@ -42,13 +42,13 @@ from gdpo_tune.tasks.base import (
     CallContext,
     Problem,
     RewardFailures,
+    RewardFunction,
     Scores,
     Split,
     read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
 
-RewardFunction = Callable[..., Any]
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
@@ -141,12 +141,12 @@ class RewardFunctionTask(CloseableResource):
         """
         self.load_functions()
 
-        def call(name: str, _: int | None, batch: Batch) -> CallResult:
+        def call(name: str, _: int | None, batch: RewardBatch) -> CallResult:
             copies = [copy.deepcopy(problem) for problem in batch.problems]
             own = batch._replace(problems=copies, context=copy.deepcopy(batch.context))
             return self.call_function(name, own)
 
-        batch = Batch(problems, completions, lengths, context or CallContext())
+        batch = RewardBatch(problems, completions, lengths, context or CallContext())
         return score_by_functions(self.rewards, call, batch)
 
     def environment(self) -> dict[str, str]:
@@ -177,7 +177,7 @@ class RewardFunctionTask(CloseableResource):
                 function = RewardModel(function)
             self._functions[name] = function
 
-    def call_function(self, name: str, batch: Batch) -> CallResult:
+    def call_function(self, name: str, batch: RewardBatch) -> CallResult:
         """Call one function, which may change the batch; `load_functions` comes first.
 
         Raises:
@@ -224,8 +224,8 @@ class RewardFunctionTask(CloseableResource):
         return splits
 
 
-class Batch(NamedTuple):
-    """N completions to judge."""
+class RewardBatch(NamedTuple):
+    """N completions to score."""
 
     problems: Sequence[Any]
     """`Problem`s; on their way to another process as pickles, of which each makes a new copy."""
@@ -233,11 +233,13 @@ class Batch(NamedTuple):
     lengths: Sequence[int]
     context: CallContext
 
-    def take(self, row: int) -> Batch:
+    def take(self, row: int) -> RewardBatch:
         """Return a batch of one completion."""
         ids = self.context.completion_ids
         context = replace(self.context, completion_ids=None if ids is None else [ids[row]])
-        return Batch([self.problems[row]], [self.completions[row]], [self.lengths[row]], context)
+        return RewardBatch(
+            [self.problems[row]], [self.completions[row]], [self.lengths[row]], context
+        )
 
 
 class CallResult(NamedTuple):
@@ -256,15 +258,15 @@ class ProcessEndedError(CallError):
     """A reward function that ended its process, or did not return in time."""
 
 
-Call = Callable[[str, int | None, Batch], CallResult]
+CallReward = Callable[[str, int | None, RewardBatch], CallResult]
 """Gets the name of a function, a row if that is called alone, and the completions."""
 
 
-def score_by_functions(names: Sequence[str], call: Call, batch: Batch) -> Scores:
+def score_by_functions(names: Sequence[str], call: CallReward, batch: RewardBatch) -> Scores:
     """Return the scores by functions of N completions.
 
     A function that raises is called once more, because a service may have been away, then for each
-    completion alone, as is one that ends its process. What it does not judge alone is not scored.
+    completion alone, as is one that ends its process. What it raises for alone is not scored.
     """
     results: dict[str, CallResult] = {}
     failures: dict[str, RewardFailures] = {}
@@ -285,7 +287,7 @@ def score_by_functions(names: Sequence[str], call: Call, batch: Batch) -> Scores
 
 
 def _call_at_once_or_alone(
-    name: str, call: Call, batch: Batch
+    name: str, call: CallReward, batch: RewardBatch
 ) -> tuple[CallResult, RewardFailures]:
     count, first = len(batch.completions), ""
     for _ in range(2):
@@ -297,7 +299,7 @@ def _call_at_once_or_alone(
                 break
         else:
             if first:
-                _logger.warning("reward %s raised once, then judged: %s", name, first)
+                _logger.warning("reward %s raised once, then returned: %s", name, first)
             return result, RewardFailures()
     result, failed, ended = CallResult([None] * count, [], {}), 0, 0
     for row in range(count):
@@ -334,7 +336,7 @@ class _UnknownIds(Sequence[Any]):
         return self[0]
 
 
-def _build_keywords(batch: Batch) -> dict[str, Any]:
+def _build_keywords(batch: RewardBatch) -> dict[str, Any]:
     """Return the keywords of a call; a column wins over `lengths`."""
     problems, texts, ids = batch.problems, batch.completions, batch.context.completion_ids
     is_chat = bool(problems[0].turns)

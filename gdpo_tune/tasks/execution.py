@@ -66,7 +66,7 @@ def build_code_problem(
     tail: str = "",
     asserts: Sequence[str] = (),
     streams: Sequence[tuple[str, str]] = (),
-    judge: str = "exact",
+    comparison: str = "exact",
     seconds: float = 0.0,
 ) -> Problem:
     """Return a code problem; streams are pairs of input and expected output."""
@@ -83,7 +83,7 @@ def build_code_problem(
             [*stream, TOLERANCE if _NUMBER_WITH_POINT.search(stream[1]) else 0.0]
             for stream in streams[:MOST_TESTS]
         ],
-        "judge": judge,
+        "judge": comparison,
         "seconds": seconds,
         "modules": sorted(
             name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names

@@ -105,7 +105,7 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
     drawn = set(random.Random(0).sample(range(rows), min(SAMPLE, rows)))
     chosen = (one for row, one in enumerate(read_references(data)) if row in drawn)
     references = [one for one in chosen if one.problem and not one.reason]
-    reward = task.judged_rewards[0]
+    reward = task.active_rewards[0]
     package = Path(__file__).parents[1]
     files = sorted(f for room in ("tasks", "sandbox") for f in (package / room).rglob("*.py"))
     sampled = [(one.place, one.completion, one.problem.data) for one in references if one.problem]
@@ -115,7 +115,7 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
     cache = read_cache("references.json")
     if key not in cache:
         began = time.monotonic()
-        wrong = list(_list_wrong(references, task)) if references else []
+        wrong = list(_find_wrong_references(references, task)) if references else []
         cache[key] = [len(wrong), wrong[:MOST_LISTED], round(time.monotonic() - began, 1)]
         write_cache("references.json", dict(list(cache.items())[-MOST_CACHED:]))
     count, wrong, seconds = cache[key]
@@ -123,24 +123,25 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
     if found.share < REFUSE_BELOW:
         raise DataError(
             f"data.source = {data.source}: of {found.count} reference solutions, {found.right} "
-            f"earn full {found.reward}:\n{list_wrong(found)}\n    fix: write the layout and "
-            "columns that the data has; gdpo-tune score FILE.yaml --reference shows every row"
+            f"earn full {found.reward}:\n{format_wrong_references(found)}\n"
+            "    fix: write the layout and columns that the data has; "
+            "gdpo-tune score FILE.yaml --reference shows every row"
         )
     return found
 
 
-def list_wrong(found: ReferenceCheck) -> str:
+def format_wrong_references(found: ReferenceCheck) -> str:
     """Return a line for each of the first references that earned less than full marks."""
     lines = [f"  {place}: {reason}" for place, reason in found.wrong]
     more = found.count - found.right - len(lines)
     return "\n".join([*lines, *([f"  and {more} more"] if more > 0 else [])])
 
 
-def _list_wrong(references: Sequence[Reference], task: Any) -> Iterator[tuple[str, str]]:
+def _find_wrong_references(references: Sequence[Reference], task: Any) -> Iterator[tuple[str, str]]:
     problems = [one.problem for one in references]
     completions = [one.completion for one in references]
     scores = task.score(problems, completions, [1] * len(references))
-    reward = task.judged_rewards[0]
+    reward = task.active_rewards[0]
     results = scores.results or [None] * len(references)
     # The metric of that name also counts what the reward leaves out: answers without a call.
     values = scores.metrics.get(reward.name, scores.rewards[reward.name])

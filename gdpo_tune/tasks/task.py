@@ -1,4 +1,4 @@
-"""Base class of the tasks that ship: where problems come from, and how completions are judged."""
+"""Base class of the tasks that ship: where problems come from, and how completions are scored."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class BuiltInTask(CloseableResource):
         extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
         infos = (*self.reward_infos, *extra)
         is_strict = scoring == STRICT
-        self.judged_rewards = tuple(
+        self.active_rewards = tuple(
             r if is_strict or r.released is None else replace(r, score=r.released) for r in infos
         )
         """Rewards that `score` gives."""
         self._measures = {name: info.measure for name, info in self.metric_infos.items()}
         if not is_strict:
-            self._measures |= {r.name: r.score for r in self.judged_rewards if r.released}
-        self.rewards = tuple(reward.name for reward in self.judged_rewards)
+            self._measures |= {r.name: r.score for r in self.active_rewards if r.released}
+        self.rewards = tuple(reward.name for reward in self.active_rewards)
         self.metrics = tuple(self.metric_infos)
         self.instructions = self.format_request.format(limit=training.length_limit)
         self._length_limit = training.length_limit
@@ -105,7 +105,7 @@ class BuiltInTask(CloseableResource):
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> Scores:
-        """Judge N completions, for training and for held-out evaluation alike; see `Task`."""
+        """Score N completions, for training and for held-out evaluation alike; see `Task`."""
         results = self._run_programs(problems, completions)
         samples = [
             Sample(problem, completion, length, self._length_limit, result)
@@ -119,9 +119,9 @@ class BuiltInTask(CloseableResource):
             return list(map(function, samples))
 
         return Scores(
-            rewards={reward.name: measure(reward.score) for reward in self.judged_rewards},
+            rewards={reward.name: measure(reward.score) for reward in self.active_rewards},
             metrics={name: measure(each) for name, each in self._measures.items()},
-            partial={r.name: measure(r.partial) for r in self.judged_rewards if r.partial},
+            partial={r.name: measure(r.partial) for r in self.active_rewards if r.partial},
             results=results,
         )
 

@@ -43,7 +43,12 @@ from gdpo_tune.tasks.base import (
     check_scores,
     read_reward_values,
 )
-from gdpo_tune.tasks.custom import Batch, ProcessEndedError, RewardFunctionTask, score_by_functions
+from gdpo_tune.tasks.custom import (
+    ProcessEndedError,
+    RewardBatch,
+    RewardFunctionTask,
+    score_by_functions,
+)
 
 TIME_LIMIT = 600.0
 """Seconds for one call of a function, if its class does not say otherwise."""
@@ -106,7 +111,7 @@ class TaskProcess(CloseableResource):
         context: CallContext | None = None,
         is_check: bool = False,
     ) -> Scores:
-        """Judge N completions; see `score_by_functions`.
+        """Score N completions; see `score_by_functions`.
 
         In a check, a function that ends its process or does not return is not called again.
 
@@ -118,7 +123,7 @@ class TaskProcess(CloseableResource):
         distinct = {id(one): one for one in problems}
         pickled = {key: pickle.dumps(one) for key, one in distinct.items()}
         copies = [pickled[id(one)] for one in problems]
-        batch = Batch(copies, list(completions), list(lengths), context or CallContext())
+        batch = RewardBatch(copies, list(completions), list(lengths), context or CallContext())
         call = functools.partial(self._call, is_check=is_check)
         if self._class.score is RewardFunctionTask.score:
             return score_by_functions(self.rewards, call, batch)
@@ -128,7 +133,7 @@ class TaskProcess(CloseableResource):
         """End the process and every process that it started."""
         self._end()
 
-    def _call(self, function: str, row: int | None, batch: Batch, is_check: bool) -> Any:
+    def _call(self, function: str, row: int | None, batch: RewardBatch, is_check: bool) -> Any:
         limit = getattr(self._class, "time_limit", None)
         limit = limit or (CHECK_LIMIT if is_check else TIME_LIMIT)
         try:
@@ -381,7 +386,7 @@ def _seed_draws(number: int) -> None:
         sys.modules["torch"].manual_seed(number)
 
 
-def _score(task: Any, function: str, row: int | None, batch: Batch) -> Any:
+def _score(task: Any, function: str, row: int | None, batch: RewardBatch) -> Any:
     """Call a reward function, or the task's own `score`; each gets its own copy of everything."""
     # Random draws depend on the batch alone, so that a trial that resumes repeats them.
     seed = hashlib.sha256(repr(batch.completions).encode(errors="replace")).digest()

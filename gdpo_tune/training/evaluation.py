@@ -38,9 +38,10 @@ from gdpo_tune.policies.load_policy import list_end_tokens
 from gdpo_tune.tasks.base import (
     MOST_FAILED,
     CallContext,
-    JudgesEarly,
     Problem,
+    RewardFunction,
     Scores,
+    ScoresEarly,
     Split,
     Task,
     call_score,
@@ -50,8 +51,6 @@ from gdpo_tune.training import distributed
 from gdpo_tune.training.rollout import Decoding, Generate
 from gdpo_tune.training.worker_cache import ProblemSet, WorkerCache
 
-RewardFunction = Callable[..., Sequence[float | None]]
-"""TRL's form: keyword arguments such as `completions`; one reward per completion."""
 LogMetric = Callable[[str, float], None]
 """Callback of TRL by which a reward function logs a metric."""
 
@@ -65,7 +64,7 @@ def score_batch(
     lengths: Sequence[int],
     context: CallContext,
 ) -> Scores:
-    """Let a task judge N completions, and check their number, and their range if the task says it.
+    """Let a task score N completions, and check their number, and their range if the task says it.
 
     Raises:
         TrialFailure: a check fails, or a reward function raised on too many of them.
@@ -90,20 +89,20 @@ def require_finite(values: Sequence[float | None], name: str, when: str) -> None
             raise NonFiniteError(f"{name} of completion {row} is {value} {when}")
 
 
-BeginJudging = Callable[[int, str], None]
+BeginScoring = Callable[[int, str], None]
 """Gets a problem's index and a completion of it, as soon as it is sampled."""
 
 
-def build_early_judging(task: Task, problems: Sequence[Problem]) -> BeginJudging | None:
+def build_early_scoring(task: Task, problems: Sequence[Problem]) -> BeginScoring | None:
     """Return a function that lets the task begin with a completion; None if it cannot."""
-    if not isinstance(task, JudgesEarly):
+    if not isinstance(task, ScoresEarly):
         return None
-    judge: JudgesEarly = task
+    early: ScoresEarly = task
 
-    def begin_judging(problem: int, completion: str) -> None:
-        judge.begin_judging(problems[problem], completion)
+    def begin_scoring(problem: int, completion: str) -> None:
+        early.begin_scoring(problems[problem], completion)
 
-    return begin_judging
+    return begin_scoring
 
 
 def build_reward_functions(
@@ -194,7 +193,7 @@ class Evaluator:
 
         Raises:
             NonFiniteError: a metric is NaN or infinite.
-            TrialFailure: a metric of `TrialConfig.judged_metrics` has too few values, or a reward
+            TrialFailure: a metric of `TrialConfig.required_metrics` has too few values, or a reward
                 function raised too often.
         """
         settings, task = self.config.training, self.cache.task
@@ -227,7 +226,7 @@ class Evaluator:
         gathered = sorted(chain(*distributed.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
         estimates = estimate_metrics(columns, settings.samples_per_prompt, seed)
-        for name in self.config.judged_metrics:
+        for name in self.config.required_metrics:
             if name in columns and name not in estimates:
                 raise TrialFailure(
                     f"metric {name}, an objective or a constraint, has no value on two {split} "
@@ -244,7 +243,7 @@ class Evaluator:
         processes, prompts = distributed.count_processes(), len(held_out.prompts)
         own_rows = range(distributed.get_rank(), prompts, processes)
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
-        begin_judging = build_early_judging(self.cache.task, held_out.problems)
+        begin_scoring = build_early_scoring(self.cache.task, held_out.problems)
         batches: list[tuple[list[int], list[str], list[list[int]]]] = []
         # As many batches as the first process has: samplers may gather weights for each.
         most = -(-prompts // processes) * settings.samples_per_prompt
@@ -256,9 +255,9 @@ class Evaluator:
                 continue
             texts: list[str] = tokenizer.batch_decode(tokens, skip_special_tokens=True)
             batches.append((batch, texts, tokens))
-            if begin_judging is not None:  # while the next batch is sampled
+            if begin_scoring is not None:  # while the next batch is sampled
                 for row, text in zip(batch, texts, strict=True):
-                    begin_judging(row, text)
+                    begin_scoring(row, text)
         return batches
 
 

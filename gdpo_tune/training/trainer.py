@@ -2,7 +2,7 @@
 
 TRL computes advantages inside a long method, so private hooks are overridden: they keep the rewards
 and replace TRL's advantages with those of `compute_advantages`. Others tokenize prompts, restore
-random states, and let judging begin early.
+random states, and let scoring begin early.
 
 The base classes, `ShardedTrainer` and `MicroBatchTrainer`, are GRPOTrainer on shared policies, with
 a faster step and, up to rounding, the same result. To understand GDPO, read them as `GRPOTrainer`.
@@ -26,9 +26,10 @@ from torch import Tensor
 
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.trial_files import NO_ADVANTAGE, REWARDS, ZERO_STD
+from gdpo_tune.tasks.base import RewardFunction
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
 from gdpo_tune.training.distributed import gather_weights, is_sharded, start_sharding
-from gdpo_tune.training.evaluation import BeginJudging, RewardFunction, require_finite
+from gdpo_tune.training.evaluation import BeginScoring, require_finite
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.normalization import add_terms, compute_advantages
 from gdpo_tune.training.training_state import (
@@ -121,7 +122,7 @@ class GDPOTrainer(ShardedTrainer):
         baseline: str = "group_mean",
         ranges: Sequence[tuple[float, float]] | None = None,
         encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
-        begin_judging: BeginJudging | None = None,
+        begin_scoring: BeginScoring | None = None,
         check_batch: Callable[[Any, dict[str, Any]], None] | None = None,
         **arguments: Any,
     ) -> None:
@@ -129,14 +130,14 @@ class GDPOTrainer(ShardedTrainer):
 
         `normalization` (the mode), `gamma`, `baseline` and `ranges` are as in `compute_advantages`.
         `encode` maps prompts to the tokens that the policy reads; None: the tokenizer does.
-        `begin_judging` gets each completion before the rewards of its batch are computed.
+        `begin_scoring` gets each completion before the rewards of its batch are computed.
         `check_batch` gets this trainer and its first batch, once that is sampled and scored.
         """
         self._compute_advantages = functools.partial(
             compute_advantages, mode=normalization, gamma=gamma, baseline=baseline, ranges=ranges
         )
         self._encode = encode
-        self._begin_judging = begin_judging
+        self._begin_scoring = begin_scoring
         self._check_batch = check_batch
         self._sampled_problems: list[int] = []
         self._rewards: Tensor | None = None
@@ -158,7 +159,7 @@ class GDPOTrainer(ShardedTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Replace the advantages [n] of TRL by ours, computed from all N completions."""
-        if self._begin_judging is not None:
+        if self._begin_scoring is not None:
             self._sampled_problems = [one["problem"] for one in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._check_batch is not None:
@@ -191,12 +192,12 @@ class GDPOTrainer(ShardedTrainer):
     @property
     def judges_early(self) -> bool:
         """True if `note_sampled` has an effect."""
-        return self._begin_judging is not None
+        return self._begin_scoring is not None
 
     def note_sampled(self, row: int, completion: str) -> None:
-        """Let the judging of a completion of this batch begin; any thread may call this."""
-        if self._begin_judging is not None:
-            self._begin_judging(self._sampled_problems[row], completion)
+        """Let the scoring of a completion of this batch begin; any thread may call this."""
+        if self._begin_scoring is not None:
+            self._begin_scoring(self._sampled_problems[row], completion)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Sample, and let completions be judged while log-probabilities are computed."""

@@ -42,7 +42,7 @@ from gdpo_tune.training.engine import OF_PROCESS
 from gdpo_tune.training.evaluation import (
     Evaluator,
     build_decoding,
-    build_early_judging,
+    build_early_scoring,
     build_reward_functions,
     derive_evaluation_seed,
 )
@@ -304,7 +304,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             processing_class=cache.tokenizer,
             peft_config=adapter,
             encode=cache.encode_prompts,
-            begin_judging=build_early_judging(cache.task, problems),
+            begin_scoring=build_early_scoring(cache.task, problems),
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
             rollout_func=rollout.sample_for_trainer if engine == "lean" else None,
         )

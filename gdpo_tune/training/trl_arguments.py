@@ -14,13 +14,12 @@ import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.parameters import TRANSFORMERS_SCHEDULES
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
 from gdpo_tune.training.distributed import build_sharding_arguments, set_precision
 from gdpo_tune.training.training_state import ADAM_8BIT
-
-_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
 def build_trainer_arguments(
@@ -58,7 +57,7 @@ def build_trainer_arguments(
         # Micro-batches for which TRL samples once.
         steps_per_generation=count * mini_batches,
         max_completion_length=settings.max_completion_length,
-        lr_scheduler_type=_SCHEDULES[settings.lr_schedule],
+        lr_scheduler_type=TRANSFORMERS_SCHEDULES[settings.lr_schedule],
         warmup_steps=settings.warmup_steps * updates,
         max_grad_norm=settings.max_grad_norm,
         # Below 1, another policy would sample than the one that is trained.

@@ -590,21 +590,25 @@ class Lifecycle:
     @contextmanager
     def _write_guard(self) -> Generator[None]:
         """Stop the sweep if a write to the ledger fails; an engine would blame the trial."""
-        directory = self._ledger.directory
         try:
-            with explain_full_disk(directory, "the ledger"):
+            with explain_failed_write(self._ledger.directory):
                 yield
         except FATAL_ERRORS as error:
             self.fatal = error
-        except OSError as error:
-            self.fatal = DirectoryLostError(
-                f"the ledger in {directory} cannot be written to ({error.strerror or error}); what "
-                "is recorded is kept. Once the directory is back, run the same command to resume"
-            )
-            self.fatal.__cause__ = error
-        else:
-            return
-        self.stop()
+            self.stop()
+
+
+@contextmanager
+def explain_failed_write(directory: Path) -> Generator[None]:
+    """Turn a failure to write the ledger into a `DiskFullError` or a `DirectoryLostError`."""
+    try:
+        with explain_full_disk(directory, "the ledger"):
+            yield
+    except OSError as error:
+        raise DirectoryLostError(
+            f"the ledger in {directory} cannot be written to ({error.strerror or error}); what "
+            "is recorded is kept. Once the directory is back, run the same command to resume"
+        ) from error
 
 
 def _explain_give_up(failure: AttemptFailure) -> str | Exception:

@@ -455,7 +455,7 @@ class CurveExtrapolation:
             ]
             self._changes[rung.completions] = {
                 name: median([end[name].mean - then[name].mean for end, then in pairs] or [0.0])
-                for name in self._spec.judged_metrics
+                for name in self._spec.required_metrics
             }
         changes = self._changes[rung.completions]
         return {name: rung.validation[name].mean + change for name, change in changes.items()}
@@ -499,7 +499,7 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         for record in records:
             trained = record.state == "complete" and record.is_training and record.is_comparable
             moved = record.number in members or record.replicate_of in members
-            if trained and not moved and record.validation.keys() >= set(spec.judged_metrics):
+            if trained and not moved and record.validation.keys() >= set(spec.required_metrics):
                 trials.append(record)
     return trials
 

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +17,13 @@ from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.content import measure_content
-from gdpo_tune.core.errors import ClusterLostError, ExitCode, StoreError, StoreUnreachableError
+from gdpo_tune.core.errors import (
+    ClusterLostError,
+    ExitCode,
+    GdpoTuneError,
+    StoreError,
+    StoreUnreachableError,
+)
 from gdpo_tune.core.events import (
     Event,
     Listener,
@@ -39,7 +45,7 @@ from gdpo_tune.ledger import Ledger, silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_store_writable
 from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.tuning.attempts import RunSettings, choose_interval
-from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox
+from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox, explain_failed_write
 from gdpo_tune.tuning.nodes import count_slots
 from gdpo_tune.tuning.plan import count_candidates, count_planned, explain_end, is_finished
 from gdpo_tune.tuning.proposals import refuse_other_content
@@ -154,25 +160,42 @@ def run_sweep(
 def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
     """Start or join Ray and run trials on it; return the exit status if that was interrupted."""
     started, spec = time.time(), ledger.spec
-    session: int | None = None
+    variables = spec.resources.collect_variables(os.environ)
     try:
-        variables = spec.resources.collect_variables(os.environ)
-        with cluster.open_cluster(ledger.directory / "ray.processes", variables) as ray_cluster:
+        with (
+            ExitStack() as stack,
+            cluster.open_cluster(ledger.directory / "ray.processes", variables) as ray_cluster,
+        ):
             slots = count_slots(spec, ray_cluster.nodes.list_alive())
             if ray_cluster.joined:
                 check_nodes(spec, ledger.directory, ray_cluster.nodes)
             sampler = str(choose_sampler(spec, slots))
             session = ledger.begin_session(started, slots, describe_machine(), sampler)
+            stack.enter_context(_end_session(ledger, session))  # after Ray's servers have ended
             emit(SearchStarted(slots, sampler))
             return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return ExitCode.INTERRUPTED
-    finally:
-        if session is not None:
-            spec, records = ledger.spec, ledger.get_records()
-            hours, added = ledger.compute_hours(time.time()), ledger.steering.list_waiting(records)
-            has_ended = is_finished(spec, records, hours, added)
+
+
+@contextmanager
+def _end_session(ledger: Ledger, session: int) -> Generator[None]:
+    """Record the end of a session after the block, whose error is raised before any other."""
+
+    def end() -> None:
+        spec, records = ledger.spec, ledger.get_records()
+        hours, added = ledger.compute_hours(time.time()), ledger.steering.list_waiting(records)
+        has_ended = is_finished(spec, records, hours, added)
+        with explain_failed_write(ledger.directory):
             ledger.end_session(session, explain_end(spec, records, hours) if has_ended else "")
+
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, GdpoTuneError):  # what broke the sweep may break this write, too
+            end()
+        raise
+    end()
 
 
 def _run_tuner(

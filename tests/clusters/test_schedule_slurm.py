@@ -294,11 +294,12 @@ def test_a_state_of_later_versions_is_shown_and_decides_nothing(tmp_path, contro
     controller.jobs["40"].state = "TELEPORTING"
     for _ in range(3):
         context.tick()
-    assert [event.kind for event in context.events] == ["started", "submitted", "asked", "seen"]
-    assert "unknown ('TELEPORTING')" in context.state.active.unknown
+    kinds = [event.kind for event in context.events]
+    assert kinds == ["started", "submitted", "state_changed", "seen"]
+    assert "unknown ('TELEPORTING')" in context.state.active.state_problem
     controller.jobs["40"].state = "RUNNING"
     context.tick()
-    assert context.state.active.unknown == ""
+    assert context.state.active.state_problem == ""
     assert list(controller.jobs) == ["40"]
 
 

@@ -53,12 +53,12 @@ VARIANTS = (
     ("space.length_shape=overlong", "space.conditioning.format=length"),
 )
 PARTIAL = ("space.partial_credit=true", "space.conditioning.length=correctness")
-JUDGE = """
+SCORE = """
 import json, sys
 sys.modules["gdpo_tune"] = None  # as where it is not installed
 import rewards
 problems, completions, lengths = json.load(sys.stdin)
-print(json.dumps(rewards.JUDGE.judge(problems, completions, lengths)))
+print(json.dumps(rewards.SCORER.score(problems, completions, lengths)))
 """
 
 
@@ -87,9 +87,9 @@ def test_rewards_without_the_package_are_those_of_a_trial(tmp_path, space, varia
     texts = [json.dumps(asdict(problem)) for problem in problems]
     batch = texts, completions, lengths
     if is_alone:
-        theirs = run_in_export(tmp_path, JUDGE, batch)
+        theirs = run_in_export(tmp_path, SCORE, batch)
     else:
-        theirs = {n: list(v) for n, v in load_rewards(tmp_path).JUDGE.judge(*batch).items()}
+        theirs = {n: list(v) for n, v in load_rewards(tmp_path).SCORER.score(*batch).items()}
     weighted = [reward.name for reward in make_recipe(request=request).rewards]
     assert {name: theirs[name] for name in weighted} == {
         name: list(ours[name]) for name in weighted

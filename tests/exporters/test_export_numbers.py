@@ -180,7 +180,9 @@ def test_nemo_rl_has_the_learning_rate_of_transformers(shape, warmup):
     names = {"constant": "constant_with_warmup"}
     theirs = record_rates(lambda optimizer: build_nemo_scheduler(optimizer, written))
     ours = record_rates(
-        lambda optimizer: get_scheduler(names.get(shape, shape), optimizer, recipe.warmup, 20)
+        lambda optimizer: get_scheduler(
+            names.get(shape, shape), optimizer, recipe.warmup_optimizer_steps, 20
+        )
     )
     assert theirs == pytest.approx(ours, abs=1e-7)
 

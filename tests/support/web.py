@@ -45,7 +45,7 @@ def start_sweep(spec, *, ended=2, running=1, slots=2):
 
 def report_step(ledger, number, step, *, rung=True):
     cost = Cost(step * ledger.spec.training.completions_per_step, 2.0 * step, 1.0 * step)
-    values = {name: Estimate(0.1 * step, 0.01) for name in ledger.spec.judged_metrics}
+    values = {name: Estimate(0.1 * step, 0.01) for name in ledger.spec.required_metrics}
     metrics = {f"train/rewards/{name}/mean": 0.05 * step for name in ledger.spec.objectives}
     append_step(ledger.get_trial_directory(number), Measurement(step, metrics, cost))
     if rung:

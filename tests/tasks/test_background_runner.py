@@ -14,7 +14,7 @@ from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks import execution
-from gdpo_tune.tasks.base import JudgesEarly, Problem
+from gdpo_tune.tasks.base import Problem, ScoresEarly
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.execution import BackgroundRunner
 from gdpo_tune.tasks.math import MathTask
@@ -127,7 +127,7 @@ def test_threads_that_begin_at_once_share_a_sandbox(monkeypatch):
     with closing(CodeTask(TrainingSettings())) as task:
         (problem,) = task.problems("train", 1, 0)
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda text: task.begin_judging(problem, text), "abcd"))
+            list(threads.map(lambda text: task.begin_scoring(problem, text), "abcd"))
     assert len(started) == 1
 
 
@@ -136,9 +136,9 @@ def test_the_code_task_judges_early_and_gives_the_same_scores():
     texts = ["<answer>def f(x): return x + 1</answer>", "<answer>1 +</answer>", "no program"]
     with CodeTask(*settings) as plain, CodeTask(*settings) as runner:
         problems = plain.problems("train", 3, 0)
-        assert isinstance(runner, JudgesEarly)
+        assert isinstance(runner, ScoresEarly)
         for problem, text in zip(problems, texts, strict=True):
-            runner.begin_judging(problem, text)
+            runner.begin_scoring(problem, text)
         results = [task.score(problems, texts, [9, 9, 9]) for task in (plain, runner)]
     assert results[0] == results[1]
-    assert not isinstance(MathTask(settings[0]), JudgesEarly)
+    assert not isinstance(MathTask(settings[0]), ScoresEarly)

@@ -53,11 +53,11 @@ def test_the_sampler_matches_transformers_on_the_embedded_policy():
     assert drawn == expected
 
 
-def test_judging_early_changes_no_result(tmp_path, monkeypatch):
+def test_scoring_early_changes_no_result(tmp_path, monkeypatch):
     begun, runs = [], []
-    plain = CodeTask.begin_judging
+    plain = CodeTask.begin_scoring
 
-    def begin_judging(task, problem, completion):
+    def begin_scoring(task, problem, completion):
         begun.append((problem.prompt, completion))
         plain(task, problem, completion)
 
@@ -71,11 +71,11 @@ def test_judging_early_changes_no_result(tmp_path, monkeypatch):
         )
         runs.append((reports, outcome.validation, outcome.test))
 
-    monkeypatch.setattr(CodeTask, "begin_judging", begin_judging)
+    monkeypatch.setattr(CodeTask, "begin_scoring", begin_scoring)
     run("early")
     assert len(begun) == 2 * 8 + 2 * 8 * 2  # of steps, and of both splits
     worker_cache.release_worker_cache()
-    monkeypatch.setattr(CodeTask, "begin_judging", lambda *_: None)
+    monkeypatch.setattr(CodeTask, "begin_scoring", lambda *_: None)
     run("late")
     assert runs[0] == runs[1]
 

@@ -122,7 +122,7 @@ def test_only_a_judged_metric_must_have_a_value(policy, judged):
             return Scores(scores.rewards, {**scores.metrics, "rare": [None] * len(lengths)})
 
     evaluator = build_evaluator(policy, Rare(SETTINGS))
-    evaluator.config = dataclasses.replace(evaluator.config, judged_metrics=judged)
+    evaluator.config = dataclasses.replace(evaluator.config, required_metrics=judged)
     if not judged:
         assert list(evaluator.evaluate(policy[0], "validation", 0)) == ["hits", "length"]
         return

@@ -463,6 +463,7 @@ def test_a_process_deletes_the_directories_of_ended_processes(
     names = {
         "gone": f"{socket.gethostname()}_{2**22 + 1}_5.00_3",
         "elsewhere": f"another-host_{os.getpid()}_5.00_3",
+        "next_to_it": f"{socket.gethostname()}_1_{2**22 + 1}_5.00_3",
         "below": f"{socket.gethostname()}_1_{psutil.Process(1).create_time():.2f}_3",
     }
     for name in names.values():
@@ -472,4 +473,4 @@ def test_a_process_deletes_the_directories_of_ended_processes(
     assert make_attempt_directory("3") == own
     assert list(own.iterdir()) == []
     left = {path.name for path in attempts.iterdir()}
-    assert left == {own.name, names["elsewhere"], names["below"]}
+    assert left == {own.name, names["elsewhere"], names["next_to_it"], names["below"]}

@@ -6,6 +6,7 @@ import copy
 import errno
 import pickle
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,10 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.attempts import Failed, TrialPlaced, pack, unpack_attempt
+from gdpo_tune.tuning.lifecycle import Lifecycle
+from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.plan import count_planned, is_finished
+from gdpo_tune.tuning.ray.cluster import Cluster
 from gdpo_tune.tuning.ray.tune import (
     TuneCallback,
     TuneSearcher,
@@ -274,6 +278,33 @@ def test_a_ledger_that_is_not_writable_ends_the_sweep(
 
 def raise_error(error: Exception) -> Any:
     raise error
+
+
+@pytest.mark.parametrize("fails_before_the_end", [True, False])
+def test_a_ledger_that_stays_lost_is_the_error_of_the_sweep(
+    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch, fails_before_the_end: bool
+):
+    """The end of the session cannot be recorded either, which hides no earlier error."""
+    node = {"NodeID": "a", "NodeManagerHostname": "h", "Alive": True, "Resources": {"CPU": 2}}
+    cluster = Cluster(Nodes(lambda: [node]), lambda: None, lambda: True)
+
+    def fit(lifecycle: Lifecycle) -> None:
+        monkeypatch.setattr(
+            "gdpo_tune.ledger.journal.JournalFile.append_logs",
+            lambda *_: raise_error(OSError(errno.EIO, "Input/output error")),
+        )
+        if fails_before_the_end:
+            lifecycle.next_attempt("a")
+
+    monkeypatch.setattr(
+        "gdpo_tune.tuning.runner.cluster.open_cluster", lambda *_: nullcontext(cluster)
+    )
+    monkeypatch.setattr(
+        "gdpo_tune.tuning.ray.tune.build_tuner",
+        lambda *arguments: SimpleNamespace(fit=lambda: fit(arguments[4])),
+    )
+    with pytest.raises(DirectoryLostError, match="cannot be written to"):
+        run_sweep(spec)
 
 
 def test_listeners_get_the_events_of_every_trial(spec: SweepSpec):

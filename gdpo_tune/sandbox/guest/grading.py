@@ -148,7 +148,7 @@ _MISSING = object()
 
 
 def matches(expected: object, received: Encoded) -> bool:
-    """Return whether an encoded value, as `encoding.parse` reads it, is the expected one.
+    """Return whether an encoded value, as `protocol.parse` reads it, is the expected one.
 
     Raises:
         ValueError, TypeError, ArithmeticError: `received` is not an encoded value.

@@ -346,9 +346,9 @@ def make_attempt_directory(trial: str) -> Path:
     pid, host = os.getpid(), socket.gethostname()
     name = f"{host}_{pid}_{identify_start(pid)}_{trial}"
     own = find_cache_directory() / "attempts" / name
-    for path in own.parent.glob(f"{host}_*_*_*"):
-        other, start, _ = path.name.removeprefix(f"{host}_").split("_")
-        if path == own or find_process(int(other), start) is None:
+    for path in own.parent.glob("*_*_*_*"):
+        owner, other, start, _ = path.name.rsplit("_", 3)
+        if path == own or (owner == host and find_process(int(other), start) is None):
             shutil.rmtree(path, ignore_errors=True)
     own.mkdir(parents=True)
     return own
