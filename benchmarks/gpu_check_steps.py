@@ -275,7 +275,10 @@ def choose_vllm(engine: str, *, gpu: bool) -> bool:
     vllm = find_vllm()
     if not gpu:
         return vllm is not None and vllm.on_cpu and vllm.is_supported
-    return select_engine(RolloutSettings(engine=engine), gpu=True, lean=False, vllm=vllm) == "vllm"
+    return (
+        select_engine(RolloutSettings(engine=engine), gpu=True, has_fast_cpu=False, vllm=vllm)
+        == "vllm"
+    )
 
 
 NO_GPU = "no GPU"

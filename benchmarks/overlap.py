@@ -156,7 +156,7 @@ def measure(steps: int = 8, size: int = 64, runs: int = 2, seconds: float = 0.01
                 seen, result = train_timed(place, training, seconds, early=way == "early")
             figures.append(seen)
             results.append(result)
-    answer: dict[str, Any] = {"engine": "vllm" if find_vllm() else "lean", "runs": runs}
+    answer: dict[str, Any] = {"engine": "vllm" if find_vllm() else "fast_cpu", "runs": runs}
     for way, figures in measured.items():
         answer[way] = {
             name: round(statistics.median(one[name] for one in figures), 4) for name in figures[0]

@@ -154,12 +154,12 @@ def train_side(plan: dict[str, Any]) -> None:
     import torch
 
     from gdpo_tune.training import train
-    from gdpo_tune.training.packs import Pack
+    from gdpo_tune.training.shared_worker import SharedWorker
 
     work, directory = Work(**plan["work"]), Path(plan["directory"])
     trials = [build_trial(work, number, directory) for number in plan["numbers"]]
     if plan["side"] == "pack":
-        pack = Pack(len(trials))
+        pack = SharedWorker(len(trials))
         with ThreadPoolExecutor(len(trials)) as threads:
             metrics = list(threads.map(lambda config: train_one(pack.train, config), trials))
         pack.close()

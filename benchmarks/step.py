@@ -4,8 +4,9 @@ Both train the embedded policy on the same prompts, 8 a step with 8 completions 
 tokens, in float32 without checkpointing. TRL samples with Transformers. Rewards cost nothing on
 both sides. Blocks of steps alternate, so that a noisy machine affects both. The floor is the
 forward and backward pass of TRL's padded batch alone. A second comparison uses micro-batches of 8,
-with our sampler on both sides and without our packed forward pass. It measures padding alone:
-micro-batches of similar lengths against TRL's shuffled ones. The last line is one JSON object.
+with the fast CPU sampler on both sides and without our packed forward pass. It measures padding
+alone: micro-batches of similar lengths against TRL's shuffled ones. The last line is one JSON
+object.
 
     python benchmarks/step.py [--small]
 """

@@ -44,6 +44,7 @@ from gdpo_tune.core.files import (
 from gdpo_tune.core.object_store import find_cache_directory
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import is_task_file, split_task_file
+from gdpo_tune.core.trial_files import TRAINER_STATE_FILE
 
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
@@ -57,7 +58,7 @@ _RACY_SECONDS = 2.0
 """A file that was written so lately may change again within one tick of its file system's clock."""
 _POLICY_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 _LEFT_BY_TRAINING = (
-    "trainer_state.json",
+    TRAINER_STATE_FILE,
     "training_args.bin",
     "initial_policy.json",
     "measured.json",

@@ -19,8 +19,8 @@ from gdpo_tune.core.errors import EngineError
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import RolloutSettings
 
-Engine = Literal["lean", "transformers", "vllm"]
-"""`lean` is our sampler for small Llama policies on a CPU."""
+EngineName = Literal["fast_cpu", "transformers", "vllm"]
+"""`fast_cpu` is the fast CPU sampler, for small Llama policies."""
 
 OLDEST, NEWEST = "0.24.0", "0.31.0"
 """Versions of vLLM that the extra `vllm` allows; TRL 1.16 and our range of torch decide them."""
@@ -124,7 +124,9 @@ def round_up_rank(rank: int) -> int:
     return size
 
 
-def check_adapter_precision(engine: Engine, *, gpu: bool, lora_rank: int, bfloat16: bool) -> None:
+def check_adapter_precision(
+    engine: EngineName, *, gpu: bool, lora_rank: int, bfloat16: bool
+) -> None:
     """Raise `EngineError` for adapters in float32 under vLLM, whose GPU kernels have none."""
     if engine == "vllm" and gpu and lora_rank and not bfloat16:
         raise EngineError(
@@ -134,9 +136,14 @@ def check_adapter_precision(engine: Engine, *, gpu: bool, lora_rank: int, bfloat
 
 
 def select_engine(
-    settings: RolloutSettings, *, gpu: bool, lean: bool, vllm: VLLM | None, lora_rank: int = 0
-) -> Engine:
-    """Choose the engine of a trial; `lean`: our sampler supports the policy.
+    settings: RolloutSettings,
+    *,
+    gpu: bool,
+    has_fast_cpu: bool,
+    vllm: VLLM | None,
+    lora_rank: int = 0,
+) -> EngineName:
+    """Choose the engine of a trial; `has_fast_cpu`: the fast CPU sampler supports it.
 
     Raises:
         EngineError: vLLM is required and cannot be used; the message says what to do.
@@ -144,7 +151,7 @@ def select_engine(
     if settings.engine == "transformers":
         return "transformers"
     if settings.engine == "auto" and not (gpu and vllm is not None):
-        return "lean" if lean else "transformers"
+        return "fast_cpu" if has_fast_cpu else "transformers"
     setting = f"rollout.engine = {settings.engine}"
     if vllm is None:
         without = ", or --set rollout.engine=auto, which does without"

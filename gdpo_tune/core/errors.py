@@ -87,7 +87,7 @@ class ResourcesError(UsageError):
     """More CPUs or GPUs for a trial than the machine or cluster has."""
 
 
-class PackError(UsageError):
+class SharedWorkerError(UsageError):
     """A trial that cannot share a process with those that are in it."""
 
 

@@ -13,22 +13,22 @@ from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.settings import EVERY_LINEAR
 
 GIB = 2**30
-CONTEXT = GIB // 2
+CUDA_CONTEXT_BYTES = GIB // 2
 """Bytes of a GPU that CUDA takes for a process beside what torch allocates and can limit."""
-GRAPHS = GIB // 2
+CUDA_GRAPHS_BYTES = GIB // 2
 """Bytes of an engine's compiled graphs."""
 BATCHED_TOKENS = 4096
 """Tokens that an engine of TRL computes at once."""
-PROBABILITIES = 16
+SAMPLING_BYTES_PER_LOGIT = 16
 """Bytes of an engine for each entry of the vocabulary and each completion that it samples at once:
 four arrays of 32-bit numbers while a token is drawn."""
 NUMBER_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 """`model.dtype` on a GPU -> bytes of a parameter that is not trained."""
-TRAINED = 4
+TRAINED_PARAMETER_BYTES = 4
 """Bytes of a trained weight, of its gradient, and of a weight of the reference: 32 bits."""
 MOMENTS = {"adamw": 8, "adamw_8bit": 2}
 """`training.optimizer` -> bytes of its two moments; the scales of 8 bits add 2 %."""
-LOGITS = 300 * 10**6
+LOGITS_BYTES = 300 * 10**6
 """Bytes of the logits that TRL computes at a time."""
 GATHERED = 2
 """Layers that FSDP2 gathers at a time: the one that computes, and the next."""
@@ -70,7 +70,9 @@ def estimate_engine(
     activations = BATCHED_TOKENS * (4 * hidden_size + 3 * intermediate_size) * number_bytes
     return EngineMemory(
         weights=parameters * number_bytes,
-        workspace=GRAPHS + activations + PROBABILITIES * vocabulary * completions,
+        workspace=CUDA_GRAPHS_BYTES
+        + activations
+        + SAMPLING_BYTES_PER_LOGIT * vocabulary * completions,
         longest=length * kv_elements_per_token * number_bytes,
     )
 
@@ -120,36 +122,44 @@ class TrialMemory:
     def weights(self) -> int:
         """Weights, and moments of those that are trained."""
         frozen = self.number_bytes * self.policy.parameters if self.rank else 0
-        return ((TRAINED + self.moment_bytes) * self.trained + frozen) // self.shards
+        return (
+            (TRAINED_PARAMETER_BYTES + self.moment_bytes) * self.trained + frozen
+        ) // self.shards
 
     @property
     def gradients(self) -> int:
         """Gradients of trained weights; several processes without FSDP2 keep them twice."""
         copies = 2 if self.workers > self.shards else 1
-        return copies * TRAINED * self.trained // self.shards
+        return copies * TRAINED_PARAMETER_BYTES * self.trained // self.shards
 
     @property
     def compute_copies(self) -> int:
         """Extra copies during a step: trained weights in bfloat16, or what FSDP2 gathers."""
         policy, number = self.policy, self.number_bytes
         if self.shards == 1:
-            return number * policy.parameters if not self.rank and number < TRAINED else 0
+            return (
+                number * policy.parameters
+                if not self.rank and number < TRAINED_PARAMETER_BYTES
+                else 0
+            )
         outside = policy.parameters_outside_layers
         layer = (policy.parameters - outside) // max(policy.layers, 1)
         gathered = outside + GATHERED * layer
         # Gradients too, until they are divided, and once more in 32 bits while they are summed.
-        return (number if self.rank else 2 * number + TRAINED) * gathered
+        return (number if self.rank else 2 * number + TRAINED_PARAMETER_BYTES) * gathered
 
     @property
     def reference(self) -> int:
         """The untrained policy: TRL loads a second copy in 32 bits."""
-        return TRAINED * self.policy.parameters * self.has_reference // self.shards
+        return TRAINED_PARAMETER_BYTES * self.policy.parameters * self.has_reference // self.shards
 
     @property
     def head(self) -> int:
         """Gradient of the output head, and the logits of a tile."""
         policy = self.policy
-        return (0 if self.rank else TRAINED * policy.vocabulary * policy.hidden_size) + LOGITS
+        return (
+            0 if self.rank else TRAINED_PARAMETER_BYTES * policy.vocabulary * policy.hidden_size
+        ) + LOGITS_BYTES
 
     @property
     def activations(self) -> int:
@@ -162,7 +172,7 @@ class TrialMemory:
         policy, number = self.policy, self.number_bytes
         inner, hidden = policy.intermediate_size, policy.hidden_size
         layer = 2 * number * (4 * inner + 8 * hidden)
-        token = (number if self.rank else TRAINED) * policy.layers * hidden + layer
+        token = (number if self.rank else TRAINED_PARAMETER_BYTES) * policy.layers * hidden + layer
         if not self.recomputes:
             token = layer + (policy.layers - 1) * (number * (4 * inner + 10 * hidden) + 16 * hidden)
         at_once = self.micro_batch or (self.mini_batch or self.completions) // self.workers
@@ -175,12 +185,14 @@ class TrialMemory:
             return 0
         numbers = self.policy.parameters
         sampling = self.weights + self.reference + self.number_bytes * numbers
-        return CONTEXT + max(sampling, (self.number_bytes if self.rank else TRAINED) * numbers)
+        return CUDA_CONTEXT_BYTES + max(
+            sampling, (self.number_bytes if self.rank else TRAINED_PARAMETER_BYTES) * numbers
+        )
 
     @property
     def at_rest(self) -> int:
         """Bytes of the trainer while completions are sampled."""
-        return CONTEXT + self.weights + self.reference
+        return CUDA_CONTEXT_BYTES + self.weights + self.reference
 
     @property
     def least(self) -> int:
@@ -198,9 +210,9 @@ class TrialMemory:
         """Memory without which vLLM does not start; each worker has one for its completions."""
         policy, rank = self.policy, self.rank
         slot_rank = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
-        slot = policy.count_slot_parameters(slot_rank) if rank else 0
+        slot_parameters = policy.count_slot_parameters(slot_rank) if rank else 0
         return estimate_engine(
-            parameters=policy.parameters + self.trials * slot,
+            parameters=policy.parameters + self.trials * slot_parameters,
             hidden_size=policy.hidden_size,
             intermediate_size=policy.intermediate_size,
             vocabulary=policy.vocabulary,

@@ -30,6 +30,8 @@ from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import Cost, Measurement, parse_step
 
 STEPS_FILE = "steps.jsonl"
+TRAINER_STATE_FILE = "trainer_state.json"
+"""File of a checkpoint with the state of TRL's trainer."""
 REWARDS = "rewards/"
 """Prefix of the step metrics of each reward, as TRL names them."""
 ZERO_STD = "frac_reward_zero_std"

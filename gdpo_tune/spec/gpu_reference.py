@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.gpu_memory import CONTEXT, MOMENTS, TrialMemory
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, MOMENTS, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec.gpu import measure_trial
@@ -121,7 +121,7 @@ def describe_fit(spec: SweepSpec, device: int) -> str:
 
 def find_share(memory: TrialMemory, device: int) -> float:
     """Return a share of vLLM at which a trial fits on its GPUs, its own first; 0 if none does."""
-    least = math.ceil((memory.engine.least + CONTEXT) / device * 20) / 20
+    least = math.ceil((memory.engine.least + CUDA_CONTEXT_BYTES) / device * 20) / 20
     shares = (memory.engine_share, least)
     return next((s for s in shares if replace(memory, engine_share=s).fits(device)), 0.0)
 

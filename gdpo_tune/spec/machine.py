@@ -118,7 +118,9 @@ def _check_size(spec: SweepSpec, environment: Mapping[str, str], devices: Path) 
 
 def _check_engine(spec: SweepSpec) -> None:
     rank, on_gpu = spec.model.lora_rank, spec.resources.gpus > 0
-    engine = select_engine(spec.rollout, gpu=on_gpu, lean=False, vllm=find_vllm(), lora_rank=rank)
+    engine = select_engine(
+        spec.rollout, gpu=on_gpu, has_fast_cpu=False, vllm=find_vllm(), lora_rank=rank
+    )
     in_bfloat16 = spec.model.dtype != "float32"
     check_adapter_precision(engine, gpu=on_gpu, lora_rank=rank, bfloat16=in_bfloat16)
 

@@ -1,8 +1,8 @@
 """vLLM in a thread of its own, kept for the next trials of its process, one or several at once.
 
-    seat = pool.open(key, start, threads)           # of the kept engine if its key is equal
-    outputs = seat.generate(requests, on_finished)  # any mix of adapters, seeds and decodings
-    seat.engine.run(function, *arguments)           # all else that touches vLLM's objects
+    slot = pool.open(key, start, threads)           # of the kept engine if its key is equal
+    outputs = slot.generate(requests, on_finished)  # any mix of adapters, seeds and decodings
+    slot.engine.run(function, *arguments)           # all else that touches vLLM's objects
     pool.close()                                    # returns its memory
 
 A thread of its own leaves that of the trainer alone, in which vLLM on a CPU would change how torch
@@ -29,12 +29,12 @@ import torch
 
 from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import EngineMemoryError
-from gdpo_tune.core.gpu_memory import CONTEXT, GIB
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB
 
 T = TypeVar("T")
 OnFinished = Callable[[int, Any], None]
 """Gets the number of a request and vLLM's `RequestOutput`, in the engine's thread."""
-REMAINDER = CONTEXT
+REMAINDER = CUDA_CONTEXT_BYTES
 """Bytes of a GPU that may stay in use after an engine was closed."""
 _LOGGER = logging.getLogger("gdpo_tune.training")
 
@@ -157,7 +157,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Seat:
+class EngineSlot:
     """Place of one trial in an engine."""
 
     pool: EnginePool
@@ -177,7 +177,7 @@ class Seat:
 
 
 @dataclass(eq=False)
-class _Order:
+class _PendingBatch:
     """Requests of one trial, and their completions."""
 
     requests: Sequence[SampleRequest]
@@ -186,17 +186,17 @@ class _Order:
 
 
 class EnginePool:
-    """The engine of a process, started by the first trial that samples, and its seats."""
+    """The engine of a process, started by the first trial that samples, and its slots."""
 
-    def __init__(self, seats: int = 1, largest_rank: int = 0) -> None:
-        """Serve `seats` trials at once; rank 0 is that of the trial that starts the engine."""
-        self.seats, self.largest_rank = seats, largest_rank
+    def __init__(self, slots: int = 1, largest_rank: int = 0) -> None:
+        """Serve `slots` trials at once; rank 0 is that of the trial that starts the engine."""
+        self.slots, self.largest_rank = slots, largest_rank
         self._engine: Engine | None = None
         self._key: object = None
         self._mutex = threading.Lock()
-        self._taken: dict[int, Seat] = {}
+        self._taken: dict[int, EngineSlot] = {}
         """By the thread of its trial."""
-        self._orders: list[_Order] = []
+        self._pending: list[_PendingBatch] = []
         self._is_sampling = False
         self._returning = 0
         """Trials that have their samples, and not yet the lock: they belong into the next batch."""
@@ -208,10 +208,10 @@ class EnginePool:
         Trials that share a process agree in all that a key names.
         """
         is_alive = self._engine is not None and not self._engine.is_broken
-        return is_alive and (self.seats > 1 or self._key == key)
+        return is_alive and (self.slots > 1 or self._key == key)
 
-    def open(self, key: object, start: Callable[[], Any], threads: int) -> Seat:
-        """Return a seat of the kept engine if its key is equal, else of another one; see `Engine`.
+    def open(self, key: object, start: Callable[[], Any], threads: int) -> EngineSlot:
+        """Return a slot of the kept engine if its key is equal, else of another one; see `Engine`.
 
         `key` names everything on which the engine depends; None equals no key.
         """
@@ -221,34 +221,34 @@ class EnginePool:
             self._engine, self._key = Engine(start, threads), object() if key is None else key
         engine = self._engine
         assert engine is not None
-        if self.seats == 1:
+        if self.slots == 1:
             if kept is not None:
                 kept.forget()
-            return Seat(self, engine, 1)
+            return EngineSlot(self, engine, 1)
         with self._mutex:
-            used = {seat.adapter for seat in self._taken.values()}
-            number = next(n for n in range(1, self.seats + 1) if n not in used)
-            seat = self._taken[threading.get_ident()] = Seat(self, engine, number)
-        return seat
+            used = {slot.adapter for slot in self._taken.values()}
+            number = next(n for n in range(1, self.slots + 1) if n not in used)
+            slot = self._taken[threading.get_ident()] = EngineSlot(self, engine, number)
+        return slot
 
     def sample(
-        self, seat: Seat, requests: Sequence[SampleRequest], on_finished: OnFinished | None
+        self, slot: EngineSlot, requests: Sequence[SampleRequest], on_finished: OnFinished | None
     ) -> list[Any]:
-        """Sample for a trial, in the next batch if it has company; see `Seat.generate`."""
-        if self.seats == 1:
-            return seat.engine.generate(requests, on_finished)
-        order = _Order(requests, on_finished)
+        """Sample for a trial, in the next batch if it has company; see `EngineSlot.generate`."""
+        if self.slots == 1:
+            return slot.engine.generate(requests, on_finished)
+        pending = _PendingBatch(requests, on_finished)
         with self._mutex:
-            if seat.engine is not self._engine:
+            if slot.engine is not self._engine:
                 raise RuntimeError("the engine that held the trial's adapter has ended")
-            self._orders.append(order)
+            self._pending.append(pending)
         try:
             with compute_lock.yield_lock():
-                return order.outputs.result()
+                return pending.outputs.result()
         finally:
             with self._mutex:
-                if order in self._orders:  # an error came before the batch
-                    self._orders.remove(order)
+                if pending in self._pending:  # an error came before the batch
+                    self._pending.remove(pending)
                 else:
                     self._returning -= 1
 
@@ -256,22 +256,22 @@ class EnginePool:
         """Sample for every trial that waits, unless the engine is busy; this returns at once."""
         with self._mutex:
             engine = self._engine
-            if self._is_sampling or self._returning or not self._orders or engine is None:
+            if self._is_sampling or self._returning or not self._pending or engine is None:
                 return
-            orders, self._orders = self._orders, []
+            waiting, self._pending = self._pending, []
             self._is_sampling = True
-        batch = self._batches.submit(_sample, engine, orders)
-        batch.add_done_callback(functools.partial(self._deliver, orders))
+        batch = self._batches.submit(_sample, engine, waiting)
+        batch.add_done_callback(functools.partial(self._deliver, waiting))
 
     def release(self) -> None:
-        """Free the seat of the calling thread's trial, if it has one, for the next trial."""
-        seat = self._taken.get(threading.get_ident())
-        if seat is None:
+        """Free the slot of the calling thread's trial, if it has one, for the next trial."""
+        slot = self._taken.get(threading.get_ident())
+        if slot is None:
             return
         try:
-            if not seat.engine.is_broken:
+            if not slot.engine.is_broken:
                 with compute_lock.yield_lock():
-                    seat.engine.forget(seat.adapter)
+                    slot.engine.forget(slot.adapter)
         except Exception:  # the engine is broken from now on, and the trial has ended without it
             _LOGGER.exception("vLLM could not forget the adapter of a trial that has ended")
         finally:
@@ -284,23 +284,23 @@ class EnginePool:
         if engine is not None:
             engine.close()
 
-    def _deliver(self, orders: Sequence[_Order], batch: Future[list[Any]]) -> None:
+    def _deliver(self, waiting: Sequence[_PendingBatch], batch: Future[list[Any]]) -> None:
         """Give each trial its completions, or the error of the batch."""
         with self._mutex:
             self._is_sampling = False
-            self._returning += len(orders)
+            self._returning += len(waiting)
         error = batch.exception()
         outputs = [] if error else batch.result()
-        for order in orders:
+        for pending in waiting:
             if error:
-                order.outputs.set_exception(error)
+                pending.outputs.set_exception(error)
             else:
-                order.outputs.set_result(outputs[: len(order.requests)])
-                outputs = outputs[len(order.requests) :]
+                pending.outputs.set_result(outputs[: len(pending.requests)])
+                outputs = outputs[len(pending.requests) :]
         self.start_batch()  # if nobody comes back, nobody else yields the lock
 
 
-OF_PROCESS = EnginePool()
+PROCESS_ENGINES = EnginePool()
 """The engine that a process keeps where trials run one after the other."""
 
 
@@ -317,16 +317,16 @@ def wake_up(llm: Any) -> None:
         llm.collective_rpc(_clear_cache)  # the memory may hold NaN of a step
 
 
-def _sample(engine: Engine, orders: Sequence[_Order]) -> list[Any]:
+def _sample(engine: Engine, waiting: Sequence[_PendingBatch]) -> list[Any]:
     """Sample for several trials in one batch; return the outputs in their order."""
-    owners = [(order, row) for order in orders for row in range(len(order.requests))]
+    owners = [(pending, row) for pending in waiting for row in range(len(pending.requests))]
 
     def pass_on(number: int, output: Any) -> None:
-        order, row = owners[number]
-        if order.on_finished is not None:
-            order.on_finished(row, output)
+        pending, row = owners[number]
+        if pending.on_finished is not None:
+            pending.on_finished(row, output)
 
-    return engine.generate([r for order in orders for r in order.requests], pass_on)
+    return engine.generate([r for pending in waiting for r in pending.requests], pass_on)
 
 
 def _start(start: Callable[[], Any], threads: int) -> Any:

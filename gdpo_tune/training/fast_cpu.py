@@ -1,4 +1,4 @@
-"""Forward pass, sampling and log-probabilities of a small Llama policy on a CPU.
+"""The fast CPU sampler: forward pass, sampling and log-probabilities of a small Llama policy.
 
 For a policy of half a million parameters, Transformers spends its time on overhead, not on
 arithmetic. Here projections are fused, each distinct prompt is computed once, and finished rows

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
-from gdpo_tune.core.gpu_memory import CONTEXT, GIB
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB
 from gdpo_tune.core.http import PATIENCE
 from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.trial_config import TrialConfig
@@ -44,7 +44,7 @@ def limit_gpu_memory(share: float) -> None:
     """Limit what torch allocates on this process's GPU to a share, to fail before neighbours do."""
     if share < 1 and torch.cuda.is_available():
         _, total = torch.cuda.mem_get_info()
-        torch.cuda.set_per_process_memory_fraction(max(share - CONTEXT / total, 0.0))
+        torch.cuda.set_per_process_memory_fraction(max(share - CUDA_CONTEXT_BYTES / total, 0.0))
 
 
 def free_garbage() -> None:
@@ -106,7 +106,7 @@ def is_crowded(share: float, requested: int = 0) -> bool:
         return False
     free, total = torch.cuda.mem_get_info()
     own = torch.cuda.memory_reserved()
-    if own + requested + SEGMENT > share * total - CONTEXT:
+    if own + requested + SEGMENT > share * total - CUDA_CONTEXT_BYTES:
         return False
     return share < 1 or total - free - own > FOREIGN
 

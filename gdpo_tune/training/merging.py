@@ -27,11 +27,16 @@ from transformers import PreTrainedModel
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trial_config import TrainedPart
-from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, MARKER
+from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, MARKER, TRAINER_STATE_FILE
 from gdpo_tune.core.trials import check_part_weights
 from gdpo_tune.policies.load_policy import INITIAL_FILE, read_initial_policy
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
-from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, link_or_copy, read_checkpoint
+from gdpo_tune.training.checkpoints import (
+    OPTIMIZER_FILE,
+    SCHEDULER_FILE,
+    link_or_copy,
+    read_checkpoint,
+)
 from gdpo_tune.training.lora import load_adapter, write_merged_policy
 
 LARGEST_FILE = "5GB"
@@ -39,7 +44,7 @@ LARGEST_FILE = "5GB"
 MIXTURE_FILE = "mixture.json"
 """File beside unmerged adapters with the directory and the weight of each."""
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_TRAINING_STATE = (MARKER, OPTIMIZER_FILE, "scheduler.pt", "trainer_state.json", "rng_state*.pth")
+_TRAINING_STATE = (MARKER, OPTIMIZER_FILE, SCHEDULER_FILE, TRAINER_STATE_FILE, "rng_state*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "README.md", ADAPTER_CONFIG, ADAPTER)
 _TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
 _PROMPTS = (PROMPTS_FILE, "chat_template.jinja")

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from gdpo_tune.core.engines import (
-    Engine,
+    EngineName,
     check_adapter_precision,
     check_compiler,
     find_vllm,
@@ -51,7 +51,7 @@ mode and the global random state stay as they are. Processes that share a policy
 often, if need be without prompts."""
 
 
-def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
+def choose_engine(config: TrialConfig, model: PreTrainedModel) -> EngineName:
     """Choose the engine that samples during training.
 
     Raises:
@@ -63,17 +63,17 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> Engine:
         check_compiler()
     rank, bfloat16 = config.model.lora_rank, uses_bfloat16(config.model)
     plain = not rank and not bfloat16
-    engine = select_engine_here(config, lean=plain and not gpu and is_small_llama(model))
+    engine = select_engine_here(config, has_fast_cpu=plain and not gpu and is_small_llama(model))
     check_adapter_precision(engine, gpu=gpu, lora_rank=rank, bfloat16=bfloat16)
     return engine
 
 
-def select_engine_here(config: TrialConfig, *, lean: bool = False) -> Engine:
+def select_engine_here(config: TrialConfig, *, has_fast_cpu: bool = False) -> EngineName:
     """Choose an engine for this process; see `select_engine`."""
     return select_engine(
         config.rollout,
         gpu=torch.cuda.is_available(),
-        lean=lean,
+        has_fast_cpu=has_fast_cpu,
         vllm=find_vllm(),
         lora_rank=config.model.lora_rank,
     )
@@ -94,7 +94,7 @@ def choose_held_out_sampler(config: TrialConfig) -> Generate:
 
 
 def sample_for_trainer(prompts: list[str], trainer: Any) -> dict[str, Any]:
-    """Sample a step's completions with the fast sampler, as TRL's `rollout_func`.
+    """Sample a step's completions with the fast CPU sampler, as TRL's `rollout_func`.
 
     It draws from the global generator, which TRL seeds and checkpoints keep.
     """
@@ -114,7 +114,7 @@ def generate(
     *,
     bfloat16: bool = False,
 ) -> list[list[int]]:
-    """Sample from any policy, with the fast sampler where it can; see `Generate`."""
+    """Sample from any policy, with the fast CPU sampler where it can; see `Generate`."""
     precision = torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bfloat16)
     with gather_weights(model), precision:
         if not prompts:

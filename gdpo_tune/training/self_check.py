@@ -2,8 +2,8 @@
 
 A few completions are read as the trainer reads them (padded, in training mode) and plainly (each
 alone, unpadded, in evaluation mode). The engine is compared by what it tells: vLLM the
-log-probabilities of its samples, our fast sampler those of the next token, Transformers the scores
-from which it draws four tokens. Random states and results stay as they are.
+log-probabilities of its samples, the fast CPU sampler those of the next token, Transformers the
+scores from which it draws four tokens. Random states and results stay as they are.
 
 Shapes: n completions of this process, R rows that are read, E entries of the vocabulary.
 """

@@ -26,6 +26,7 @@ from gdpo_tune.core.trial_files import (
     KEPT,
     MOST_CUT,
     REWARDS,
+    TRAINER_STATE_FILE,
     ZERO_STD,
     append_step,
     read_steps,
@@ -204,7 +205,7 @@ class StepReporter(TrainerCallback):
                 torch.save(optimizer, directory / OPTIMIZER_FILE)
             torch.save(trainer.lr_scheduler.state_dict(), directory / SCHEDULER_FILE)
             save_random_states(states, directory)
-            trainer.state.save_to_json(str(directory / "trainer_state.json"))
+            trainer.state.save_to_json(str(directory / TRAINER_STATE_FILE))
             self.evaluator.cache.save_format(directory)
 
         written = None

@@ -38,7 +38,7 @@ from gdpo_tune.training.checkpoints import (
     write_checkpoint,
 )
 from gdpo_tune.training.distributed import prepare_sharding
-from gdpo_tune.training.engine import OF_PROCESS
+from gdpo_tune.training.engine import PROCESS_ENGINES
 from gdpo_tune.training.evaluation import (
     Evaluator,
     build_decoding,
@@ -96,7 +96,7 @@ def train(
     """
     prepare_process(config)
     with explain_out_of_memory(config), open_worker_cache(config) as cache:
-        return run_in_process(config, cache, resume, report, with_test)
+        return run_prepared_trial(config, cache, resume, report, with_test)
 
 
 def prepare_process(config: TrialConfig) -> None:
@@ -111,7 +111,7 @@ def prepare_process(config: TrialConfig) -> None:
     logging.getLogger("trl").setLevel(logging.ERROR)
 
 
-def run_in_process(
+def run_prepared_trial(
     config: TrialConfig, cache: WorkerCache, resume: Path | None, report: Report, with_test: bool
 ) -> Outcome:
     """Run one trial in a process that is prepared for it; see `train`."""
@@ -134,7 +134,7 @@ def run_in_process(
         model, validation = trainer.policy, reporter.validation
         checkpoint = reporter.checkpoint
     elif config.parts and start is None:
-        OF_PROCESS.close()  # its memory serves the evaluation
+        PROCESS_ENGINES.close()  # its memory serves the evaluation
         evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
         model, merged = merge_and_validate(config, evaluator, clock, report)
         validation, checkpoint = merged.validation, merged.path
@@ -213,7 +213,7 @@ def _load_without_training(
         plain = replace(config, params={**config.params, "beta": 0.0}, sharded=False)
         trainer, sampler = build_trainer(plain, cache)
         return trainer.policy, sampler
-    OF_PROCESS.close()
+    PROCESS_ENGINES.close()
     model: Any
     if start is None:
         model = cache.take_policy()
@@ -306,7 +306,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             encode=cache.encode_prompts,
             begin_scoring=build_early_scoring(cache.task, problems),
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
-            rollout_func=rollout.sample_for_trainer if engine == "lean" else None,
+            rollout_func=rollout.sample_for_trainer if engine == "fast_cpu" else None,
         )
     trainer.remove_callback(PrinterCallback)
     if config.schedule:

@@ -21,16 +21,16 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, EngineError, GdpoTuneError, ResourcesError
-from gdpo_tune.core.gpu_memory import CONTEXT, GIB, estimate_engine
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, estimate_engine
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
 from gdpo_tune.training.engine import (
-    OF_PROCESS,
+    PROCESS_ENGINES,
     EnginePool,
+    EngineSlot,
     SampleRequest,
-    Seat,
     fall_asleep,
     wake_up,
 )
@@ -78,7 +78,7 @@ def prepare_engine(
     model: PreTrainedModel,
     arguments: Any,
     policy: str = "",
-    source: EnginePool = OF_PROCESS,
+    source: EnginePool = PROCESS_ENGINES,
 ) -> Generator[None]:
     """Prepare for a trainer that the block builds and that opens an engine of `source`.
 
@@ -100,7 +100,7 @@ def prepare_engine(
     if not source.has(key):
         source.close()
 
-    def open_engine(**arguments: Any) -> Seat:
+    def open_engine(**arguments: Any) -> EngineSlot:
         def start() -> Any:
             llm = plain(**{**arguments, **options})
             if not torch.cuda.is_available():
@@ -135,8 +135,8 @@ def _choose_options(
     precision = "bfloat16" if bfloat16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
     needed, rank = 0.0, source.largest_rank or config.model.lora_rank
-    if source.seats > 1:
-        options["max_num_seqs"] = source.seats * config.training.completions_per_step
+    if source.slots > 1:
+        options["max_num_seqs"] = source.slots * config.training.completions_per_step
     if config.rollout.sleep:
         if not torch.cuda.is_available():
             raise EngineError(
@@ -150,14 +150,14 @@ def _choose_options(
             model,
             device=torch.cuda.mem_get_info()[1],
             number_bytes=2 if precision == "bfloat16" else 4,
-            trials=source.seats,
+            trials=source.slots,
             rank=rank,
         )
     else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE}
     if rank:
-        options |= {"enable_lora": True, "max_loras": source.seats}
+        options |= {"enable_lora": True, "max_loras": source.slots}
         options["max_lora_rank"] = round_up_rank(rank)
     return options, needed
 
@@ -192,12 +192,12 @@ def _divide_gpu(
     part = int(config.gpu_share * share * device)
     shape: Any = model.config.get_text_config()
     shapes = PolicyShapes({name: tuple(w.shape) for name, w in model.named_parameters()})
-    slot = shapes.count_slot_parameters(round_up_rank(rank)) if rank else 0
+    slot_parameters = shapes.count_slot_parameters(round_up_rank(rank)) if rank else 0
     heads: int = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     width: int = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     blocks = -(-_count_positions(config, model) // BLOCK) + 2  # vLLM keeps one block empty
     engine = estimate_engine(
-        parameters=model.num_parameters() + trials * slot,
+        parameters=model.num_parameters() + trials * slot_parameters,
         hidden_size=shape.hidden_size,
         intermediate_size=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
         vocabulary=shape.vocab_size,
@@ -217,7 +217,7 @@ def _divide_gpu(
         )
     cache = max(part - engine.weights - engine.workspace, engine.longest)
     trainer = model.num_parameters() * model.dtype.itemsize
-    return cache, min(part + trainer, config.gpu_share * device - 2 * CONTEXT)
+    return cache, min(part + trainer, config.gpu_share * device - 2 * CUDA_CONTEXT_BYTES)
 
 
 def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
@@ -254,7 +254,7 @@ class ColocatedEngine:
         """Sample for this trainer; `sleeps`: the engine has no memory while a step is computed."""
         self._trainer = trainer
         generation = trainer.vllm_generation
-        self._seat: Seat = generation.llm
+        self._slot: EngineSlot = generation.llm
         self._adapter: Any = None
         if hasattr(generation.model, "peft_config"):
             self._adapter = self._build_adapter_request("loaded by every sync")
@@ -265,12 +265,12 @@ class ColocatedEngine:
             synchronize = self._reload_weights
 
         def wake_and_synchronize() -> None:
-            wake_up(self._seat.engine.llm)
+            wake_up(self._slot.engine.llm)
             synchronize()
 
-        generation.sync_weights = functools.partial(self._seat.engine.run, wake_and_synchronize)
-        generation.llm = _StepSampler(self._seat, self._adapter, trainer, sleeps=sleeps)
-        self._sample = _name_failures(self._seat.generate, trainer)
+        generation.sync_weights = functools.partial(self._slot.engine.run, wake_and_synchronize)
+        generation.llm = _StepSampler(self._slot, self._adapter, trainer, sleeps=sleeps)
+        self._sample = _name_failures(self._slot.generate, trainer)
         name_engine_failures(trainer)
 
     def generate(
@@ -308,7 +308,7 @@ class ColocatedEngine:
         TRL would merge the adapter into the weights: in bfloat16 small updates are rounded away,
         and the weights drift.
         """
-        llm = self._seat.engine.llm
+        llm = self._slot.engine.llm
         with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
             # Loaded once: later requests for it would load it again.
             llm.llm_engine.add_lora(self._build_adapter_request(str(directory), load_inplace=True))
@@ -316,13 +316,13 @@ class ColocatedEngine:
 
     def _build_adapter_request(self, path: str, *, load_inplace: bool = False) -> Any:
         vllm_lora: Any = import_module("vllm.lora.request")
-        number = self._seat.adapter
+        number = self._slot.adapter
         name = f"{ADAPTER_NAME}-{number}"
         return vllm_lora.LoRARequest(name, number, path, load_inplace=load_inplace)
 
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
-        llm = self._seat.engine.llm
+        llm = self._slot.engine.llm
         weights = self._trainer.vllm_generation._iter_named_params()  # gathered one by one
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         llm.apply_model(_renew_output_heads)
@@ -340,19 +340,19 @@ def _renew_output_heads(model: Any) -> None:
 class _StepSampler:
     """The engine as TRL calls it for the completions of a step."""
 
-    def __init__(self, seat: Seat, adapter: Any, trainer: Any, *, sleeps: bool) -> None:
+    def __init__(self, slot: EngineSlot, adapter: Any, trainer: Any, *, sleeps: bool) -> None:
         self._sleeps = sleeps
-        self.seat, self._adapter, self._trainer = seat, adapter, trainer
+        self.slot, self._adapter, self._trainer = slot, adapter, trainer
         self._tokenizer: Any = None
         if trainer.judges_early:
             self._tokenizer = _copy_tokenizer(trainer.processing_class)
 
     @property
     def llm_engine(self) -> Any:
-        return self.seat.engine.llm.llm_engine
+        return self.slot.engine.llm.llm_engine
 
     def reset_prefix_cache(self) -> None:
-        self.seat.engine.run(self.seat.engine.llm.reset_prefix_cache)
+        self.slot.engine.run(self.slot.engine.llm.reset_prefix_cache)
 
     def generate(
         self, prompts: Sequence[Any], *, sampling_params: Any, use_tqdm: bool
@@ -374,9 +374,9 @@ class _StepSampler:
             (text,) = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
             self._trainer.note_sampled(row, text)
 
-        outputs = self.seat.generate(requests, note_sampled if self._tokenizer else None)
+        outputs = self.slot.generate(requests, note_sampled if self._tokenizer else None)
         if self._sleeps:
-            self.seat.engine.run(fall_asleep, self.seat.engine.llm)
+            self.slot.engine.run(fall_asleep, self.slot.engine.llm)
         return outputs
 
 

@@ -28,7 +28,7 @@ from gdpo_tune.policies.load_policy import hash_policy, keep_form, load_policy, 
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem, Split, Task
-from gdpo_tune.training.engine import OF_PROCESS, EnginePool
+from gdpo_tune.training.engine import PROCESS_ENGINES, EnginePool
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
@@ -60,7 +60,7 @@ class WorkerCache:
     """The untrained policy; None: a trial took it, because it is too large to copy."""
     shares_weights: bool = False
     """The policies that trials take share these weights, which none of them may change."""
-    engines: EnginePool = OF_PROCESS
+    engines: EnginePool = PROCESS_ENGINES
     """Where trials get their vLLM."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
@@ -151,7 +151,7 @@ def list_shared_settings(config: TrialConfig) -> dict[str, object]:
 
 
 def build_worker_cache(
-    config: TrialConfig, *, shares_weights: bool = False, engines: EnginePool = OF_PROCESS
+    config: TrialConfig, *, shares_weights: bool = False, engines: EnginePool = PROCESS_ENGINES
 ) -> WorkerCache:
     """Build a cache for a trial and for those that agree with it.
 

@@ -70,7 +70,7 @@ class RunSettings:
 
     train: str
     """`module:function` as `gdpo_tune.training:train`; where trials share processes, `module:class`
-    as `gdpo_tune.training.packs:Pack`."""
+    as `gdpo_tune.training.shared_worker:SharedWorker`."""
     spec_file: Path
     """In the sweep's directory, which every node sees unless `address` is set."""
     address: str = ""

@@ -55,7 +55,7 @@ from gdpo_tune.tuning.ray.preflight import check_nodes
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
-PACK = "gdpo_tune.training.packs:Pack"
+PACK = "gdpo_tune.training.shared_worker:SharedWorker"
 PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
 """Packages whose versions a session records."""
 
@@ -96,8 +96,8 @@ def run_sweep(
         one_front: keep the trials before an accepted change on one front with later ones.
         continue_from: directory or address of the sweep, if it is to go on in this one.
         listeners: called with every event, in the thread of this call; they must return quickly.
-        train: `module:function` that trains one trial; `module:class`, as `training.packs.Pack`, if
-            trials share a process. Default: those of `training`.
+        train: `module:function` that trains one trial; `module:class`, if trials
+            share a process. Default: those of `training`.
 
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.

@@ -56,10 +56,10 @@ def load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "gpu", "lean", "vllm", "expected"),
+    ("engine", "gpu", "has_fast_cpu", "vllm", "expected"),
     [
-        ("auto", False, True, None, "lean"),
-        ("auto", False, True, CPU_VLLM, "lean"),
+        ("auto", False, True, None, "fast_cpu"),
+        ("auto", False, True, CPU_VLLM, "fast_cpu"),
         ("auto", False, False, CPU_VLLM, "transformers"),
         ("auto", True, False, None, "transformers"),
         ("auto", True, False, GOOD_VLLM, "vllm"),
@@ -69,8 +69,9 @@ def load(tmp_path):
         ("vllm", False, True, CPU_VLLM, "vllm"),
     ],
 )
-def test_the_choice(engine, gpu, lean, vllm, expected):
-    assert select_engine(RolloutSettings(engine=engine), gpu=gpu, lean=lean, vllm=vllm) == expected
+def test_the_choice(engine, gpu, has_fast_cpu, vllm, expected):
+    settings = RolloutSettings(engine=engine)
+    assert select_engine(settings, gpu=gpu, has_fast_cpu=has_fast_cpu, vllm=vllm) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_the_choice(engine, gpu, lean, vllm, expected):
 )
 def test_what_cannot_be_had_is_refused_with_a_remedy(settings, gpu, vllm, fragments):
     with pytest.raises(EngineError) as caught:
-        select_engine(settings, gpu=gpu, lean=True, vllm=vllm)
+        select_engine(settings, gpu=gpu, has_fast_cpu=True, vllm=vllm)
     for fragment in fragments:
         assert fragment in str(caught.value)
 
@@ -210,7 +211,7 @@ def test_a_rank_gets_the_next_size(rank, size):
 
 
 def test_a_rank_above_the_largest_size_is_refused_for_vllm_alone():
-    more = {"gpu": True, "lean": False, "lora_rank": 513}
+    more = {"gpu": True, "has_fast_cpu": False, "lora_rank": 513}
     with pytest.raises(EngineError, match="rank 512 at most"):
         select_engine(RolloutSettings(engine="vllm"), vllm=GOOD_VLLM, **more)
     assert select_engine(RolloutSettings(), vllm=None, **more) == "transformers"

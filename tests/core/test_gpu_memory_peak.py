@@ -1,7 +1,7 @@
 """The estimate of a step's memory beside the peak of a step in torch's fake tensors.
 
 TRL's tiles of logits are left out: their fallback on a CPU allocates what the kernel of a GPU does
-not. The estimate counts them as `LOGITS`.
+not. The estimate counts them as `LOGITS_BYTES`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoModelForCausalLM, Qwen2Config
 from trl.trainer.utils import add_fused_lm_head
 
-from gdpo_tune.core.gpu_memory import CONTEXT, LOGITS, TrialMemory
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, LOGITS_BYTES, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes
 
 COMPLETIONS, TOKENS, LAYERS = 32, 1024, 4
@@ -86,5 +86,5 @@ def test_the_estimate_of_a_step_is_its_peak(recomputes, monkeypatch):
         monkeypatch.setattr(trl.kernels.chunked_logprob, tile, lambda *_, **__: None)
     peak, shapes = measure_step(recomputes=recomputes)
     memory = TrialMemory(shapes, COMPLETIONS, TOKENS)
-    estimate = replace(memory, recomputes=recomputes).total - CONTEXT - LOGITS
+    estimate = replace(memory, recomputes=recomputes).total - CUDA_CONTEXT_BYTES - LOGITS_BYTES
     assert peak <= estimate <= 1.3 * peak  # head and copies weigh more with few layers

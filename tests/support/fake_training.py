@@ -92,8 +92,8 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
 
 
-class Pack:
-    """A fake of `gdpo_tune.training.packs.Pack`."""
+class SharedWorker:
+    """A fake of `gdpo_tune.training.shared_worker.SharedWorker`."""
 
     def __init__(self, size: int) -> None:
         self._places = BoundedSemaphore(size)

@@ -35,7 +35,7 @@ from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning.runner import run_sweep
 space, *overrides = sys.argv[1:]
 spec = load_spec(space, overrides)
-name = "train" if spec.resources.pack == 1 else "Pack"
+name = "train" if spec.resources.pack == 1 else "SharedWorker"
 run_sweep(spec, train=f"tests.support.fake_training:{name}")
 """
 """A program: a sweep that trains nothing, without tracking and display."""

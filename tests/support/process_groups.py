@@ -220,7 +220,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adapters": {"model": ModelSettings(lora_rank=2)},
     "eight": {"training": STEPS.replace(optimizer="adamw_8bit")},
 }
-ENGINES = {"lean", "transformers"}
+ENGINES = {"fast_cpu", "transformers"}
 """Names of trials that sample for themselves, each with the engine of that name."""
 
 
@@ -262,7 +262,7 @@ def train_sharded_trials(directory: Path, policy: str, names: str, *earlier: str
             rest, outcome = resume_trial(build(f"{name}-cut"))
             result[f"{name}-cut"] = [first + rest, outcome]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout, "choose_engine", lambda *_: "lean")
+        patch.setattr(rollout, "choose_engine", lambda *_: "fast_cpu")
         patch.setattr(rollout, "sample_for_trainer", sample_fixed_completions)
         patch.setattr(rollout, "choose_held_out_sampler", lambda _: sample_greedily)
         for name in (name for name in VARIANTS if name in names.split(",")):

@@ -56,7 +56,7 @@ def test_the_cpu_sampler_is_not_chosen_where_a_gpu_trains(tmp_path, monkeypatch)
     config = build_trial_config("embedded", tmp_path)
     monkeypatch.setattr(rollout, "find_vllm", lambda: None)
     monkeypatch.setattr(rollout, "uses_bfloat16", lambda _: False)
-    assert rollout.choose_engine(config, model) == "lean"
+    assert rollout.choose_engine(config, model) == "fast_cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert rollout.choose_engine(config, model) == "transformers"
 

@@ -19,7 +19,7 @@ from gdpo_tune.core.errors import EngineMemoryError
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import trial, vllm_engine, worker_cache
-from gdpo_tune.training.engine import OF_PROCESS, SampleRequest
+from gdpo_tune.training.engine import PROCESS_ENGINES, SampleRequest
 from tests.support.training import build_trial_config, register_toy_task
 from tests.support.vllm_double import RecordingLLM
 
@@ -27,11 +27,11 @@ from tests.support.vllm_double import RecordingLLM
 @pytest.fixture(autouse=True)
 def closed():
     yield
-    OF_PROCESS.close()
+    PROCESS_ENGINES.close()
 
 
 def test_all_work_is_done_in_one_thread_that_is_not_the_callers():
-    engine = OF_PROCESS.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
     engine.generate([SampleRequest([3], None)])
     engine.run(engine.llm.reset_prefix_cache)
     assert engine.run(engine.run, threading.get_ident) in engine.llm.threads
@@ -46,13 +46,13 @@ def test_the_threads_of_the_caller_stay_as_they_were():
         return RecordingLLM()
 
     plain = torch.set_num_threads
-    OF_PROCESS.open("a", start, threads=1)
+    PROCESS_ENGINES.open("a", start, threads=1)
     assert torch.set_num_threads is plain
     assert gc.get_freeze_count() == 0  # a trainer that is dropped would never be freed
 
 
 def test_completions_are_told_as_they_end_and_returned_in_order():
-    engine = OF_PROCESS.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
     engine.generate([SampleRequest([1], None)])  # numbers of requests go on
     told = []
 
@@ -68,16 +68,16 @@ def test_completions_are_told_as_they_end_and_returned_in_order():
 
 
 def test_vllm_is_not_asked_for_nothing():
-    engine = OF_PROCESS.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
     assert engine.generate([]) == []
     assert engine.llm.requests == []
 
 
 def test_an_engine_with_an_equal_key_is_kept_and_forgets_its_trial():
-    engine = OF_PROCESS.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
     engine.llm.llm_engine.vllm_config.lora_config = object()
     engine.llm.llm_engine.adapters = [1, 4]
-    assert OF_PROCESS.open("a", RecordingLLM, threads=1).engine is engine
+    assert PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine is engine
     assert engine.llm.llm_engine.adapters == []
     assert engine.llm.resets == 1
     assert torch.equal(engine.llm.cache, torch.zeros(4))
@@ -85,26 +85,26 @@ def test_an_engine_with_an_equal_key_is_kept_and_forgets_its_trial():
 
 @pytest.mark.parametrize("key", ["b", None])
 def test_another_key_closes_the_engine_before_the_next_one_starts(key):
-    llm = OF_PROCESS.open("a", RecordingLLM, threads=1).engine.llm
+    llm = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine.llm
     closed = []
 
     def start():
         closed.append(llm.llm_engine.was_shut_down)
         return RecordingLLM()
 
-    OF_PROCESS.open(key, start, threads=1)
+    PROCESS_ENGINES.open(key, start, threads=1)
     assert closed == [True]
-    OF_PROCESS.open(None, start, threads=1)  # no key equals another
+    PROCESS_ENGINES.open(None, start, threads=1)  # no key equals another
     assert len(closed) == 2
 
 
 def test_an_engine_that_has_raised_serves_no_further_trial():
-    engine = OF_PROCESS.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
     engine.llm.llm_engine.step = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
         engine.generate([SampleRequest([3], None)])
-    assert not OF_PROCESS.has("a")
-    assert OF_PROCESS.open("a", RecordingLLM, threads=1).engine is not engine
+    assert not PROCESS_ENGINES.has("a")
+    assert PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine is not engine
 
 
 def test_an_engine_that_does_not_start_leaves_none_behind():
@@ -112,20 +112,20 @@ def test_an_engine_that_does_not_start_leaves_none_behind():
         raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError, match="no memory"):
-        OF_PROCESS.open("a", fail, threads=1)
-    assert not OF_PROCESS.has("a")
-    OF_PROCESS.open("a", RecordingLLM, threads=1)
+        PROCESS_ENGINES.open("a", fail, threads=1)
+    assert not PROCESS_ENGINES.has("a")
+    PROCESS_ENGINES.open("a", RecordingLLM, threads=1)
 
 
 def test_memory_that_does_not_come_back_asks_for_a_new_process(monkeypatch):
-    engine = OF_PROCESS.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 << 30)
     with pytest.raises(EngineMemoryError, match=r"3\.0 GiB of the GPU are still in use"):
-        OF_PROCESS.close()
+        PROCESS_ENGINES.close()
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1 << 20)
-    assert not OF_PROCESS.has("a")
+    assert not PROCESS_ENGINES.has("a")
     assert not hasattr(engine, "llm")
 
 
@@ -185,12 +185,12 @@ def test_each_trial_gets_its_own_engine_on_request(config):
 
 def test_a_trial_that_does_not_train_gets_the_memory_of_the_engine(config):
     def is_closed(*_):
-        assert not OF_PROCESS.has("a")
+        assert not PROCESS_ENGINES.has("a")
         return {}
 
-    OF_PROCESS.open("a", RecordingLLM, threads=1)
+    PROCESS_ENGINES.open("a", RecordingLLM, threads=1)
     outcome = trial.train(
         replace(config, train=False), resume=None, report=is_closed, with_test=False
     )
     assert outcome.checkpoint is None
-    assert not OF_PROCESS.has("a")
+    assert not PROCESS_ENGINES.has("a")

@@ -1,4 +1,4 @@
-"""The fast sampler against Transformers' `generate`, and the packed forward pass against TRL's."""
+"""The fast CPU sampler against Transformers' `generate`, and its packed pass against TRL's."""
 
 from __future__ import annotations
 

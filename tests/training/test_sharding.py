@@ -82,13 +82,13 @@ def test_any_number_of_processes_shares_a_policy_and_goes_on_with_that_of_any_ot
     names = "full,parts,adapters"
     alone = run_trials(names, policy, one, 1)
     for directory, count, others in ((two, 2, [one]), (four, 4, [one, two])):
-        shared = run_trials(f"lean,transformers,{names}", policy, directory, count, *others)
+        shared = run_trials(f"fast_cpu,transformers,{names}", policy, directory, count, *others)
         for name in names.split(","):
             assert_same_steps(shared[name], alone[name])
             for other in others:
                 assert_resumed(shared, name, other, alone)
             assert_same_weights(directory / name / "checkpoint-4", one / name / "checkpoint-4")
-        for engine in ("lean", "transformers"):
+        for engine in ("fast_cpu", "transformers"):
             assert shared[f"{engine}-cut"] == shared[engine]
             means = [step["train/rewards/hits/mean"] for _, step in shared[engine][0]]
             assert len(set(means)) > 1

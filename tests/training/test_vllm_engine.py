@@ -192,7 +192,7 @@ def engine(monkeypatch):
 
     monkeypatch.setattr(trl_vllm, "LLM", build, raising=False)
     yield built
-    engines.OF_PROCESS.close()
+    engines.PROCESS_ENGINES.close()
 
 
 def start(config, policy, **changes):
@@ -435,15 +435,15 @@ def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer
 
 def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
     prompts = [{"prompt_token_ids": [3]}]
-    seat = trainer.vllm_generation.llm
+    slot = trainer.vllm_generation.llm
     vllm_engine.ColocatedEngine(trainer)
     awake = trainer.vllm_generation.llm
     awake.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
-    assert seat.engine.llm.naps == 0, "unless it is asked to"
-    trainer.vllm_generation.llm = seat
+    assert slot.engine.llm.naps == 0, "unless it is asked to"
+    trainer.vllm_generation.llm = slot
     sampler = vllm_engine.ColocatedEngine(trainer, sleeps=True)
     steps = trainer.vllm_generation.llm
-    llm = steps.seat.engine.llm
+    llm = steps.slot.engine.llm
     synced = []
     for step in range(2):
         steps.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
@@ -460,11 +460,11 @@ def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
 
 
 def test_the_next_trial_wakes_the_engine():
-    engine = engines.OF_PROCESS.open("a", RecordingLLM, threads=1).engine
+    engine = engines.PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
     engine.run(engines.fall_asleep, engine.llm)
-    assert engines.OF_PROCESS.open("a", RecordingLLM, threads=1).engine is engine
+    assert engines.PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine is engine
     assert not engine.llm.llm_engine.is_asleep
-    engines.OF_PROCESS.close()
+    engines.PROCESS_ENGINES.close()
 
 
 def test_vllm_is_told_that_it_will_sleep(config, policy, engine, gpu, monkeypatch):
@@ -511,7 +511,7 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     def sample(seed):
         drawn = sampler.generate(None, prompts, DECODING, torch.Generator().manual_seed(seed))
         assert drawn == [[3], [3], [8]]
-        inputs, settings = trainer.vllm_generation.llm.seat.engine.llm.requests[-1]
+        inputs, settings = trainer.vllm_generation.llm.slot.engine.llm.requests[-1]
         assert inputs == [{"prompt_token_ids": prompt} for prompt in prompts]
         return settings
 
@@ -521,7 +521,7 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     del once[0]["seed"]
     assert once[0] == {"temperature": 1.0, "max_tokens": 9, "stop_token_ids": [1, 5]}
     sampler.generate(None, [[3]], replace(DECODING, temperature=None), torch.Generator())
-    greedy = trainer.vllm_generation.llm.seat.engine.llm.requests[-1][1][0]
+    greedy = trainer.vllm_generation.llm.slot.engine.llm.requests[-1][1][0]
     assert greedy["temperature"] == 0
 
 
@@ -547,8 +547,8 @@ def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
         )
 
 
-@pytest.mark.parametrize(("engine", "lean"), [("auto", True), ("transformers", False)])
-def test_only_the_chosen_engine_samples(config, engine, lean, monkeypatch):
+@pytest.mark.parametrize(("engine", "uses_fast_cpu"), [("auto", True), ("transformers", False)])
+def test_only_the_chosen_engine_samples(config, engine, uses_fast_cpu, monkeypatch):
     calls = []
 
     def counted(prompts, trainer, sample=rollout.sample_for_trainer):
@@ -559,7 +559,7 @@ def test_only_the_chosen_engine_samples(config, engine, lean, monkeypatch):
     train(
         replace(config, rollout=RolloutSettings(engine=engine)), resume=None, report=lambda *_: None
     )
-    assert bool(calls) is lean
+    assert bool(calls) is uses_fast_cpu
 
 
 def test_the_mismatch_is_kept_under_the_names_of_trl():

@@ -52,10 +52,10 @@ gates: defaultdict[int, threading.Semaphore] = defaultdict(lambda: threading.Sem
 errors: dict[int, Exception] = {}
 """Trial -> error that it raises instead of its next step; -1: what all share cannot be built."""
 running: list[int] = []
-"""Trials inside of `Pack.train`; -1 once it was closed."""
+"""Trials inside of `SharedWorker.train`; -1 once it was closed."""
 
 
-class Pack:
+class SharedWorker:
     """A fake of the training in a shared process, whose steps wait for permits."""
 
     def __init__(self, size: int) -> None:
@@ -107,7 +107,7 @@ class Process:
         self.ended: AttemptError | None = None
         self._answer = b""
         self._numbers: dict[str, int] = {}
-        self._setup = RunSettings(f"{__name__}:Pack", Path("none"), pack=size)
+        self._setup = RunSettings(f"{__name__}:SharedWorker", Path("none"), pack=size)
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def report(self, packed: dict[str, Any]) -> None:
@@ -199,7 +199,9 @@ def build_attempt(sweep: Path, number: int, address: str = "") -> AttemptConfig:
     if not address:
         directory.mkdir(parents=True, exist_ok=True)
     trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=STEPS), directory)
-    return AttemptConfig(trial, RunSettings(f"{__name__}:Pack", sweep / SPEC, address, pack=2))
+    return AttemptConfig(
+        trial, RunSettings(f"{__name__}:SharedWorker", sweep / SPEC, address, pack=2)
+    )
 
 
 def test_trials_share_the_process_and_free_their_places(tmp_path: Path, process: Process):

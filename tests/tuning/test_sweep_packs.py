@@ -23,7 +23,7 @@ from tests.support.tuning import ENDS_ONLY
 
 pytestmark = MARKS
 
-TRAIN = "tests.support.fake_training:Pack"
+TRAIN = "tests.support.fake_training:SharedWorker"
 SHARED = ["resources.pack=3", "model.lora_rank=4"]
 SMALL = ["training.steps=4", "search.replicates.max_runs=1"]
 FIFO = "search={sampler: random, scheduler: {type: fifo}}"

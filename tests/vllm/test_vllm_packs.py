@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gdpo_tune.core.errors import EngineDiedError, PackError
+from gdpo_tune.core.errors import EngineDiedError, SharedWorkerError
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from tests.support.packs import measure_difference, run_side_by_side, run_trial
@@ -48,12 +48,12 @@ def build(build_config, tmp_path):
 @pytest.fixture
 def open_pack():
     """Return a function that opens a pack, which is closed after the test."""
-    from gdpo_tune.training.packs import Pack  # late: what it imports warns
+    from gdpo_tune.training.shared_worker import SharedWorker  # late: what it imports warns
 
     opened = []
 
     def open_one(size: int):
-        opened.append(Pack(size, LARGEST))
+        opened.append(SharedWorker(size, LARGEST))
         return opened[-1]
 
     yield open_one
@@ -95,11 +95,11 @@ def test_four_trials_equal_the_same_trials_alone(build, open_pack, monkeypatch):
 def test_a_trial_in_a_pack_equals_one_with_the_engine_of_its_process(build, open_pack):
     """Of the largest rank: a smaller adapter is computed in its slot, and so rounded otherwise."""
     from gdpo_tune.training import train
-    from gdpo_tune.training.engine import OF_PROCESS
+    from gdpo_tune.training.engine import PROCESS_ENGINES
 
     number = RANKS.index(LARGEST)
     alone = run_trial(train, build(number, "alone"))
-    OF_PROCESS.close()
+    PROCESS_ENGINES.close()
     pack = open_pack(4)
     together, _ = run_side_by_side(
         functools.partial(run_trial, pack.train, build(number, "together")),
@@ -149,7 +149,7 @@ def test_a_rank_above_the_slots_of_the_engine_is_refused(build, open_pack):
     config = build(0, "alone", train=False)
     assert run_trial(pack.train, config).error is None
     refused = run_trial(pack.train, build(1, "alone", model=ModelSettings(lora_rank=32))).error
-    assert isinstance(refused, PackError)
+    assert isinstance(refused, SharedWorkerError)
     assert "adapters of rank 16 at most" in str(refused)
 
 

@@ -1,8 +1,9 @@
-"""A pack: up to N LoRA trials in one process, each with an adapter of its own on one frozen base.
+"""Shared worker: up to N LoRA trials in one process, each with its own adapter on a frozen base.
 
 Each trial is `train()` as ever, in a thread of its own, with its own trainer, optimizer, schedule,
-checkpoints and report. The threads take turns. Task, tokenized prompts, vLLM and the weights below
-the adapters exist once. With Transformers a trial in a pack is bitwise equal to the same one alone.
+checkpoints and report. The threads compute one at a time, under the compute lock. Task, tokenized
+prompts, vLLM and the weights below the adapters exist once. With Transformers a trial of a shared
+worker is bitwise equal to the same one alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from accelerate.state import GradientState
 
 from gdpo_tune.core import compute_lock
 from gdpo_tune.core.engines import round_up_rank
-from gdpo_tune.core.errors import PackError
+from gdpo_tune.core.errors import SharedWorkerError
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement, Outcome, Report
 from gdpo_tune.training.engine import EnginePool
@@ -31,11 +32,11 @@ from gdpo_tune.training.training_state import (
     read_random_state,
     restore_random_state,
 )
-from gdpo_tune.training.trial import prepare_process, run_in_process
+from gdpo_tune.training.trial import prepare_process, run_prepared_trial
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
 
 
-class Pack:
+class SharedWorker:
     """Trials that share a process; `train` is called from threads, and `close` after the last.
 
     A trial that stops or fails leaves the others as they are, and its place is free at once.
@@ -62,14 +63,14 @@ class Pack:
     ) -> Outcome:
         """Run one trial to its end, beside those of other threads; see `training.train`.
 
-        `config.gpu_share` and `config.threads` are those of the process. `report` is called between
-        two turns, so it may wait.
+        `config.gpu_share` and `config.threads` are those of the process. `report` is called
+        while the lock is yielded, so it may wait.
 
         Raises:
-            PackError: this trial cannot share a process with those before it.
+            SharedWorkerError: this trial cannot share a process with those before it.
         """
 
-        def report_between_turns(measurement: Measurement, checkpoint: Path | None) -> None:
+        def report_while_yielding(measurement: Measurement, checkpoint: Path | None) -> None:
             with compute_lock.yield_lock():
                 report(measurement, checkpoint)
 
@@ -79,7 +80,9 @@ class Pack:
                 with explain_out_of_memory(config, self._size):
                     with compute_lock.acquire_yielding(self._building):
                         cache = self._open_cache(config)
-                    return run_in_process(config, cache, resume, report_between_turns, with_test)
+                    return run_prepared_trial(
+                        config, cache, resume, report_while_yielding, with_test
+                    )
             except BaseException as error:
                 # The caller may keep it, and the variables of its frames hold tensors.
                 seen: BaseException | None = error
@@ -103,7 +106,7 @@ class Pack:
     def _open_cache(self, config: TrialConfig) -> WorkerCache:
         """Return what the trials share, built for the first one, or refuse the trial."""
         if not config.model.lora_rank:
-            raise PackError(
+            raise SharedWorkerError(
                 "model.lora_rank = 0: trials of every weight have no base policy to share\n"
                 "    fix: set model.lora_rank: 16, or train each trial in a process of its own"
             )
@@ -111,7 +114,7 @@ class Pack:
             ours, theirs = _list_shared_settings(self._config), _list_shared_settings(config)
             different = [name for name, value in ours.items() if value != theirs[name]]
             if different:
-                raise PackError(
+                raise SharedWorkerError(
                     f"{config.directory.name} differs from the other trials of its process in "
                     f"{', '.join(different)}\n"
                     "    fix: train it in another process; trials of one may differ in parameters, "
@@ -121,10 +124,10 @@ class Pack:
             self._engine.largest_rank or (self._config or config).model.lora_rank
         )
         if uses_engine_in_process(config) and config.model.lora_rank > round_up_rank(rank):
-            raise PackError(
+            raise SharedWorkerError(
                 f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of "
                 f"rank {round_up_rank(rank)} at most\n"
-                "    fix: start the pack for the largest rank of its trials"
+                "    fix: start the shared worker for the largest rank of its trials"
             )
         if self._cache is None:
             self._cache = build_worker_cache(config, shares_weights=True, engines=self._engine)

@@ -17,11 +17,11 @@ import torch
 from accelerate.state import GradientState
 
 from gdpo_tune.core import compute_lock, task_files
-from gdpo_tune.core.errors import NonFiniteError, PackError, TrialFailure
+from gdpo_tune.core.errors import NonFiniteError, SharedWorkerError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
-from gdpo_tune.training.packs import Pack, read_global_state, restore_global_state
+from gdpo_tune.training.shared_worker import SharedWorker, read_global_state, restore_global_state
 from tests.support.packs import measure_difference, run_side_by_side, run_trial
 from tests.support.training import SETTINGS, ToyTask, build_trial_config, register_toy_task
 
@@ -61,7 +61,7 @@ def toy(monkeypatch):
 
 @pytest.fixture
 def pack():
-    opened = Pack(4)
+    opened = SharedWorker(4)
     yield opened
     opened.close()
 
@@ -225,7 +225,7 @@ def test_others_do_not_notice_a_stop_a_failure_and_a_resume(pack, build, harm, r
 
 
 def test_a_place_is_free_for_the_next_trial_once_a_trial_stops(build):
-    pack = Pack(1)
+    pack = SharedWorker(1)
     second_waits, order = threading.Event(), []
 
     def hold(measurement):
@@ -310,7 +310,7 @@ def test_refused_are_trials_that_cannot_share_a_process(pack, build, change, rea
     first = replace(build(0), train=False)
     assert run_trial(pack.train, first).error is None
     refused = run_trial(pack.train, replace(build(1), **change)).error
-    assert isinstance(refused, PackError)
+    assert isinstance(refused, SharedWorkerError)
     assert reason.removeprefix("trial ") in str(refused)
     assert "fix: " in str(refused)
     assert run_trial(pack.train, first).error is None, "the pack goes on"
