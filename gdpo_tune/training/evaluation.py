@@ -207,7 +207,7 @@ class Evaluator:
         prompts = len(held_out.prompts)
         shown = choose_shown_prompts(prompts)
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
-        updates = int(self.config.params.get("num_iterations", 1)) * settings.mini_batches
+        updates = self.config.updates_per_step
         state = {"global_step": step * updates, "max_steps": settings.steps * updates}
         for batch, texts, tokens in batches:
             problems = [held_out.problems[row] for row in batch]

@@ -191,7 +191,7 @@ class GDPOTrainer(ShardedTrainer):
 
     @property
     def judges_early(self) -> bool:
-        """Whether `note_sampled` has an effect."""
+        """True if `note_sampled` has an effect."""
         return self._begin_scoring is not None
 
     def note_sampled(self, row: int, completion: str) -> None:
