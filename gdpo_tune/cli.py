@@ -48,7 +48,7 @@ COMMANDS = {
     "report": "regenerate a sweep's report, or pick one of its candidates",
     "compare": "compare two sweeps, or two normalization modes of one",
     "watch": "watch a sweep in a browser while it runs, and steer it",
-    "merge": "merge policies of a sweep toward a wish",
+    "merge": "merge policies of a sweep toward a target",
     "steer": "stop, add or clone trials of a running sweep, change its limits, or pause it",
     "export": "write a training, or a merge, for another library",
     "publish": "publish a policy of a sweep, or its whole front, on the Hub",

@@ -1,14 +1,14 @@
-"""Merge policies of a sweep toward a wish.
+"""Merge policies of a sweep toward a target.
 
     python -m gdpo_tune.merge runs/code --toward "length >= 0.6"
     python -m gdpo_tune.merge runs/code --toward "format >= 0.8" --prefer correctness=2,length=1
     python -m gdpo_tune.merge runs/code --weights 7=0.3,12@40=0.7
 
 A merge is a weighted mean of the weights of trained policies: it costs an evaluation and no
-training. The command chooses the one that best meets the wish, by a model of merges that each of a
-few evaluations on validation prompts corrects. It evaluates the best on test prompts and writes it
-as a policy that `from_pretrained` loads. The sweep stays as it is. After an interruption, run the
-same command to resume.
+training. The command chooses the one that best reaches the target, by a model of merges that each
+of a few evaluations on validation prompts corrects. It evaluates the best on test prompts and
+writes it as a policy that `from_pretrained` loads. The sweep stays as it is. After an interruption,
+run the same command to resume.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def build_parser() -> cli.Parser:
     parser.flag("--dry-run", "print the first choice and its prediction alone")
     parser.overrides()
     parser.add_argument(
-        "--out", type=Path, help="directory (default: <storage>/<name>-merge-<wish>)"
+        "--out", type=Path, help="directory (default: <storage>/<name>-merge-<target>)"
     )
     return parser
 
@@ -123,7 +123,7 @@ def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapte
     settings = request.list_decisive_settings(adapters=adapters)
     progress = read_progress(directory, settings)
     if progress.result is None:
-        request.choose(progress.evaluations)  # refuses a wish before any work
+        request.choose(progress.evaluations)  # refuses a target before any work
         cli.prepare_machine(request.spec)
         # Room for the best merge so far and the next one.
         policy = measure_policy(request.spec.policy)

@@ -51,11 +51,11 @@ class ConsolePrinter:
                 print(f"{kind}: {message}", file=sys.stderr, flush=True)
         self._printed = set(messages)
 
-    def print_news(self, context: SweepScheduler) -> None:
+    def print_news(self, scheduler: SweepScheduler) -> None:
         """Print the changes and errors since the last call."""
-        print_events(context)
-        self.print_messages("warning", [str(error) for error in context.backend_errors])
-        context.events, context.backend_errors = [], []
+        print_events(scheduler)
+        self.print_messages("warning", [str(error) for error in scheduler.backend_errors])
+        scheduler.events, scheduler.backend_errors = [], []
 
 
 class ScheduleTicker:
@@ -64,7 +64,7 @@ class ScheduleTicker:
     def __init__(self, directory: str, clock: Clock) -> None:
         self.directory = directory
         self._clock = clock
-        self._contexts: dict[tuple[str, str], SweepScheduler] = {}
+        self._schedulers: dict[tuple[str, str], SweepScheduler] = {}
         self._printer = ConsolePrinter()
 
     def tick_all(self) -> int:
@@ -80,20 +80,20 @@ class ScheduleTicker:
     def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
         """Tick one sweep; return its errors, which do not stop other sweeps."""
         key = (sweep.storage, sweep.name)
-        context = self._contexts.pop(key, None)
+        scheduler = self._schedulers.pop(key, None)
         try:
-            context = context or SweepScheduler.open(sweep, self._clock)
-            context.sweep, context.events, context.backend_errors = sweep, [], []
-            context.history.refresh()
+            scheduler = scheduler or SweepScheduler.open(sweep, self._clock)
+            scheduler.sweep, scheduler.events, scheduler.backend_errors = sweep, [], []
+            scheduler.history.refresh()
             try:
-                context.tick()
+                scheduler.tick()
             finally:
-                print_events(context)
+                print_events(scheduler)
         except (GdpoTuneError, OSError) as error:
-            # the context is not kept: the next tick reads the state again
+            # the scheduler is not kept: the next tick reads the state again
             return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
-        self._contexts[key] = context
-        return context.backend_errors
+        self._schedulers[key] = scheduler
+        return scheduler.backend_errors
 
 
 def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:
@@ -147,9 +147,9 @@ def find_notes(sweeps: Sequence[ScheduledSweep]) -> list[str]:
     return [f"{', '.join(names)}: {where}: {need}" for need, names in users.items()]
 
 
-def print_events(context: SweepScheduler) -> None:
+def print_events(scheduler: SweepScheduler) -> None:
     """Print a line with its time for each change that a person may want to know."""
-    for event in context.events:
+    for event in scheduler.events:
         if event.text:
             print(f"{event.at.astimezone(UTC).strftime(UTC_TIME)}  {event.text}", flush=True)
 
@@ -169,19 +169,19 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
     _print_columns(rows)
 
 
-def print_status(context: SweepScheduler) -> None:
+def print_status(scheduler: SweepScheduler) -> None:
     """Print the last run of a schedule, and what comes next."""
-    sweep, state, now = context.sweep, context.state, context.clock()
+    sweep, state, now = scheduler.sweep, scheduler.state, scheduler.clock()
     rows: list[tuple[str, str]] = []
     for run in state.runs[-1:]:
         is_active = run.state in ACTIVE
         word = "stopping" if is_active and run.stop_reason else run.state
-        word = f"unknown ({word})" if run.unknown else word
+        word = f"unknown ({word})" if run.state_problem else word
         rows.append(("  last run", f"{run.name}, attempt {run.attempt}: {word}"))
-        reasons = (run.unknown, run.stop_reason) if is_active else (run.summary,)
+        reasons = (run.state_problem, run.stop_reason) if is_active else (run.summary,)
         rows += [("", reason) for reason in reasons if reason]
     if state.queued is not None:
-        rows.append(("  queued", context.name_run(state.queued)))
+        rows.append(("  queued", scheduler.name_run(state.queued)))
     start = state.due_after or now
     times = [time.strftime(UTC_TIME) for time in _list_next_times(sweep, max(start, now), 1)]
     rows.append(("  next", times[0] if times else "not by a schedule"))

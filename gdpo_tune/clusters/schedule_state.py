@@ -109,6 +109,19 @@ MONTH, DAY = timedelta(days=30), timedelta(hours=24)
 UNREAD = -1
 
 EndState = Literal["finished", "failed", "stopped"]
+EventKind = Literal[
+    "seen",
+    "queued",
+    "skipped",
+    "started",
+    "submitted",
+    "state_changed",
+    "stopping",
+    "retried",
+    "ended",
+    "sent",
+    "not_sent",
+]
 ACTIVE = ("starting", "running")
 """States of a run that has not ended."""
 Time = Annotated[
@@ -119,10 +132,14 @@ Hours = Annotated[FiniteFloat, Ge(0)]
 Number = Annotated[int, Ge(0), Le(2**53)]
 
 
+def _store_as(key: str) -> Any:
+    return Field(validation_alias=key, serialization_alias=key)
+
+
 class Record(BaseModel):
     """JSON that is refused if it was damaged or forged: other code relies on its types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
 
 class JobHandle(Record):
@@ -135,7 +152,7 @@ class JobHandle(Record):
     machine: str = ""
     """Host name; for `local`, as is the next one."""
     processes: list[Annotated[tuple[int, str | FiniteFloat], Field(strict=False)]] = []
-    """Pid and start of supervisor and sweep, see `processes.find_process`."""
+    """Pid and start of supervisor and sweep, see `core.system.find_process`."""
 
 
 class ScheduledRun(Record):
@@ -147,8 +164,8 @@ class ScheduledRun(Record):
     """Identity of the sweep's spec: runs of one identity can be compared."""
     began: Time
     """When it was started, or resumed by `run` after its end."""
-    by_name: bool = False
-    """True if `run` has started it, not the schedule."""
+    is_manual: Annotated[bool, _store_as("by_name")] = False
+    """True if `schedule run` has started it, not the schedule."""
     gpu_hours_limit: Hours | None = None
     """GPU-hours that it may spend, over all its attempts."""
     attempt: Number = 1
@@ -160,7 +177,7 @@ class ScheduledRun(Record):
     """When the newest attempt may be submitted; None: at once."""
     job: JobHandle | None = None
     """Its newest attempt; None until a backend has taken it."""
-    unknown: str = ""
+    state_problem: Annotated[str, _store_as("unknown")] = ""
     """Why it is unknown whether the job runs, and what to do; empty if it is known."""
     stop_reason: str = ""
     """Why it is to stop; empty if it is not."""
@@ -205,7 +222,7 @@ class ScheduleState(Record):
     """Latest time of the schedule that was started, skipped or queued; so were all before it."""
     queued: Time | None = None
     """Time whose run waits until the active one ends."""
-    queued_by_name: bool = False
+    is_queued_manually: Annotated[bool, _store_as("queued_by_name")] = False
     runs: list[ScheduledRun] = []
     """In the order of their last start or resumption. Only the last one can be active."""
     notices: list[Notice] = []
@@ -256,7 +273,7 @@ class ScheduleState(Record):
 class ScheduleEvent:
     """One change of a schedule's state."""
 
-    kind: str
+    kind: EventKind
     at: datetime
     text: str = ""
     """The change in words; empty if it is of no interest to a person."""
@@ -291,7 +308,7 @@ class ScheduleHistory:
         """
         before, number = self._number, self._number + 1
         self._number, self.state.number = UNREAD, number
-        content = self.state.model_dump_json(exclude_defaults=True).encode()
+        content = self.state.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         try:
             self.storage.create(self._get_path(number), content)
         except FileExistsError:

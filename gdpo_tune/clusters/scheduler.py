@@ -26,7 +26,13 @@ from gdpo_tune.clusters.backends.base import (
     build_backend,
 )
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
-from gdpo_tune.clusters.outcome import describe_outcome, read_figures
+from gdpo_tune.clusters.outcome import (
+    RunFigures,
+    UnreadRun,
+    describe_figures,
+    read_figures,
+    serialize_figures,
+)
 from gdpo_tune.clusters.schedule_spec import format_period
 from gdpo_tune.clusters.schedule_state import (
     ACTIVE,
@@ -60,6 +66,7 @@ EXIT_STATUS = {
     "stopped": ExitCode.STOPPED,
 }
 """How a run ended, or why there is none -> exit status."""
+STOP_REASON = "stopped with `schedule stop`"
 POLL_SECONDS = 0.5
 """Interval between polls of a job that was asked to end."""
 
@@ -75,7 +82,7 @@ class SweepScheduler:
     history: ScheduleHistory
     clock: Clock
     build_backend: Callable[[ScheduledSweep], Backend] = build_backend
-    read_figures: Callable[[ScheduledSweep, str, str | None], dict[str, Any]] = read_figures
+    read_figures: Callable[[ScheduledSweep, str, str | None], RunFigures | UnreadRun] = read_figures
     events: list[ScheduleEvent] = field(default_factory=list[ScheduleEvent])
     """Changes that this process made."""
     backend_errors: list[GdpoTuneError] = field(default_factory=list[GdpoTuneError])
@@ -195,10 +202,10 @@ class SweepScheduler:
         while True:
             queued, run = self.state.queued, self.state.active
             if queued is not None:
-                by_name = self.state.queued_by_name
-                self._record(self._skip([queued], "stopped", "stopped by name", by_name=by_name))
+                is_manual = self.state.is_queued_manually
+                self._record(self._skip([queued], "stopped", STOP_REASON, is_manual=is_manual))
             elif run is not None and not run.stop_reason:
-                self._record(self._request_stop(run, "stopped by name"))
+                self._record(self._request_stop(run, STOP_REASON))
             else:
                 break
         self.advance_active_run()
@@ -243,7 +250,7 @@ class SweepScheduler:
             if problem and notice.delivery == "failed":
                 return
             text = f"{name}: {settings.webhook_env}: {problem}" if problem else ""
-            event = ScheduleEvent("not sent" if problem else "sent", now, text)
+            event = ScheduleEvent("not_sent" if problem else "sent", now, text)
             while notice is not None:  # whatever other processes write meanwhile
                 notice.delivery = "failed" if problem else "sent"
                 notice = None if self._record(event) else find(number)
@@ -264,21 +271,21 @@ class SweepScheduler:
             state.schedule, state.since = sweep.active_schedule, now
             return ScheduleEvent("seen", now)
         if state.queued is not None:
-            queued, by_name = state.queued, state.queued_by_name
+            queued, is_manual = state.queued, state.is_queued_manually
             if not sweep.settings.enabled:
                 reason = "the schedule was disabled"
-                return self._skip([queued], "disabled", reason, by_name=by_name)
+                return self._skip([queued], "disabled", reason, is_manual=is_manual)
             if state.active is None:
-                return self._begin(queued, by_name=by_name)
+                return self._begin(queued, is_manual=is_manual)
         schedule, policy, start = sweep.settings.schedule, sweep.settings.policy, state.due_after
         if schedule is None or not sweep.settings.enabled or start is None:
             return None
         due = schedule.list_times(start, now)
-        named = {run.due for run in state.runs if run.by_name} if due else set[datetime]()
+        named = {run.due for run in state.runs if run.is_manual} if due else set[datetime]()
         due = [time for time in due if time not in named]
         covered = [time for time in due if named and time < max(named)]
         if covered:
-            return self._skip(covered, "missed", "a later run was started by name")
+            return self._skip(covered, "missed", "a later run was started with `schedule run`")
         if not due:
             return None
         *earlier, latest = due
@@ -312,19 +319,19 @@ class SweepScheduler:
             if run is not None and (run is active or (has_ended and queued != due)):
                 return ""
             if active is None:
-                event = self._begin(due, by_name=True)
+                event = self._begin(due, is_manual=True)
             elif queued == due:
                 return ""
             else:
-                event = self._resolve_overlap(active, due, by_name=True)
+                event = self._resolve_overlap(active, due, is_manual=True)
             if self._record(event):
                 since = self.state.number - 1
                 once = once or event.kind in ("started", "retried")
 
-    def _begin(self, due: datetime, *, by_name: bool = False) -> ScheduleEvent:
+    def _begin(self, due: datetime, *, is_manual: bool = False) -> ScheduleEvent:
         """Start or resume the run of a time; skip it if the 30 days' budget is spent.
 
-        `by_name`, here and below: `run` starts it, not the schedule. No run is active. A
+        `is_manual`, here and below: `schedule run` starts it, not the schedule. No run is active. A
         backend that would not take a job now raises its error before anything is changed.
         """
         state, now, budget = self.state, self.clock(), self.sweep.settings.budget
@@ -334,50 +341,50 @@ class SweepScheduler:
             left = budget.gpu_hours_per_30d - spent
             if left <= 0:
                 of = f"{spent:.4g} of {budget.gpu_hours_per_30d:.4g} GPU-hours of 30 days"
-                return self._skip([due], "budget", f"{of} are spent", by_name=by_name)
+                return self._skip([due], "budget", f"{of} are spent", is_manual=is_manual)
             left += run.gpu_hours if run else 0.0  # a resumed run has spent these already
             limit = left if limit is None else min(limit, left)
         self.build_backend(self.sweep).check()
         if state.queued == due:
             state.queued = None
-        if not by_name:
+        if not is_manual:
             state.mark_handled(due)
         if run is not None:
             run.began, run.earlier_attempts, run.gpu_hours_limit = now, run.attempt, limit
             state.add_run(run)
             return self._retry(run)
         name, identity = self.name_run(due), self.sweep.spec.compute_identity()
-        run = ScheduledRun(name=name, due=due, identity=identity, began=now, by_name=by_name)
+        run = ScheduledRun(name=name, due=due, identity=identity, began=now, is_manual=is_manual)
         run.gpu_hours_limit = limit
         state.add_run(run)
         return ScheduleEvent("started", now, f"{name} is started.")
 
     def _resolve_overlap(
-        self, active: ScheduledRun, due: datetime, *, by_name: bool = False
+        self, active: ScheduledRun, due: datetime, *, is_manual: bool = False
     ) -> ScheduleEvent:
         """Skip or queue a time whose run would overlap with the active one."""
         state, policy = self.state, self.sweep.settings.policy.overlap
         if policy == "skip":
-            return self._skip([due], "overlap", f"{active.name} is active", by_name=by_name)
+            return self._skip([due], "overlap", f"{active.name} is active", is_manual=is_manual)
         if state.queued is not None and policy == "queue":
             reason = f"{self.name_run(state.queued)} is queued already"
-            return self._skip([due], "overlap", reason, by_name=by_name)
+            return self._skip([due], "overlap", reason, is_manual=is_manual)
         if state.queued is not None:
-            reason, by_name = f"{self.name_run(due)} replaces it", state.queued_by_name
-            return self._skip([state.queued], "overlap", reason, by_name=by_name)
-        state.queued, state.queued_by_name = due, by_name
-        if not by_name:
+            reason, is_manual = f"{self.name_run(due)} replaces it", state.is_queued_manually
+            return self._skip([state.queued], "overlap", reason, is_manual=is_manual)
+        state.queued, state.is_queued_manually = due, is_manual
+        if not is_manual:
             state.mark_handled(due)
         return ScheduleEvent("queued", self.clock(), f"{self.name_run(due)} is queued.")
 
     def _skip(
-        self, times: Sequence[datetime], why: str, reason: str, *, by_name: bool = False
+        self, times: Sequence[datetime], why: str, reason: str, *, is_manual: bool = False
     ) -> ScheduleEvent:
         """Start no run for some times in order, and add a notice; `why` as `Notice.why`."""
         state, now, first, last = self.state, self.clock(), times[0], times[-1]
         if state.queued in times:
             state.queued = None
-        if not by_name:
+        if not is_manual:
             state.mark_handled(last)
         runs = self.name_run(first)
         if len(times) > 1:
@@ -418,10 +425,11 @@ class SweepScheduler:
         now = self.clock()
         if run.stop_since is not None:
             backend.stop(run.job, (now - run.stop_since).total_seconds())
-        if status.reason == run.unknown:
+        if status.reason == run.state_problem:
             return False
-        run.unknown = status.reason
-        self._record(ScheduleEvent("asked", now, f"{run.name}: {status.reason or 'it runs'}."))
+        run.state_problem = status.reason
+        text = f"{run.name}: {status.reason or 'it runs'}."
+        self._record(ScheduleEvent("state_changed", now, text))
         return True
 
     def _request_stop(self, run: ScheduledRun, reason: str) -> ScheduleEvent:
@@ -467,7 +475,7 @@ class SweepScheduler:
         now = self.clock()
         run.attempt += 1
         run.state, run.job, run.stop_reason, run.stop_since = "starting", None, "", None
-        run.unknown = ""
+        run.state_problem = ""
         run.not_before = now + REFUSAL_BACKOFF if refused else None
         later = f", not before {run.not_before:%FT%TZ}" if run.not_before else ""
         because = f": {reason}" if reason else ""
@@ -481,25 +489,31 @@ class SweepScheduler:
 
         `reason` is empty if it finished; `exit_status` is None if it is unknown.
         """
-        figures = dict[str, Any]()
+        figures = None
         if run.job or run.attempt > 1:  # otherwise it has never run
             same = (each for each in reversed(self.state.runs) if each.identity == run.identity)
             earlier = next((each.name for each in same if each.state == "finished"), None)
             compared = earlier if end_state == "finished" else None
             figures = self.read_figures(self.sweep, run.name, compared)
-        # an unreadable ledger counts with all that the run may have spent
-        unread = run.gpu_hours_limit if "unknown" in figures else None
-        hours, now = float(figures.get("gpu_hours", unread or 0.0)), self.clock()
+        match figures:
+            case None:
+                hours = 0.0
+            case UnreadRun():  # it counts with all that the run may have spent
+                hours = run.gpu_hours_limit or 0.0
+            case RunFigures():
+                hours = figures.gpu_hours
+        now = self.clock()
         run.spent.append((now, max(0.0, hours - run.gpu_hours)))
-        description = describe_outcome(figures)
-        run.state, run.unknown = end_state, ""
+        description = describe_figures(figures) if figures else ""
+        run.state, run.state_problem = end_state, ""
         run.summary = ". ".join(filter(None, [reason, description]))
         details: dict[str, Any] = {"run": run.name, "attempt": run.attempt, "state": end_state}
         details |= {"reason": reason} if reason else {}
         details |= {"status": exit_status} if exit_status is not None else {}
         because = f": {reason}" if reason else ""
         text = f"{run.name} {end_state}{because}. {description}".rstrip()
-        self.state.add_notice(now, end_state, text, details | figures)
+        details |= serialize_figures(figures) if figures else {}
+        self.state.add_notice(now, end_state, text, details)
         return ScheduleEvent("ended", now, text)
 
 

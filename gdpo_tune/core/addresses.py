@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import HUB_ID
 
 _SCHEME, _DATASETS = "hf://", "datasets/"
-REPOSITORY_ID = re.compile(r"(?=.{3,96}$)(\w[\w.-]*)/(\w(?:[\w.-]*\w)?)", re.ASCII)
-"""Form of `USER/NAME`."""
 MANIFEST = "gdpo_tune.json"
 """File of a repository that says which candidate of which sweep it holds."""
 RECORD = "sweep"
@@ -54,11 +53,11 @@ def is_hub_address(address: str) -> bool:
 
 def find_id_problem(repository: str) -> str:
     """Return why no repository on the Hub can have an id; empty if one can."""
-    match = REPOSITORY_ID.fullmatch(repository)
-    if match is None or "--" in repository or ".." in repository or repository.endswith(".git"):
+    is_id = HUB_ID.fullmatch(repository)
+    if not is_id or "--" in repository or ".." in repository or repository.endswith(".git"):
         return (
-            "not of the form USER/NAME (letters, digits, '.', '_', '-'; at most 96 characters, no "
-            "'--' and no '..')"
+            "not of the form USER/NAME (of letters, digits, '.', '_', '-'; each at most 96 "
+            "characters, no '--' and no '..')"
         )
     return ""
 

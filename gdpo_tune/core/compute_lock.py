@@ -66,7 +66,7 @@ class ComputeLock(Generic[State]):
     def hold(self) -> Generator[None]:
         """Hold the lock in the block, but for where this thread yields it."""
         if _current.member is not None:
-            raise RuntimeError("a thread takes turns once at a time")
+            raise RuntimeError("this thread already holds the compute lock")
         member = _Member(self, self._first)
         _current.member = member
         try:

@@ -13,8 +13,11 @@ from pathlib import Path
 from gdpo_tune.core.errors import DiskFullError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-"""Form of the name of a policy or data set on the Hub."""
+_HUB_NAME = r"\w(?:[\w.-]{0,94}\w)?"
+HUB_ID = re.compile(f"{_HUB_NAME}/{_HUB_NAME}", re.ASCII)
+"""Form of the id of a policy or data set on the Hub: `USER/NAME`.
+
+Source: `REPO_ID_REGEX` of huggingface_hub."""
 DATA_FILES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".parquet")
 """Suffixes of local data files, in lower case."""
 DATA_KINDS = ".json, .jsonl (also .gz), .csv or .parquet"

@@ -62,7 +62,7 @@ def estimate_engine(
     length: int,
     number_bytes: int,
 ) -> EngineMemory:
-    """Compute the memory of an engine that samples so many `completions` at once.
+    """Compute the memory of an engine that samples `completions` at once.
 
     `parameters` are those of the policy and of the slots of adapters; `length` is in tokens, of a
     completion with its prompt.
@@ -134,8 +134,9 @@ class TrialMemory:
         policy, number = self.policy, self.number_bytes
         if self.shards == 1:
             return number * policy.parameters if not self.rank and number < TRAINED else 0
-        layer = (policy.parameters - policy.outer) // max(policy.layers, 1)
-        gathered = policy.outer + GATHERED * layer
+        outside = policy.parameters_outside_layers
+        layer = (policy.parameters - outside) // max(policy.layers, 1)
+        gathered = outside + GATHERED * layer
         # Gradients too, until they are divided, and once more in 32 bits while they are summed.
         return (number if self.rank else 2 * number + TRAINED) * gathered
 
@@ -223,7 +224,7 @@ class TrialMemory:
         return max(parts)
 
     def fits(self, room: int) -> bool:
-        """Return whether the process fits into so many bytes, with full-length completions."""
+        """Return whether the process fits into `room` bytes, with full-length completions."""
         share, engine = self.engine_share, self.engine
         if not share:
             return self.total <= room

@@ -44,8 +44,8 @@ class PolicyShapes:
         return len({match[1] for match in map(_LAYER.search, self.shapes) if match})
 
     @property
-    def outer(self) -> int:
-        """Parameters outside of layers, gathered together by FSDP2: embedding, head, last norm."""
+    def parameters_outside_layers(self) -> int:
+        """Parameters that FSDP2 gathers together: embedding, head and last norm."""
         inside = (math.prod(shape) for name, shape in self.shapes.items() if _LAYER.search(name))
         return self.parameters - sum(inside)
 
@@ -56,17 +56,17 @@ class PolicyShapes:
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of a hidden state."""
+        """Size of a hidden state."""
         return self._get_first(_EMBEDDING)[1]
 
     @property
     def intermediate_size(self) -> int:
-        """Numbers between the two halves of a layer's feed-forward part."""
+        """Width of a layer's feed-forward network."""
         return self._get_first("gate_proj.weight")[0]
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Numbers in the cache of one token: keys and values of every layer."""
+        """Elements of the KV cache per token: keys and values of every layer."""
         ends = ("k_proj.weight", "v_proj.weight")
         return sum(shape[0] for name, shape in self.shapes.items() if name.endswith(ends))
 
@@ -111,7 +111,7 @@ def find_known_size(name: str) -> PolicyShapes | None:
 
 @dataclass(frozen=True)
 class _QwenShape:
-    """Numbers of `config.json` from which the shapes of every tensor follow."""
+    """Dimensions from `config.json`, from which the shapes of every tensor follow."""
 
     layers: int
     hidden: int

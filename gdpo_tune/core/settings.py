@@ -84,8 +84,8 @@ class TrainingSettings(Section):
     max_grad_norm: Annotated[float, Ge(1e-30), Le(1e30)] = 1.0
     """Gradient norm above which gradients are scaled down."""
     optimizer: Annotated[Literal["adamw", "adamw_8bit"], LATER] = "adamw"
-    """`adamw_8bit` keeps AdamW's two averages in 8 bits a number instead of 32, which saves 6 bytes
-    of a GPU for each trained number (`pip install 'gdpo-tune[adam8bit]'`)."""
+    """`adamw_8bit` keeps AdamW's two moments in 8 bits instead of 32. It saves 6 bytes of GPU
+    memory per trainable parameter (`pip install 'gdpo-tune[adam8bit]'`)."""
     train_prompts: Annotated[int, Ge(1)] = 2048
     """Distinct training prompts that a trial draws from."""
     validation_prompts: Annotated[int, Ge(2)] = 128
@@ -102,8 +102,8 @@ class TrainingSettings(Section):
     checkpoint_every: Annotated[int, Ge(1)] = 20
     """Steps between two checkpoints, from which an interrupted trial continues."""
     dead_steps: Annotated[int, Ge(0), LATER] = 10
-    """Steps in a row in which every advantage is 0, after which a trial ends as `no signal`, as
-    does a shorter trial that had no other steps; 0 lets it train on."""
+    """Consecutive steps with every advantage 0 that end a trial as `no signal`; capped at `steps`;
+    0 never ends it."""
 
     @property
     def mini_batches(self) -> int:
@@ -224,8 +224,8 @@ class RolloutSettings(Section):
     """Engine that samples completions during training (the YAML's `rollout:`)."""
 
     engine: Annotated[Literal["auto", "transformers", "vllm"], INDIFFERENT] = "auto"
-    """`auto` is vllm on a GPU where it is installed, else our sampler for small Llama-like
-    policies on a CPU, else transformers."""
+    """`auto` is vllm on a GPU where it is installed, else the fast CPU sampler where
+    it supports the policy (small, Llama-like), else transformers."""
     vllm_mode: Annotated[Literal["colocate", "server"], INDIFFERENT] = "colocate"
     """In the trainer's process, or a server that is already running."""
     vllm_server: Annotated[str, INDIFFERENT] = ""

@@ -43,7 +43,7 @@ class CloseableResource(ABC):
 
 
 def count_parallel_candidates(memory: int, bytes_each: int) -> int:
-    """Return how many candidates may run side by side in so many bytes; at least one."""
+    """Return how many candidates may run side by side in `memory` bytes; at least one."""
     return max(1, int(SHARE_FOR_CANDIDATES * memory / bytes_each))
 
 

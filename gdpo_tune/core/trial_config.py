@@ -1,6 +1,6 @@
 """Configuration of a trial: all that its training or evaluation depends on.
 
-Importing it needs neither torch nor ray nor pydantic.
+Importing it needs neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ class TrialConfig:
 
     def __str__(self) -> str:
         return self.directory.name
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps on the samples of a step: passes times mini-batches."""
+        return int(self.params.get("num_iterations", 1)) * self.training.mini_batches
 
     def get_params_at(self, step: int) -> dict[str, ParamValue]:
         """Return the parameters that apply once `step` steps are done."""

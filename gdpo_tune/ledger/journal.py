@@ -24,7 +24,9 @@ from optuna.storages.journal import BaseJournalBackend
 from gdpo_tune.core.errors import GdpoTuneError, UsageError
 from gdpo_tune.core.locks import Lease
 
-DAMAGED = "damaged; restore it from a copy, or move the sweep aside and begin again with --fresh"
+DAMAGED_FIX = (
+    "damaged; restore it from a copy, or move the sweep aside and begin again with --fresh"
+)
 
 
 def archive_directory(lease: Lease) -> tuple[Lease, Path]:
@@ -130,7 +132,7 @@ class JournalFile(Journal):
             if record is None:
                 raise UsageError(
                     f"{self.path}:{number}: this line is not a record of a ledger, so the file is "
-                    f"{DAMAGED}"
+                    f"{DAMAGED_FIX}"
                 )
             yield record
 
@@ -174,12 +176,12 @@ def open_storage(journal: Journal) -> JournalStorage:
     except Exception as error:  # Optuna's replay states no errors
         raise UsageError(
             f"{journal.path}: Optuna cannot replay its records ({type(error).__name__}: {error}), "
-            f"so another version of it wrote them, or the file is {DAMAGED}"
+            f"so another version of it wrote them, or the file is {DAMAGED_FIX}"
         ) from error
     if not storage.get_all_studies() and any(journal.read_logs(0)):
         # Optuna skips records of an unknown study, so the sweep would silently begin again.
         raise UsageError(
             f"{journal.path}: its first record, with which a sweep begins, is gone, so it is "
-            f"{DAMAGED}"
+            f"{DAMAGED_FIX}"
         )
     return storage

@@ -32,7 +32,7 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.http import PATIENCE, build_retry
 from gdpo_tune.core.redaction import redact_passwords
-from gdpo_tune.ledger.journal import DAMAGED, DECODER, Journal
+from gdpo_tune.ledger.journal import DAMAGED_FIX, DECODER, Journal
 
 TABLE = "gdpo_tune_ledger"
 CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
@@ -134,7 +134,7 @@ class PostgresJournal(Journal):
             for expected, (number, _) in enumerate(rows, log_number_from):
                 if number != expected:
                     raise UsageError(
-                        f"ledger {self.path}: record {expected} is gone, so it is {DAMAGED}"
+                        f"ledger {self.path}: record {expected} is gone, so it is {DAMAGED_FIX}"
                     )
             records = [record for _, record in rows]
         for record in records:

@@ -82,7 +82,7 @@ class Decision:
 
 
 def decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """End a trial that runs or waits."""
+    """Decide on `stop`: end a trial that runs or waits."""
     _check_names(arguments, "trial")
     trial = sweep.find_trial(arguments)
     if not trial.is_open:
@@ -99,7 +99,7 @@ def decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
 
 
 def decide_add(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Start a trial of a configuration next."""
+    """Decide on `add`: start a trial of a configuration next."""
     _check_names(arguments, "params", "force")
     params = _read_mapping(arguments, "params", "add learning_rate=1e-4")
     force = arguments.get("force") is True
@@ -107,7 +107,7 @@ def decide_add(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
 
 
 def decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Start a trial next that differs from an earlier one in some parameters."""
+    """Decide on `clone`: start a trial next that differs from another in some parameters."""
     _check_names(arguments, "trial", "changes", "force")
     trial, force = sweep.find_trial(arguments), arguments.get("force") is True
     if not trial.trained_params:
@@ -120,7 +120,7 @@ def decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
 
 
 def decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Change the number of configurations that the search tries."""
+    """Decide on `trials`: change the number of configurations that the search tries."""
     _check_names(arguments, "number")
     _refuse_population(sweep.spec, "the number of its members is fixed")
     number, started = arguments["number"], count_started(sweep.records)
@@ -133,7 +133,7 @@ def decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
 
 
 def decide_budget(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Change limits of the sweep."""
+    """Decide on `budget`: change limits of the sweep."""
     if not arguments:
         raise UsageError(f"name a limit: {join_names(Budget.model_fields)}")
     spent = compute_spending(sweep.spec, sweep.records, sweep.hours)
@@ -150,7 +150,7 @@ def decide_budget(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
 
 
 def decide_pause(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Start no further trial."""
+    """Decide on `pause`: start no further trial."""
     _check_names(arguments)
     if pause := sweep.state.pause:
         raise UsageError(f"the sweep is paused already, by {pause.author}")
@@ -160,7 +160,7 @@ def decide_pause(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
 
 
 def decide_resume(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Start trials again."""
+    """Decide on `resume`: start trials again."""
     _check_names(arguments)
     if sweep.state.pause is None:
         raise UsageError("the sweep is not paused")
@@ -199,7 +199,7 @@ def settle_request(sweep: SweepSnapshot, request: Request, now: float) -> Record
     return recorded(outcome="applied", reason=decision.text, effect=decision.effect)
 
 
-def with_request(sweep: SweepSnapshot, request: Request, now: float) -> SweepSnapshot:
+def preview_request(sweep: SweepSnapshot, request: Request, now: float) -> SweepSnapshot:
     """Return a sweep as it will be once a request that waits has been applied."""
     return replace(sweep, requests=[*sweep.requests, settle_request(sweep, request, now)])
 
@@ -353,7 +353,7 @@ def decode_recorded(stored: Mapping[str, Any]) -> RecordedRequest:
 
 REQUESTS = "requests"
 """Directory in that of a sweep."""
-DAMAGED = "damaged"
+DAMAGED_DIRECTORY = "damaged"
 """Directory below it for files that are not valid requests."""
 MAX_BYTES = 1_000_000
 """Most bytes of a file that is read."""
@@ -440,7 +440,8 @@ def list_pending(directory: Path) -> list[RequestFile]:
     """Return the files that wait in a sweep's directory, in the order of their names."""
     with suppress(OSError):  # absent, no directory, or for now out of reach
         names = sorted(os.listdir(directory / REQUESTS))
-        kept = (name for name in names if name != DAMAGED and not name.startswith("."))  # a draft
+        # the name of a draft begins with a full stop
+        kept = (n for n in names if n != DAMAGED_DIRECTORY and not n.startswith("."))
         files = [_read_request_file(directory / REQUESTS / name) for name in kept]
         return [file for file in files if file is not None]
     return []
@@ -472,6 +473,6 @@ def _decode_request(stored: Any) -> Request:
 
 def set_aside(path: Path) -> None:
     """Move a file that is not a valid request out of the way; nothing is deleted."""
-    aside = path.parent / DAMAGED
+    aside = path.parent / DAMAGED_DIRECTORY
     aside.mkdir(exist_ok=True)
     path.rename(aside / path.name)

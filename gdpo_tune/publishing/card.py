@@ -14,7 +14,7 @@ from gdpo_tune import __version__
 from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core import task_files
-from gdpo_tune.core.addresses import REPOSITORY_ID
+from gdpo_tune.core.files import HUB_ID
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.text import (
     NO_VALUE,
@@ -140,7 +140,7 @@ def _build_metadata(
 
     spec, is_merge = publication.spec, candidate.record.role == "merge"
     base: dict[str, Any] = {}
-    if spec.policy not in POLICIES and REPOSITORY_ID.fullmatch(spec.policy):
+    if spec.policy not in POLICIES and HUB_ID.fullmatch(spec.policy):
         relation = "adapter" if policy.is_adapter else "finetune"
         base = {"base_model": spec.policy, "base_model_relation": relation}
     source, mode = spec.data.source, candidate.configuration.params.get("normalization")

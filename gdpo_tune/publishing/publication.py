@@ -121,10 +121,9 @@ def open_publication(
     sweep: Sweep, source: str, target: str, licence: str | None, *, is_front: bool
 ) -> Publication:
     """Check what is published, and read what its cards need."""
-    names = [f"{target}-merge-{len(sweep.records)}" if is_front else target]
-    for name in names:
-        if problem := find_id_problem(name):
-            raise UsageError(f"--to {target}: {problem}\n    fix: write --to USER/NAME")
+    longest = f"{target}-merge-{len(sweep.records)}" if is_front else target
+    if problem := find_id_problem(longest):
+        raise UsageError(f"--to {target}: {problem}\n    fix: write --to USER/NAME")
     if not sweep.front.members:
         raise UsageError(
             f"{source}: nothing is on the front of that sweep, so there is nothing to publish\n"

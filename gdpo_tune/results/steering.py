@@ -35,7 +35,7 @@ from gdpo_tune.ledger.requests import (
     check_requests_writable,
     leave_request,
     list_pending,
-    with_request,
+    preview_request,
 )
 from gdpo_tune.results.open_sweep import locate_sweep, resolve_spec_file
 from gdpo_tune.spec import load_spec
@@ -88,7 +88,7 @@ class Steering:
         recorded = {earlier.id for earlier in snapshot.requests}
         for file in files:
             if file.request is not None and file.request.id not in recorded:
-                snapshot = with_request(snapshot, file.request, now)
+                snapshot = preview_request(snapshot, file.request, now)
         check_request(snapshot, request)
         leave_request(self.directory, request)
         return request

@@ -143,7 +143,7 @@ def _round_up(share: float) -> float:
 
 
 def _describe_least(memory: TrialMemory) -> str:
-    parts = [("weights, gradients and averages", memory.weights + memory.gradients)]
+    parts = [("weights, gradients and moments", memory.weights + memory.gradients)]
     parts += [("their bfloat16 copies", memory.compute_copies), ("the reference", memory.reference)]
     text = ", ".join(f"{format_bytes(count)} for {name}" for name, count in parts if count)
     least = format_bytes(memory.engine.least)
@@ -188,7 +188,7 @@ def choose_pack(
 
 
 def settle_pack(spec: SweepSpec, trials: int) -> SweepSpec:
-    """Return a spec with so many trials a process, such as those that `auto` stands for."""
+    """Return a spec with `trials` trials a process, such as those that `auto` stands for."""
     return spec.replace(resources=spec.resources.replace(pack=trials))
 
 

@@ -73,7 +73,7 @@ def fill_page(page: str, files: Sequence[Path]) -> str:
         most = (next((p.trials for p in packs if find_share(p, d)), "none") for d in devices)
         pack_rows.append((name, *map(str, most)))
     sizes = [device.partition(", ")[2] for device in DEVICES]
-    head = ("recipe", "weights, gradients, averages", "bfloat16 copies", "reference", "head")
+    head = ("recipe", "weights, gradients, moments", "bfloat16 copies", "reference", "head")
     head += ("activations", "trainer in all", "vLLM at least", "disk of the sweep")
     tables = (
         render_table(head, memory_rows),

@@ -269,7 +269,7 @@ class Resources(Section):
     """Trials of LoRA that share one process with these `cpus` and `gpus`, its base policy and its
     engine; `auto`: as many as fit in the GPU's memory. Each trains as it would alone."""
     sharding: Sharding = "auto"
-    """`full` divides weights, gradients and the optimizer's averages among the workers of a trial
+    """`full` divides weights, gradients and the optimizer's moments among the workers of a trial
     (FSDP2). `none` gives each worker all of them. `auto` is `full` for several workers."""
     env: Annotated[tuple[str, ...], BeforeValidator(read_variables)] = ()
     """Environment variables of every training process, on every node: `[HF_TOKEN, NCCL_DEBUG=INFO]`

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.analysis.front import Front, build_front, summarize_origins
-from gdpo_tune.core.object_store import is_url
+from gdpo_tune.core.object_store import SPEC, is_url
 from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.results.front_table import (
@@ -25,9 +25,10 @@ from gdpo_tune.results.front_table import (
     format_front_csv,
     summarize_front,
 )
-from gdpo_tune.results.wording import describe_origins
+from gdpo_tune.results.wording import FRONT_FILE, REPORT_FILE, describe_origins
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import (
+    NOTE,
     RUN_NAME,
     RunContent,
     build_run_name,
@@ -90,7 +91,7 @@ def build_front_content(
             if record.number in places:
                 content.values["pareto/order"] = (float(places[record.number]), now)
     sweep = RunContent(
-        tags={"mlflow.note.content": _format_note(spec, front, site)},
+        tags={NOTE: _format_note(spec, front, site)},
         files={TABLE_FILE: format_front_csv(front)},
     )
     finished = {record.number: record.finished or 0.0 for record in front.records}
@@ -132,16 +133,16 @@ def _format_note(spec: SweepSpec, front: Front, site: views.Site) -> str:
     states = [record.state for record in front.records]
     origins = "".join(f"- {line}\n" for line in describe_origins(front))
     origins += "\n" if origins else ""
-    report = "" if spec.tracking.private else "`report.html`, "  # it quotes reasons
+    report = "" if spec.tracking.private else f"`{REPORT_FILE}`, "  # it quotes reasons
     place = "among this run's artifacts" if report else "in the sweep's directory"
     return (
         f"{views.format_links(site)}. These pages load {views.LOADED} trials, the front first; "
-        f"`report.html` {place} shows all.\n\n"
+        f"`{REPORT_FILE}` {place} shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
         f"{describe_front(summarize_front(front))}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
-        f"`metrics.pareto/order`. Artifacts: {report}`front.png`, `front.csv`, `spec.yaml`.\n"
+        f"`metrics.pareto/order`. Artifacts: {report}`{FRONT_FILE}`, `{TABLE_FILE}`, `{SPEC}`.\n"
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.tracking import views
-from gdpo_tune.tracking.run_content import RUN_NAME, SWEEP, RunContent
+from gdpo_tune.tracking.run_content import NOTE, PARENT, RUN_NAME, SWEEP, RunContent
 from gdpo_tune.tracking.server import find_experiment, open_client, translate_errors
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ METRICS_PER_BATCH = 800
 ENTRIES_PER_BATCH = 100
 """Params or tags; MLflow takes 1000 entries of all kinds in one request."""
 RUNS_PER_PAGE = 1000
-PARENT = "mlflow.parentRunId"
 DIGESTS = "mlflow.gdpo_tune.files"
 """Tag with the digest of each file that a run has, as JSON; MLflow's page hides such tags."""
-NOTE = "mlflow.note.content"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune.core import events
-from gdpo_tune.core.object_store import StoreDirectory
+from gdpo_tune.core.object_store import SPEC, StoreDirectory
 from gdpo_tune.core.trial_files import STEPS_FILE, parse_first_steps, read_first_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.results.public_record import PublicFilter
@@ -62,10 +62,10 @@ class Projection:
         self._last_steps: dict[int, int] = {}
         self._unread: set[int] = set()
         """Trials whose files may hold measurements that MLflow lacks."""
-        self._is_copy_old: set[int] = set()
+        self._stale_copies: set[int] = set()
         """Trials of which an object store may hold more than the copy on this machine."""
         self._front: FrontContent | None = None
-        self._front_stale, self._front_due = False, 0.0
+        self._is_front_stale, self._front_due = False, 0.0
         self._clock = 0
 
     def take(self, event: events.Event | None) -> None:
@@ -74,7 +74,7 @@ class Projection:
             case None:
                 self.changed[SWEEP] = None
             case events.SweepStarted():
-                self._front_stale = bool(event.records)
+                self._is_front_stale = bool(event.records)
                 self.changed[SWEEP] = None
                 for record in event.records:
                     self._take_record(record)
@@ -100,10 +100,10 @@ class Projection:
                     if number in self._records:  # its lost process held some back
                         self._unread.add(number)
                 elif isinstance(event, events.TrialFinished):
-                    self._front_stale = True
+                    self._is_front_stale = True
                     self._unread.add(number)
                     if event.record.state == "failed":  # it never sent what it held back
-                        self._is_copy_old.add(number)
+                        self._stale_copies.add(number)
                 self._take_record(event.record)
             case events.SweepFinished():
                 for record in event.records:
@@ -130,13 +130,13 @@ class Projection:
             self._held -= len(self._curves.pop(int(key), ()))
             if is_stored:
                 self._unread.discard(int(key))
-                self._is_copy_old.discard(int(key))
+                self._stale_copies.discard(int(key))
             else:
                 self._doubt([int(key)])
 
     def refresh_front(self, site: Site) -> None:
         """Compute the front of all records, if it is due."""
-        if not self._front_stale or time.monotonic() < self._front_due:
+        if not self._is_front_stale or time.monotonic() < self._front_due:
             return
         from gdpo_tune.tracking.front_content import build_front_content  # numpy takes a while
 
@@ -151,7 +151,7 @@ class Projection:
                 self.changed[str(number)] = None
         policies = map(str, self._front.policies) if self.is_final else ()
         self.changed |= dict.fromkeys([SWEEP, *policies])
-        self._front_stale = False
+        self._is_front_stale = False
         self._front_due = began + max(MIN_INTERVAL, (time.monotonic() - began) / MAX_CPU_SHARE)
 
     def build(self, key: str, site: Site, held: HeldRun | None) -> RunContent:
@@ -163,10 +163,10 @@ class Projection:
         if key == SWEEP:
             from gdpo_tune.results.wording import FRONT_FILE, REPORT_FILE
 
-            content = run_content.build_sweep_content(self.spec, site.build_link())
+            content = run_content.build_sweep_content(self.spec, site.build_link(), self._inputs)
             # A report quotes reasons and incidents.
             names = [FRONT_FILE] if self._public else [REPORT_FILE, FRONT_FILE]
-            content.files = {"spec.yaml": dump_public_yaml(self.spec)}
+            content.files = {SPEC: dump_public_yaml(self.spec)}
             content.files |= {name: self._directory / name for name in names}
             content.status, content.end = self._status, self._end or None
             if self._front:
@@ -205,7 +205,7 @@ class Projection:
         """Note that measurements of trials are no longer in memory."""
         numbers = list(numbers)
         self._unread.update(numbers)
-        self._is_copy_old.update(numbers)
+        self._stale_copies.update(numbers)
 
     def _list_measurements(self, record: TrialRecord, held: HeldRun | None) -> list[Measurement]:
         number, measurements = record.number, self._curves.get(record.number, [])
@@ -215,7 +215,7 @@ class Projection:
         has_all = not record.is_open and shown == record.state
         if number not in self._unread or directory is None or has_all:
             return measurements
-        if address and number in self._is_copy_old:
+        if address and number in self._stale_copies:
             content = StoreDirectory(address, patience=0.0).read(STEPS_FILE) or b""
             read = parse_first_steps(content.splitlines())
         else:
@@ -226,7 +226,7 @@ class Projection:
         """Give the sweep its last state; a trial that still runs ends here."""
         self._status, self._end = status, self._read_increasing_clock()
         self.changed[SWEEP] = None
-        self._front_stale, self._front_due = True, 0.0
+        self._is_front_stale, self._front_due = True, 0.0
         for record in self._records.values():
             if record.state == "running":
                 self.changed[str(record.number)] = None

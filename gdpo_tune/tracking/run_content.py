@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.text import get_mode
 from gdpo_tune.core.trial_files import is_kept
@@ -32,6 +33,8 @@ SWEEP = "sweep"
 """Key and role of the sweep's own run; the key of a trial's run is its number."""
 RUN_NAME = "mlflow.runName"
 """Tag that holds a run's name, which changes with it."""
+PARENT = "mlflow.parentRunId"
+NOTE = "mlflow.note.content"
 MAX_TEXT = 5000
 """Characters of a tag or parameter; MLflow refuses more than 6000 and 8000."""
 STATUS: Mapping[State, str] = {
@@ -83,8 +86,13 @@ def clean_name(name: str) -> str:
     return re.sub(r"[^\w/.\- :]", "_", name)
 
 
-def build_sweep_content(spec: SweepSpec, view: str) -> RunContent:
-    """Return what the sweep's run shows from the start; `view` is the link to its view."""
+def build_sweep_content(
+    spec: SweepSpec, view: str, inputs: Sequence[Mapping[str, str]]
+) -> RunContent:
+    """Return what the sweep's run shows from the start.
+
+    `view` is the link to its view, `inputs` those of `build_inputs`.
+    """
     owner = ""  # who started the sweep
     with suppress(KeyError, OSError):  # a user without a name, as in containers
         owner = "" if spec.tracking.private else spec.directory.owner()
@@ -93,7 +101,7 @@ def build_sweep_content(spec: SweepSpec, view: str) -> RunContent:
         "policy": spec.policy,
         "pareto_view": view,
         "mlflow.user": owner,
-        "mlflow.source.name": f"python -m gdpo_tune.sweep {spec.location}/spec.yaml",
+        "mlflow.source.name": f"python -m gdpo_tune.sweep {spec.location}/{SPEC}",
         "mlflow.source.type": "LOCAL",
         # Unlike a parameter, a tag may change: `search` may grow when the sweep is resumed.
         **{f"search.{name}": format_setting(value) for name, value in spec.search},
@@ -102,7 +110,7 @@ def build_sweep_content(spec: SweepSpec, view: str) -> RunContent:
         name=spec.name,
         tags={key: text[:MAX_TEXT] for key, text in tags.items()},
         params=format_params(list_decisive_values(spec)),
-        inputs=build_inputs(spec),
+        inputs=inputs,
     )
 
 
@@ -220,9 +228,10 @@ def iterate_points(
 
 
 def select_curve_values(measurement: Measurement, training: TrainingSettings) -> dict[str, float]:
-    """Return the step metrics of a measurement that get a point, by the rule of `steps.is_kept`.
+    """Return the step metrics of a measurement that get a point.
 
-    The rule depends on the settings alone, so a trial that resumes keeps the same steps.
+    The rule of `trial_files.is_kept` depends on the settings alone, so a trial that resumes keeps
+    the same steps.
     """
     step, last = measurement.step, training.steps
     kept = ("train/",) if is_kept(step, last) else ()

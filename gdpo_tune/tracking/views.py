@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.trial_files import REWARDS
-from gdpo_tune.tracking.run_content import clean_name
+from gdpo_tune.tracking.run_content import NOTE, PARENT, clean_name
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -99,6 +99,8 @@ def build_experiment_tags(spec: SweepSpec, site: Site, created: int) -> dict[str
 
     The menu shows the newest view first, by `created` in milliseconds since 1970.
     """
+    from gdpo_tune.results.wording import REPORT_FILE  # numpy takes a while
+
     goals = [clean_name(f"test/{name}") for name in spec.objectives]
     parameters = list(spec.space.dimensions)[:MAX_PARAMETERS]
     columns = [
@@ -113,7 +115,7 @@ def build_experiment_tags(spec: SweepSpec, site: Site, created: int) -> dict[str
     parallel = _build_chart(
         "PARALLEL", selectedParams=parameters, selectedMetrics=goals, showAllRuns=True
     )
-    children = f"tags.`mlflow.parentRunId` = '{site.parent}'"
+    children = f"tags.`{PARENT}` = '{site.parent}'"
     front = f"{children} AND tags.pareto = 'true'"
     trained = f"{children} AND tags.normalization != ''"
     parameter_charts = {PARAMETERS: [parallel]}
@@ -134,9 +136,9 @@ def build_experiment_tags(spec: SweepSpec, site: Site, created: int) -> dict[str
     hidden = [*FIXED["automatic_sections"], *(f"train/{REWARDS}{reward}" for reward in rewards)]
     states = {view: _build_state(*content, hidden) for view, content in charts.items()}
     states["modes"] |= BY_MODE
-    report = f"{site.page}/{site.parent}/artifacts/report.html?{WORKFLOW}"
+    report = f"{site.page}/{site.parent}/artifacts/{REPORT_FILE}?{WORKFLOW}"
     note = f"- **{spec.name}**: {format_links(site)}, [report]({report})"
-    tags = {"mlflow.note.content": note}
+    tags = {NOTE: note}
     for view, state in states.items():
         entry = {
             "name": f"{spec.name}: {TITLES[view]}",

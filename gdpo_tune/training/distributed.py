@@ -138,10 +138,10 @@ def prepare_sharding() -> Generator[None]:
 
 
 def start_sharding(model: nn.Module) -> None:
-    """Let torch read the types of a sharded model's weights while those to train need a gradient.
+    """Initialise FSDP's lazy state now.
 
-    It would read them in the first forward pass. In that of the reference policy `peft` lets no
-    weight need a gradient, and torch would round gradients to bfloat16.
+    In the reference policy's forward pass peft has turned gradients off. FSDP would then take all
+    weights for frozen and reduce gradients in bfloat16.
     """
     root: Any = model
     root._get_fsdp_state()._lazy_init()

@@ -54,7 +54,7 @@ class Engine:
     """A running vLLM and the only thread that touches it."""
 
     def __init__(self, start: Callable[[], Any], threads: int) -> None:
-        """Start an engine with `start`, which returns vLLM's `LLM`, on so many CPU threads."""
+        """Start an engine with `start`, which returns vLLM's `LLM`, on `threads` CPU threads."""
         self.is_broken = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         self._thread = self._worker.submit(threading.get_ident).result()
@@ -189,7 +189,7 @@ class EnginePool:
     """The engine of a process, started by the first trial that samples, and its seats."""
 
     def __init__(self, seats: int = 1, largest_rank: int = 0) -> None:
-        """Serve so many trials at once; rank 0 is that of the trial that starts the engine."""
+        """Serve `seats` trials at once; rank 0 is that of the trial that starts the engine."""
         self.seats, self.largest_rank = seats, largest_rank
         self._engine: Engine | None = None
         self._key: object = None

@@ -64,7 +64,7 @@ def score_batch(
     lengths: Sequence[int],
     context: CallContext,
 ) -> Scores:
-    """Let a task judge N completions, and check their number, and their range if the task says it.
+    """Let a task score N completions, and check their number, and their range if the task says it.
 
     Raises:
         TrialFailure: a check fails, or a reward function raised on too many of them.
@@ -207,7 +207,7 @@ class Evaluator:
         prompts = len(held_out.prompts)
         shown = choose_shown_prompts(prompts)
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
-        updates = int(self.config.params.get("num_iterations", 1)) * settings.mini_batches
+        updates = self.config.updates_per_step
         state = {"global_step": step * updates, "max_steps": settings.steps * updates}
         for batch, texts, tokens in batches:
             problems = [held_out.problems[row] for row in batch]

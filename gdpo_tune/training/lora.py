@@ -141,7 +141,7 @@ def write_adapter_to_memory(model: Any) -> Generator[Path]:
 
 
 def choose_memory(size: int, memory: Path = MEMORY) -> Path | None:
-    """Return the file system in memory if so many bytes fit twice, else None."""
+    """Return the file system in memory if `size` bytes fit twice, else None."""
     writable = memory.is_dir() and os.access(memory, os.W_OK)
     return memory if writable and shutil.disk_usage(memory).free >= 2 * size else None
 

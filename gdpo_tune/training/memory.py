@@ -73,7 +73,7 @@ def lock_gpu() -> Generator[None]:
 
 
 def wait_for_memory(needed: float, patience: float = PATIENCE, pause: float = 1.0) -> None:
-    """Wait until so many bytes of this process's GPU are free, such as after a neighbour's death.
+    """Wait until `needed` bytes of this process's GPU are free, such as after a neighbour's death.
 
     Raises:
         CrowdedGpuError: they are not free within `patience` seconds.

@@ -221,7 +221,7 @@ def reduce_saturated_weights(groups: GroupedRewards, gamma: float) -> Tensor:
     Raises:
         ValueError: the range of a reward is unknown or empty.
 
-    Source: SA-MRPO. gamma = 0 is GDPO.
+    Source: SA-MRPO, arXiv 2608.16072, Learn What's Left, Not What's Mastered. gamma = 0 is GDPO.
     """
     lowest, highest = groups.ranges.unbind(dim=1)
     width = highest - lowest

@@ -145,12 +145,11 @@ def _generate_with_transformers(
     drawing: dict[str, Any] = {"do_sample": False}
     if decoding.temperature is not None:
         drawing = {"do_sample": True, "temperature": decoding.temperature, "top_k": 0, "top_p": 1.0}
-    # An argument that is missing here would come from the policy's own generation config.
+    # The model's own config is neutral (`build_neutral_decoding`).
     config = GenerationConfig(
         max_new_tokens=decoding.max_new_tokens,
         eos_token_id=list(decoding.end_tokens),
         pad_token_id=decoding.pad_token,
-        repetition_penalty=1.0,
         **drawing,
     )
     network: Any = model

@@ -2,7 +2,7 @@
 
 TRL computes advantages inside a long method, so private hooks are overridden: they keep the rewards
 and replace TRL's advantages with those of `compute_advantages`. Others tokenize prompts, restore
-random states, and let judging begin early.
+random states, and let scoring begin early.
 
 The base classes, `ShardedTrainer` and `MicroBatchTrainer`, are GRPOTrainer on shared policies, with
 a faster step and, up to rounding, the same result. To understand GDPO, read them as `GRPOTrainer`.
@@ -191,11 +191,11 @@ class GDPOTrainer(ShardedTrainer):
 
     @property
     def judges_early(self) -> bool:
-        """Whether `note_sampled` has an effect."""
+        """True if `note_sampled` has an effect."""
         return self._begin_scoring is not None
 
     def note_sampled(self, row: int, completion: str) -> None:
-        """Let the judging of a completion of this batch begin; any thread may call this."""
+        """Let the scoring of a completion of this batch begin; any thread may call this."""
         if self._begin_scoring is not None:
             self._begin_scoring(self._sampled_problems[row], completion)
 

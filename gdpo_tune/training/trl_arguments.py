@@ -35,7 +35,7 @@ def build_trainer_arguments(
     settings, on_gpu = config.training, torch.cuda.is_available()
     passes, weights = int(params["num_iterations"]), config.get_reward_weights()
     size, count, mini_batches = _divide_step(config)
-    updates = passes * mini_batches
+    updates = config.updates_per_step
     arguments = GRPOConfig(
         output_dir=str(config.directory),
         seed=config.seed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import functools
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -92,9 +93,13 @@ class WorkerCache:
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of training prompts, by the texts of their problems."""
-        known = self.load_split("train")
-        rows = {problem.prompt: row for row, problem in enumerate(known.problems)}
-        return [list(known.prompts[rows[text]]) for text in texts]
+        return [list(self._training_prompts[text]) for text in texts]
+
+    @functools.cached_property
+    def _training_prompts(self) -> dict[str, Sequence[int]]:
+        train = self.load_split("train")
+        texts = (problem.prompt for problem in train.problems)
+        return dict(zip(texts, train.prompts, strict=True))
 
     @property
     def environment(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Runs that are started, waited for, or stopped by name."""
+"""Runs that are started, waited for, or stopped with `schedule stop`."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def test_a_run_by_name_is_refused_while_the_backend_does_not_answer(tmp_path):
     assert not scene.context.state.runs
 
 
-@pytest.mark.parametrize("how", ["stopped by name", "replaced by another"])
+@pytest.mark.parametrize("how", ["stopped with `schedule stop`", "replaced by another"])
 def test_waiting_for_a_queued_run_ends_when_it_is_skipped(tmp_path, how):
-    policy = "queue" if how == "stopped by name" else "replace"
+    policy = "queue" if how == "stopped with `schedule stop`" else "replace"
     scene = Scene(tmp_path, NIGHTLY + f"policy: {{overlap: {policy}}}\n", a1=Plan(50))
     scene.tick_at(2)
     scene.backend.takes_to_stop = timedelta(hours=5)

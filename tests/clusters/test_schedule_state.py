@@ -68,6 +68,21 @@ def test_a_state_comes_back(storage: ScheduleStorage):
     assert storage.list_names(".schedule/nightly") == ["00000001.json"]
 
 
+def test_the_keys_of_a_stored_state_stay(storage: ScheduleStorage):
+    run = {"name": "nightly-1", "due": "2026-01-01T02:00:00Z", "identity": "x"}
+    run |= {"began": "2026-01-01T02:00:00Z", "by_name": True, "unknown": "slurm is away"}
+    stored = {"number": 1, "queued_by_name": True, "runs": [run]}
+    storage.create(".schedule/nightly/00000001.json", json.dumps(stored).encode())
+    history = ScheduleHistory(storage, "nightly")
+    history.refresh()
+    assert history.state.is_queued_manually
+    assert history.state.runs[0].is_manual
+    assert history.state.runs[0].state_problem == "slurm is away"
+    assert history.save()
+    again = json.loads(storage.read(".schedule/nightly/00000002.json"))
+    assert again == {**stored, "number": 2}
+
+
 def test_the_second_of_two_changes_is_refused_and_sees_the_first(storage: ScheduleStorage):
     first, second = (ScheduleHistory(storage, "nightly") for _ in range(2))
     assert change(first, "first")

@@ -32,7 +32,7 @@ def test_a_webhook_that_fails_is_tried_again_and_delays_nothing(tmp_path, hook):
     hook.answer = 500
     scene = Scene(tmp_path, TOLD)
     scene.tick_at(2)
-    assert scene.tick_at(4) == ["ended", "not sent"]
+    assert scene.tick_at(4) == ["ended", "not_sent"]
     assert scene.context.events[-1].text == "nightly: HOOK: the webhook answered 500"
     assert scene.tick_at(5) == []  # tried, and known to fail already
     assert len(hook.got) == 2

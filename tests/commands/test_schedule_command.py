@@ -10,7 +10,7 @@ import pytest
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters.backends.base import JobStatus, build_backend
-from gdpo_tune.clusters.outcome import read_figures
+from gdpo_tune.clusters.outcome import RunFigures, read_figures
 from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError, UsageError
 from tests.support.paths import ROOT
@@ -32,7 +32,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 def replace_defaults(fake: FakeBackend) -> tuple[object, ...]:
     old = SweepScheduler.__init__.__defaults__
     assert old is not None
-    changed = {build_backend: lambda _: fake, read_figures: lambda *_: {}}
+    changed = {build_backend: lambda _: fake, read_figures: lambda *_: RunFigures()}
     return tuple(changed.get(value, value) if callable(value) else value for value in old)
 
 
@@ -54,13 +54,13 @@ def test_a_run_from_tick_to_tick(tmp_path, backend, capsys):
     assert run_schedule(tmp_path, "status") == 0
     assert f"last run              {name}, attempt 1: running" in capsys.readouterr().out
     assert run_schedule(tmp_path, "stop", "nightly") == 0
-    assert "is asked to stop: stopped by name." in capsys.readouterr().out
+    assert "is asked to stop: stopped with `schedule stop`." in capsys.readouterr().out
     backend.takes_to_stop = timedelta(seconds=30)
     assert run_schedule(tmp_path, "stop", "nightly") == 0
     assert capsys.readouterr().out == f"{name} was asked to stop already, and has not ended yet\n"
     backend.clock.advance(minutes=1)
     assert run_schedule(tmp_path, "tick") == 0
-    assert capsys.readouterr().out.endswith(f"{name} stopped: stopped by name.\n")
+    assert capsys.readouterr().out.endswith(f"{name} stopped: stopped with `schedule stop`.\n")
     assert run_schedule(tmp_path, "run", "nightly", "--at", "2026-01-01T02:00:00Z") == 0
     assert f"{name} runs, attempt 2." in capsys.readouterr().out
 

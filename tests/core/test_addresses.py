@@ -12,6 +12,7 @@ import requests
 from gdpo_tune import cli
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.files import HUB_ID
 from gdpo_tune.core.http import bypass_proxies_on_loopback
 
 HERE = ("http://127.0.0.1:5000", "http://127.0.1.1:8265", "http://localhost:80", "http://[::1]:80")
@@ -148,3 +149,14 @@ def test_a_token_at_home_that_is_no_text(home: Path):
         addresses.find_ray_token({"HOME": str(home)})
     with pytest.raises(UsageError, match="no-such-user/x: No such file"):
         addresses.find_ray_token({"RAY_AUTH_TOKEN_PATH": "~no-such-user/x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_id"),
+    [
+        *(("me/a", True), ("me/" + "a" * 96, True), ("me/" + "a" * 97, False), ("me/a.", False)),
+        *(("me/é", False), ("me-/a", False), ("a", False), ("me/a/b", False)),
+    ],
+)
+def test_an_id_of_the_hub_has_two_names(text: str, is_id: bool):
+    assert bool(HUB_ID.fullmatch(text)) is is_id

@@ -57,7 +57,7 @@ def export_own_task(directory, file="sums.py", second="short", more="0", imports
     return directory / "out"
 
 
-def judge_own_task(out, second="short"):
+def score_own_task(out, second="short"):
     """Return what the directory's rewards give for a wrong completion of 4 tokens."""
     rewards, problem = load_rewards(out), read_prompts(out)[0]["problem"]
     for name, value in (("right", 0.0), (second, 1.0)):
@@ -70,7 +70,7 @@ def judge_own_task(out, second="short"):
 )
 def test_a_task_file_and_a_reward_may_have_any_name(tmp_path, file, second):
     out = export_own_task(tmp_path, file, second)
-    assert judge_own_task(out, second) == {"right": [0.0], second: [1.0]}
+    assert score_own_task(out, second) == {"right": [0.0], second: [1.0]}
     assert (out / "task.py").read_bytes() == (tmp_path / file).read_bytes()
     assert "pip install --no-deps in a checkout" in (out / "DIFFERENCES.md").read_text()
 
@@ -83,7 +83,7 @@ def test_modules_beside_a_task_come_along(tmp_path, monkeypatch):
     (tmp_path / "unused.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     out = export_own_task(tmp_path, imports="import json, near_a_task")
-    assert judge_own_task(out) == {"right": [0.0], "short": [1.0]}
+    assert score_own_task(out) == {"right": [0.0], "short": [1.0]}
     copied = {str(f.relative_to(out)) for f in (out / "task_modules").rglob("*.py")}
     assert copied == {
         "task_modules/near_a_task.py",
@@ -101,7 +101,7 @@ def test_rows_that_json_would_change_are_refused(tmp_path, more):
 
 def test_rows_may_hold_all_of_json(tmp_path):
     more = "[float('nan'), None, {'a': [True]}]"
-    assert judge_own_task(export_own_task(tmp_path, more=more))["right"] == [0.0]
+    assert score_own_task(export_own_task(tmp_path, more=more))["right"] == [0.0]
 
 
 def write_data(directory, name="data.jsonl", rows=ROWS):

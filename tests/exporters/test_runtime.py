@@ -44,7 +44,7 @@ COMPLETIONS = ["<think>x</think><answer>7</answer>", "7"]
 
 
 @pytest.mark.parametrize("library", ["ms-swift", "axolotl"])
-def test_ms_swift_and_axolotl_judge_a_batch_once(tmp_path, monkeypatch, library):
+def test_ms_swift_and_axolotl_score_a_batch_once(tmp_path, monkeypatch, library):
     request = make_request(("training.train_prompts=16",), "math")
     settings = parse_settings(export_training(request, library, "", tmp_path)[0])
     orms: dict[str, type] = {}
@@ -135,8 +135,8 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
     assert scores == pytest.approx((batch.values @ batch.weights).tolist())
 
 
-def build_manager(monkeypatch, judge, **weights):
-    monkeypatch.setattr(runtime.RewardScorer, "score_each", staticmethod(judge))
+def build_manager(monkeypatch, score, **weights):
+    monkeypatch.setattr(runtime.RewardScorer, "score_each", staticmethod(score))
     given = runtime.RewardScorer(None, Shaping(), weights)
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "x" * len(tokens))
     manager = runtime.VerlRewardManager(None, tokenizer, None)
@@ -144,10 +144,10 @@ def build_manager(monkeypatch, judge, **weights):
     return manager
 
 
-def test_completions_that_come_while_others_are_judged_wait_for_the_next_batch(monkeypatch):
+def test_completions_that_come_while_others_are_scored_wait_for_the_next_batch(monkeypatch):
     sizes, begun = [], asyncio.Event()
 
-    def judge(problems, completions, lengths):
+    def score(problems, completions, lengths):
         sizes.append(len(problems))
         loop.call_soon_threadsafe(begun.set)
         return [{"length": float(length)} for length in lengths]
@@ -166,12 +166,12 @@ def test_completions_that_come_while_others_are_judged_wait_for_the_next_batch(m
         return [(await each)["reward_extra_info"]["length"] for each in (first, *later)]
 
     loop = None
-    manager = build_manager(monkeypatch, judge)
+    manager = build_manager(monkeypatch, score)
     assert asyncio.run(ask()) == [1.0, 2.0, 3.0, 4.0]
     assert sizes == [1, 3]
 
 
-def test_a_failure_to_judge_reaches_every_completion_of_the_batch(monkeypatch):
+def test_a_failure_to_score_reaches_every_completion_of_the_batch(monkeypatch):
     def fail(*_):
         raise RuntimeError("no isolation")
 
@@ -209,7 +209,7 @@ def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, monkeypatch, mode):
     batch = build_first_batch(request, tmp_path, problems)
     rewards = load_rewards(tmp_path)
     config = {"tokenizer": str(tmp_path / "policy"), "max_completion_length": 48}
-    judge = rewards.Environment({**config, "weighted_sum": mode == "grpo"})
+    environment = rewards.Environment({**config, "weighted_sum": mode == "grpo"})
     sampled = [tokens for group in batch.completions for tokens in group]
     texts = AutoTokenizer.from_pretrained(tmp_path / "policy").batch_decode(
         sampled, skip_special_tokens=True
@@ -218,7 +218,7 @@ def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, monkeypatch, mode):
         [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}] for text in texts
     ]
     metadata = [{"problem": problem} for problem in problems for _ in range(8)]
-    observations, _, stops, given, ended, answers = judge.step(logs, metadata)
+    observations, _, stops, given, ended, answers = environment.step(logs, metadata)
     assert {each["content"] for each in observations} == {""}
     assert ended.tolist() == [1.0] * 24
     assert stops == answers == [None] * 24

@@ -111,8 +111,11 @@ def test_a_point_has_name_errors_and_the_mark_of_its_mode_and_is_hollow_for_one_
     assert symbols == {"untrained": "x", "published": "star"}
     assert {"untrained policy", "published weights"} <= {trace.name for trace in figure.data}
     broken = [c for c in front.configurations if not c.feasible]
-    crosses = {points[c.get_values(front.objectives)[:2]][0].marker.symbol for c in broken}
-    assert crosses == {"x-thin"}
+    assert broken
+    for configuration in broken:
+        trace, index = points[configuration.get_values(front.objectives)[:2]]
+        assert trace.marker.symbol == "x-thin"
+        assert trace.customdata[index] == configuration.name
 
 
 def test_checkpoints_and_merges_have_symbols_of_their_own_and_lines_to_parents(spec):

@@ -16,8 +16,8 @@ from gdpo_tune.ledger.requests import (
     ACTIONS,
     SweepSnapshot,
     check_request,
+    preview_request,
     settle_request,
-    with_request,
 )
 from gdpo_tune.spec import SweepSpec
 from tests.support.tuning import load_code_spec
@@ -121,7 +121,7 @@ def test_what_cannot_be_carried_out_is_one_clear_line(
 def test_the_same_request_twice_is_refused(
     tmp_path: Path, action: str, arguments: dict[str, Any], message: str
 ):
-    once = with_request(build_sweep(tmp_path), ask(action, **arguments), 5.0)
+    once = preview_request(build_sweep(tmp_path), ask(action, **arguments), 5.0)
     assert once.requests[-1].outcome == "applied"
     with pytest.raises(UsageError, match=message):
         check_request(once, ask(action, "ben", **arguments))
@@ -134,9 +134,9 @@ def test_every_action_of_the_table_has_a_rule_that_is_tested():
 def test_limits_may_be_raised_and_lowered_and_taken_back(tmp_path: Path):
     sweep = build_sweep(tmp_path)
     for number in (24, 2, 16):
-        sweep = with_request(sweep, ask("trials", number=number), 5.0)
+        sweep = preview_request(sweep, ask("trials", number=number), 5.0)
         assert sweep.spec.search.trials == number
-    sweep = with_request(sweep, ask("budget", completions=5000, hours=2), 5.0)
+    sweep = preview_request(sweep, ask("budget", completions=5000, hours=2), 5.0)
     assert sweep.requests[-1].reason == (
         "search.budget.completions is 5,000 instead of 0; search.budget.hours is 2 instead of 0"
     )

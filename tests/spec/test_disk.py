@@ -30,7 +30,7 @@ def test_every_weight(load):
     size = find_known_size("Qwen/Qwen2.5-1.5B-Instruct")
     found = measure_disk(load(trials, *ENDS_ONLY), size, slots=4)
     numbers = 1_543_714_304
-    assert found.running == 12 * numbers  # a weight and two averages, of 4 bytes
+    assert found.running == 12 * numbers  # a weight and two moments, of 4 bytes
     assert found.last == found.ended == 4 * numbers  # no optimizer
     assert found.trials == 33
     # Two that are kept and one that is being written, of each of four; one of each other.

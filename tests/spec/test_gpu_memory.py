@@ -57,8 +57,8 @@ def test_a_file_says_how_its_memory_is_spread(load):
 
 
 def test_numbers_outside_of_layers_are_those_of_embedding_and_head():
-    assert SIZE.outer == EMBEDDING
-    assert PolicyShapes({"all": (7, 3)}).outer == 21
+    assert SIZE.parameters_outside_layers == EMBEDDING
+    assert PolicyShapes({"all": (7, 3)}).parameters_outside_layers == 21
 
 
 def test_shards_divide_what_lasts_and_a_step_gathers_layers(load):
@@ -102,7 +102,7 @@ def test_workers_share_the_completions_of_a_step(load):
     assert one.engine.weights == four.engine.weights
 
 
-def test_averages_of_8_bits_take_2_bytes(load):
+def test_moments_of_8_bits_take_2_bytes(load):
     usual, small = (measure(load(), moment_bytes=count) for count in (8, 2))
     assert usual.weights - small.weights == 6 * NUMBERS
 
@@ -183,7 +183,7 @@ def test_policies_that_the_page_promises_fit(policy, rank, device, gpus):
     assert not gpu_reference.find_share(spread, memory // 8)
 
 
-def test_the_cell_of_a_table_says_what_averages_of_8_bits_save(load, monkeypatch):
+def test_the_cell_of_a_table_says_what_8_bit_moments_save(load, monkeypatch):
     memory = measure(load(), find_known_size("Qwen/Qwen2.5-1.5B"))
     needed = {8: 4, 2: 4}
 

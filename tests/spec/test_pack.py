@@ -105,7 +105,7 @@ def test_more_trials_than_fit_are_refused_with_bytes_and_a_number_that_fits(spec
         check_gpu_share(crowded, SIZE, 24 * GIB, {})
     message = str(caught.value)
     assert "in 64 trials at a time takes at least" in message
-    assert "GB for weights, gradients and averages" in message
+    assert "GB for weights, gradients and moments" in message
     fit = int(message.partition("resources.pack=")[2].partition(",")[0])
     assert 1 <= fit < 64
     check_gpu_share(spec(f"resources.pack={fit}", LORA), SIZE, 24 * GIB, {})

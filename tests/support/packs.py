@@ -67,7 +67,7 @@ def run_side_by_side(*trials: Callable[[], Run]) -> list[Run]:
 def measure_difference(one: Run, other: Run) -> float:
     """Return the largest difference of all metrics, estimates and tensors of two runs.
 
-    Tensors are those of every checkpoint: adapters, averages of the optimizer, merged weights.
+    Tensors are those of every checkpoint: adapters, moments of the optimizer, merged weights.
     """
     assert one.error is None, one.error
     assert other.error is None, other.error

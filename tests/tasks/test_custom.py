@@ -416,6 +416,13 @@ def test_functions_log_metrics_and_columns_and_read_the_state():
     assert "trainer_state.best_metric is not known here" in scored.failures["asks"].first
 
 
+def test_a_function_without_room_for_a_keyword_does_not_get_it():
+    task = own(lambda completions, answer: answer)(SETTINGS)
+    problems = task.problems("train", 3, 0)
+    scored = task.score(problems, ["a"] * 3, [1] * 3)
+    assert scored.rewards["<lambda>"] == [problem.data["answer"] for problem in problems]
+
+
 @pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "trainer_state"])
 def test_columns_that_trl_does_not_pass_on_are_refused(name):
     # Source: TRL 1.16, `_calculate_rewards`: it raises for `completions`, replaces `trainer_state`.
@@ -503,6 +510,15 @@ def test_many_failures_end_the_trial():
     (function,) = evaluation.build_reward_functions(Half(2), [None])
     with pytest.raises(TrialFailure, match=r"reward a raised for 20% of 10 .*first: E: x"):
         function(completions=["x"] * 10, completion_ids=[[1]] * 10, problem=[0] * 10)
+
+
+def test_a_training_whose_reward_function_is_broken_fails_at_its_first_step(tmp_path):
+    broken = TASK.replace("return [1.0] * len(completions)", "return unknown")
+    config = trial(written(tmp_path, broken), tmp_path)
+    reason = r"reward one raised for 100% .*NameError.*mine.py, line"
+    with pytest.raises(TrialFailure, match=reason):
+        train(config, resume=None, report=lambda *_: None)
+    assert read_steps(tmp_path / "trial") == []
 
 
 def test_what_is_not_scored_is_left_out_of_an_estimate():

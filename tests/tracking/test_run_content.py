@@ -94,7 +94,7 @@ def test_a_trial_that_trains_nothing_has_no_parameters(more):
 def test_the_run_of_the_sweep_has_parameters_a_user_and_a_source(tmp_path):
     spec = make_tiny_spec(tmp_path)
     spec.directory.mkdir(parents=True)
-    message = vars(build_sweep_content(spec, "link"))
+    message = vars(build_sweep_content(spec, "link", []))
     assert (message["params"]["task"], message["params"]["scoring"]) == ("code", "strict")
     assert message["params"]["training.steps"] == "40"
     assert message["params"]["space.learning_rate"] == '{"log": [1e-05, 0.001]}'

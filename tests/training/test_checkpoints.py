@@ -191,7 +191,7 @@ def test_complete_checkpoints_of_some_steps_stay_too(tmp_path):
 def test_a_checkpoint_that_only_may_become_a_candidate_loses_its_optimizer(tmp_path):
     def fill_both(directory):
         fill(directory)
-        (directory / "optimizer.pt").write_bytes(b"averages")
+        (directory / "optimizer.pt").write_bytes(b"moments")
 
     for step in (20, 40, 60):
         write_checkpoint(tmp_path, step, Cost(), fill_both)
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_only_may_become_a_candidate_loses_its_optimizer(tmp_p
     assert (tmp_path / "checkpoint-40" / "optimizer.pt").exists()
     for newer in (40, 60):
         (tmp_path / f"checkpoint-{newer}" / "weights").unlink()
-    # a training that resumed from it would continue with other averages
+    # a training that resumed from it would continue with other moments
     assert find_checkpoint(tmp_path).newest is None
 
 

@@ -53,7 +53,7 @@ def test_the_sampler_matches_transformers_on_the_embedded_policy():
     assert drawn == expected
 
 
-def test_judging_early_changes_no_result(tmp_path, monkeypatch):
+def test_scoring_early_changes_no_result(tmp_path, monkeypatch):
     begun, runs = [], []
     plain = CodeTask.begin_scoring
 

@@ -23,6 +23,8 @@ from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 
 CHECKPOINT_SECONDS = 120.0
 """Time for a sweep's checkpoints after it was asked to stop."""
+STOP = "stop"
+"""File in a job's directory that exists once the sweep was asked to stop."""
 MAX_MESSAGE = 300
 """Characters of a sweep's last message that are shown."""
 

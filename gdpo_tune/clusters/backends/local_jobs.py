@@ -118,7 +118,7 @@ class Local:
                     process.kill()
                 return
             # a second signal would interrupt the writing of checkpoints
-            os.close(os.open(Path(job.directory, "stop"), os.O_CREAT | os.O_EXCL))
+            os.close(os.open(Path(job.directory, base.STOP), os.O_CREAT | os.O_EXCL))
             sweep.send_signal(signal.SIGTERM)
 
 

@@ -9,6 +9,7 @@ Each attempt has a directory that all nodes share:
                 pid         pid of the sweep, on the job's first node
                 end         exit status of the sweep
                 log.txt     output of the job
+                stop        created once the job was signalled or cancelled
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Slurm:
 
     def stop(self, job: JobHandle, waited: float) -> None:
         """Signal the script once, which stops the sweep; after a while cancel the job."""
-        signalled, words = Path(job.directory, "stop"), list[str]()
+        signalled, words = Path(job.directory, base.STOP), list[str]()
         if waited < base.CHECKPOINT_SECONDS and self._read_state(job) != "PENDING":
             if signalled.exists():
                 return

@@ -9,6 +9,7 @@ parent, detached from the caller:
                 beat        touched every `HEARTBEAT_SECONDS` while the supervisor lives
                 end.json    exit status of the sweep
                 log.txt     output of the sweep
+                stop        created by the caller when it sends the sweep its one SIGTERM
 """
 
 from __future__ import annotations
