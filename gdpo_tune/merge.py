@@ -112,7 +112,7 @@ def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapte
     """Merge in `directory` after `count` evaluations, or show its result if it has one.
 
     Raises:
-        UsageError: nothing meets the wish, the policies do not fit, the directory holds another
+        UsageError: nothing reaches the target, the policies do not fit, the directory holds another
             merge, or another process merges there.
     """
     from gdpo_tune.display.training import print_merge

@@ -89,9 +89,9 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
         print(f"error: {error}. Resume with:\n  {command}", file=sys.stderr)
         return error.exit_status
     print_summary(view, note=display.note, view=tracker.get_front_link())
-    if result.interrupted:
+    if result.exit_status:
         print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
-        return result.interrupted
+        return result.exit_status
     return _find_status(result)
 
 

@@ -159,10 +159,10 @@ def make_plan(
     spec: SweepSpec, records: Sequence[TrialRecord], waiting: Sequence[tuple[str, Params]]
 ) -> Plan:
     """Return how many trials a sweep will have; `waiting` are those that requests have added."""
-    from gdpo_tune.tuning.plan import count_candidates, count_planned
+    from gdpo_tune.tuning.plan import count_merges_and_checkpoints, count_planned
     from gdpo_tune.web.live_sweep import Plan
 
-    return Plan(count_planned(spec, records, waiting), count_candidates(spec))
+    return Plan(count_planned(spec, records, waiting), count_merges_and_checkpoints(spec))
 
 
 def read_token(directory: Path) -> str:

@@ -26,7 +26,13 @@ from gdpo_tune.clusters.backends.base import (
     build_backend,
 )
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
-from gdpo_tune.clusters.outcome import describe_outcome, read_figures
+from gdpo_tune.clusters.outcome import (
+    RunFigures,
+    UnreadRun,
+    describe_figures,
+    read_figures,
+    serialize_figures,
+)
 from gdpo_tune.clusters.schedule_spec import format_period
 from gdpo_tune.clusters.schedule_state import (
     ACTIVE,
@@ -76,7 +82,7 @@ class SweepScheduler:
     history: ScheduleHistory
     clock: Clock
     build_backend: Callable[[ScheduledSweep], Backend] = build_backend
-    read_figures: Callable[[ScheduledSweep, str, str | None], dict[str, Any]] = read_figures
+    read_figures: Callable[[ScheduledSweep, str, str | None], RunFigures | UnreadRun] = read_figures
     events: list[ScheduleEvent] = field(default_factory=list[ScheduleEvent])
     """Changes that this process made."""
     backend_errors: list[GdpoTuneError] = field(default_factory=list[GdpoTuneError])
@@ -483,17 +489,22 @@ class SweepScheduler:
 
         `reason` is empty if it finished; `exit_status` is None if it is unknown.
         """
-        figures = dict[str, Any]()
+        figures = None
         if run.job or run.attempt > 1:  # otherwise it has never run
             same = (each for each in reversed(self.state.runs) if each.identity == run.identity)
             earlier = next((each.name for each in same if each.state == "finished"), None)
             compared = earlier if end_state == "finished" else None
             figures = self.read_figures(self.sweep, run.name, compared)
-        # an unreadable ledger counts with all that the run may have spent
-        unread = run.gpu_hours_limit if "unknown" in figures else None
-        hours, now = float(figures.get("gpu_hours", unread or 0.0)), self.clock()
+        match figures:
+            case None:
+                hours = 0.0
+            case UnreadRun():  # it counts with all that the run may have spent
+                hours = run.gpu_hours_limit or 0.0
+            case RunFigures():
+                hours = figures.gpu_hours
+        now = self.clock()
         run.spent.append((now, max(0.0, hours - run.gpu_hours)))
-        description = describe_outcome(figures)
+        description = describe_figures(figures) if figures else ""
         run.state, run.state_problem = end_state, ""
         run.summary = ". ".join(filter(None, [reason, description]))
         details: dict[str, Any] = {"run": run.name, "attempt": run.attempt, "state": end_state}
@@ -501,7 +512,8 @@ class SweepScheduler:
         details |= {"status": exit_status} if exit_status is not None else {}
         because = f": {reason}" if reason else ""
         text = f"{run.name} {end_state}{because}. {description}".rstrip()
-        self.state.add_notice(now, end_state, text, details | figures)
+        details |= serialize_figures(figures) if figures else {}
+        self.state.add_notice(now, end_state, text, details)
         return ScheduleEvent("ended", now, text)
 
 

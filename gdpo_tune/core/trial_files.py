@@ -29,6 +29,8 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import Cost, Measurement, parse_step
 
+TRIALS = "trials"
+"""Directory in that of a sweep, with one directory for each trial, named by its number."""
 STEPS_FILE = "steps.jsonl"
 TRAINER_STATE_FILE = "trainer_state.json"
 """File of a checkpoint with the state of TRL's trainer."""

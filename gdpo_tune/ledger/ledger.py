@@ -29,6 +29,7 @@ from gdpo_tune.core.events import Incident, RecordedRequest
 from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.text import format_list, make_printable
+from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     Cost,
@@ -452,7 +453,7 @@ class Ledger(CloseableResource):
 
     def get_trial_directory(self, number: int) -> Path:
         """Return the directory of a trial."""
-        return self.directory / encoding.TRIALS / str(number)
+        return self.directory / TRIALS / str(number)
 
     def get_checkpoint(self, number: int, step: int) -> Path:
         """Return the directory of a trial's checkpoint, which may not exist."""

@@ -40,10 +40,10 @@ from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.core.locks import LOCK, Lease
 from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
 from gdpo_tune.core.redaction import redact_passwords
+from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.ledger.journal import Journal, JournalFile, archive_directory, truncate_torn_write
 from gdpo_tune.ledger.requests import find_user
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec, print_notice
-from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
 

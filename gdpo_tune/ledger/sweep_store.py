@@ -21,13 +21,13 @@ from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import PATIENCE, SPEC, StoreDirectory, build_store_error
 from gdpo_tune.core.trial_files import (
     MARKER,
+    TRIALS,
     find_checkpoint_name,
     is_marker,
     iterate_whole_checkpoints,
     may_differ,
 )
 from gdpo_tune.core.trials import parse_step
-from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.spec import SweepSpec, dump_public_yaml
 
 print_notice = partial(print, file=sys.stderr)

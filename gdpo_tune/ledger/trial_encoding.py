@@ -28,6 +28,7 @@ from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.metrics import COST_METRICS, add_costs, estimate_mean
 from gdpo_tune.core.object_store import join_address
 from gdpo_tune.core.text import format_list
+from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     Cost,
@@ -49,8 +50,6 @@ STATES: Mapping[TrialState, State] = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
-TRIALS = "trials"
-"""Directory in that of a sweep, with one directory for each trial, named by its number."""
 RUNG = "rung:"
 """Prefix of a rung's attribute, before its number of completions."""
 TEST = "test/"

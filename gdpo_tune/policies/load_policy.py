@@ -2,7 +2,7 @@
 
 `check_policy` reads JSON only, so that reading a sweep file is quick. `load_policy` loads the
 weights and makes the checks that need a loaded policy. The directory of a trained policy has the
-form of its base, and a digest of the policy from which its training started.
+config and tokenizer files of its base, and a digest of the policy from which its training started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of the files that hold weights."""
 _NOISE = ("jitter_noise", "input_jitter_noise")
-"""Numbers in mixtures of experts that scale what the router reads at random, in training alone."""
+"""Attributes of mixture-of-experts routers: multiplicative jitter of their input in training."""
 _OWN_TOKENS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers that have no special tokens but those of their files."""
 _LONGEST_HEADER = 100 * 2**20
@@ -45,7 +45,7 @@ ANSWER_SECONDS = 5.0
 """Seconds that the Hub has to answer a dry run."""
 INITIAL_FILE = "initial_policy.json"
 """File in a policy's directory with the digest of the policy from which its training started."""
-_FORM = (
+_BASE_FILES = (
     *("config.json", "tokenizer*.*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt"),
 )
@@ -425,8 +425,8 @@ def read_initial_policy(directory: Path) -> str:
     return json.loads(file.read_text(encoding="utf-8"))["sha256"] if file.is_file() else ""
 
 
-def keep_form(directory: Path, policy: str, revision: str = "") -> None:
-    """Give a trained policy's directory the settings and the tokenizer of its base, as written.
+def restore_base_files(directory: Path, policy: str, revision: str = "") -> None:
+    """Replace a trained policy's config and tokenizer files by those of its base.
 
     Version 5 of Transformers would write keys and a class that version 4 ignores or refuses:
     `rope_parameters`, `TokenizersBackend`. The type of the weights and the chat template stay those
@@ -438,7 +438,7 @@ def keep_form(directory: Path, policy: str, revision: str = "") -> None:
     """
     settings, template = directory / "config.json", directory / "chat_template.jinja"
     base = find_local_directory(policy, revision)
-    for file in (file for pattern in _FORM for file in (base.glob(pattern) if base else ())):
+    for file in (file for pattern in _BASE_FILES for file in (base.glob(pattern) if base else ())):
         content = json.loads(file.read_bytes()) if file.name.endswith("config.json") else {}
         if file.name == settings.name:
             if not settings.is_file():  # an adapter alone

@@ -37,8 +37,9 @@ def choose_prompt_format(
 ) -> PromptFormat:
     """Choose how the policy `name` reads the prompts of a task with these instructions.
 
-    The chat template leaves every tag to the policy that the instructions name, whether the policy
-    gets them or not: see `choose_instructions` for `mode`, and `PromptFormat` for the others.
+    The chat template opens no tag that the instructions name: the policy writes it itself, whether
+    it gets the instructions or not. See `choose_instructions` for `mode`, and `PromptFormat` for
+    the others.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text, or the chat
@@ -108,7 +109,7 @@ def load_local_tokenizer(name: str, revision: str = "") -> PreTrainedTokenizerBa
 
 
 def find_text_prefix(name: str, revision: str = "") -> str:
-    """Return the special tokens that the tokenizer of a policy writes above a plain text.
+    """Return the special tokens that the tokenizer of a policy prepends to plain text.
 
     Empty if there are none, or if it is not on this machine.
     """

@@ -119,7 +119,7 @@ class PromptFormat:
         if not self.own_template:
             return None
         fixed, end = self._fixed_template, self._opened
-        return leave_out_end(fixed, end) if end else fixed
+        return drop_prompt_suffix(fixed, end) if end else fixed
 
     def find_left_out(self) -> str:
         """Return what stands at the end of a prompt elsewhere and is left out here; often empty.
@@ -214,8 +214,8 @@ def fix_arguments(template: str, values: Mapping[str, Any], date: str) -> str:
     return template if template.startswith(head) else head + template
 
 
-def leave_out_end(template: str, end: str) -> str:
-    """Return a chat template that leaves out an end which it otherwise gives every prompt."""
+def drop_prompt_suffix(template: str, end: str) -> str:
+    """Return a chat template whose generation prompt lacks the suffix `end`."""
     # Jinja drops one line break at the end of a template; the empty text keeps its spaces.
     body = template.removesuffix("\n") + "{{ '' }}{% endset %}"
     text = json.dumps(end)
@@ -227,7 +227,7 @@ def leave_out_end(template: str, end: str) -> str:
 
 
 def find_added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return the tokens that a tokenizer writes above and below every plain text."""
+    """Return the tokens that a tokenizer prepends and appends to plain text."""
     codec: Any = tokenizer
     plain: list[int] = codec("a 1", add_special_tokens=False)["input_ids"]
     whole: list[int] = codec("a 1")["input_ids"]

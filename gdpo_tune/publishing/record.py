@@ -22,11 +22,17 @@ from typing import Any
 from gdpo_tune.core.addresses import RECORD
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import JOURNAL, SPEC
-from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, STEPS_FILE, is_kept, read_steps
+from gdpo_tune.core.trial_files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    STEPS_FILE,
+    TRIALS,
+    is_kept,
+    read_steps,
+)
 from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.ledger.opening import open_for_reading
 from gdpo_tune.ledger.sweep_store import SweepStore
-from gdpo_tune.ledger.trial_encoding import TRIALS
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.merge_request import list_policies
 from gdpo_tune.results.open_sweep import Sweep

@@ -34,6 +34,7 @@ from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import format_estimate, join_names, show, suggest
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
+from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     TOLERANCE,
@@ -45,7 +46,7 @@ from gdpo_tune.core.trials import (
     format_parts,
     title_candidate,
 )
-from gdpo_tune.ledger.trial_encoding import TRIALS, decode_estimates, encode_estimates
+from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location
 from gdpo_tune.results.picks import Extreme, parse_conditions, parse_pick, pick_trial
 from gdpo_tune.results.retrain import list_decisive_settings

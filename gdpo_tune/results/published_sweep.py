@@ -28,8 +28,7 @@ from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import JOURNAL, SPEC, find_local_copy
 from gdpo_tune.core.task_files import is_task_file
-from gdpo_tune.core.trial_files import STEPS_FILE
-from gdpo_tune.ledger.trial_encoding import TRIALS
+from gdpo_tune.core.trial_files import STEPS_FILE, TRIALS
 from gdpo_tune.spec.model import Tracking
 
 RECORDED = re.compile(rf"{SPEC}|{JOURNAL}|{TRIALS}/\d+/{STEPS_FILE}")

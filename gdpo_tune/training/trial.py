@@ -28,7 +28,7 @@ from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Params, Report, parse_step
-from gdpo_tune.policies.load_policy import keep_form, load_policy
+from gdpo_tune.policies.load_policy import load_policy, restore_base_files
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import distributed, memory, rollout, vllm_engine
 from gdpo_tune.training.checkpoints import (
@@ -241,7 +241,7 @@ def merge_and_validate(
         if token is not None:
             write_merge(config.parts, draft, evaluator.cache.take_policy)
             with explain_full_disk(config.directory, "the settings of a merge"):
-                keep_form(draft, config.policy, config.model.revision)
+                restore_base_files(draft, config.policy, config.model.revision)
         distributed.broadcast_from_first(None)  # it is written
         model = load_merge(config, draft)
         validation = evaluator.evaluate(model, "validation", 0)

@@ -24,7 +24,12 @@ from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
-from gdpo_tune.policies.load_policy import hash_policy, keep_form, load_policy, save_initial_policy
+from gdpo_tune.policies.load_policy import (
+    hash_policy,
+    load_policy,
+    restore_base_files,
+    save_initial_policy,
+)
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem, Split, Task
@@ -106,7 +111,7 @@ class WorkerCache:
         self.prompts.save(directory)
         save_initial_policy(directory, self.initial)
         self.decoding.save_pretrained(directory)
-        keep_form(directory, self.config.policy, self.config.model.revision)
+        restore_base_files(directory, self.config.policy, self.config.model.revision)
 
     def load_split(self, split: Split) -> ProblemSet:
         """Load the problems of a split whose prompts are short enough.

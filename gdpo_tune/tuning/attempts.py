@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.object_store import StoreDirectory
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ STOP = "stop"
 HALT = "halt"
 """File in a trial's directory that asks it alone to stop."""
 _ALL = "all"  # the request to all trials
-ASK_SECONDS = 1.0
+FLAG_POLL_SECONDS = 1.0
 """Seconds between two polls of a trial: one at every short step would be too many."""
 ANSWER_SECONDS = 5.0
 """Seconds for which a step waits for the answer, and the driver until a request has arrived."""
@@ -80,7 +81,7 @@ class RunSettings:
     cpus: float = 1.0
     gpus: float = 0.0
     """CPU cores and GPUs of each process."""
-    pack: int = 1
+    trials_per_process: int = 1
     """Trials that share a process."""
     interval: float = 0.0
     """Least seconds between two results of a trial on which nothing is decided."""
@@ -174,18 +175,18 @@ def choose_interval(slots: int) -> float:
     return slots / RESULTS_A_SECOND if slots > RESULTS_A_SECOND else 0.0
 
 
-def pack(content: object) -> dict[str, Any]:
+def wrap_for_ray(content: object) -> dict[str, Any]:
     """Return the dict that Ray expects."""
     return {KEY: content}
 
 
-def unpack_attempt(config: Mapping[str, Any]) -> AttemptConfig:
-    """Return what `pack` put into the config of a trial."""
+def unwrap_attempt(config: Mapping[str, Any]) -> AttemptConfig:
+    """Return what `wrap_for_ray` put into the config of a trial."""
     return config[KEY]
 
 
-def unpack_message(result: Mapping[str, Any] | None) -> TrialMessage | None:
-    """Return what `pack` put into a result of a trial; None if it is one of Ray's own."""
+def unwrap_message(result: Mapping[str, Any] | None) -> TrialMessage | None:
+    """Return what `wrap_for_ray` put into a result of a trial; None if it is one of Ray's own."""
     return (result or {}).get(KEY)
 
 
@@ -224,7 +225,7 @@ class OpenTrial:
     node: str = ""
     process: str = ""  # where it runs, maybe with others; empty between two attempts
     verdict: tuple[Verdict, Rung | None] | None = None
-    """Set once it is told to end; a person's request has no rung."""
+    """Set once it is asked to stop; a person's request has no rung."""
     cost: Cost | None = None  # cost so far, in case it fails
     step: int = 0  # last step that it has reported
     failed: int = 0  # attempts that failed by themselves
@@ -298,7 +299,7 @@ class StopFlag:
 
     def clear(self) -> None:
         """Take back all requests, of an earlier run too."""
-        for path in [self._get_path(), *self._directory.glob(f"trials/*/{HALT}")]:
+        for path in [self._get_path(), *self._directory.glob(f"{TRIALS}/*/{HALT}")]:
             path.unlink(missing_ok=True)
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
@@ -308,7 +309,7 @@ class StopFlag:
     def _get_path(self, trial: int | None = None) -> Path:
         if trial is None:
             return self._directory / STOP
-        return self._directory / "trials" / str(trial) / HALT
+        return self._directory / TRIALS / str(trial) / HALT
 
 
 class RemoteStopFlag(StopFlag):
@@ -343,7 +344,7 @@ class RemoteStopFlag(StopFlag):
 
     def is_set(self, trial: int, *, now: bool = False) -> bool:
         """See `StopFlag`; without `now`, the store is polled at intervals."""
-        if self._answer.done() and (now or time.monotonic() - self._asked >= ASK_SECONDS):
+        if self._answer.done() and (now or time.monotonic() - self._asked >= FLAG_POLL_SECONDS):
             self._asked = time.monotonic()
             self._answer = self._call(self._find, _ALL, str(trial))
         answer = self._answer

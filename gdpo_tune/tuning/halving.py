@@ -25,6 +25,7 @@ from gdpo_tune.core.trials import Objective, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import AshaSettings
 from gdpo_tune.tuning.schedulers import (
+    MAX_NAMED,
     Floats,
     Scheduler,
     Verdict,
@@ -36,8 +37,6 @@ from gdpo_tune.tuning.schedulers import (
     update_ranks,
 )
 
-MAX_NAMED = 3
-"""Number of dominating trials that an explanation names."""
 RERANK_FROM = 50
 """Number of new trials from which ranking all again is faster than adding them one by one."""
 Variant = Literal["stop", "promote"]

@@ -10,8 +10,8 @@ An engine, such as Ray Tune, asks for attempts and passes on what becomes of eac
     on_nodes_changed   nodes were lost or have joined
 
 The ledger is the log. A rung, or the request of a person, is in it before anything follows from it,
-so a process that opens the ledger after a kill decides the same and does what is overdue. A trial
-that has to end is told so by a stop flag: it writes a checkpoint first, which no engine waits for.
+so a process that opens the ledger after a kill decides the same and does what is overdue. A stop
+flag asks a trial to stop: it writes a checkpoint first, for which no engine waits.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from gdpo_tune.tuning.attempts import (
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes, count_slots
 from gdpo_tune.tuning.plan import (
     PlanCache,
-    count_candidates,
+    count_merges_and_checkpoints,
     count_planned,
     derive_seed,
     explain_stop,
@@ -166,7 +166,7 @@ class Lifecycle:
         if record is None and not self.is_stopping:
             if self._ledger.steering.pause is not None:
                 is_open = any(record.is_open for record in self._ledger.get_records())
-                if is_open or self._plan.get_step(idle=True) is not None:
+                if is_open or self._plan.get_next_trial(idle=True) is not None:
                     return WAIT
             with self._write_guard():
                 record = self._promote() or self._start_trial() or self._promote(alone=True)
@@ -208,7 +208,7 @@ class Lifecycle:
     def on_measurement(
         self, name: str, measurement: Measurement, earlier: Sequence[Measurement] = ()
     ) -> None:
-        """Take in a measurement; record a rung, decide on it, and tell a trial that has to end."""
+        """Take in a measurement; record a rung, decide on it, and ask the trial to stop if due."""
         trial = self._running[name]
         number, trial.cost = trial.number, measurement.cost
         trial.note_step(measurement.step, self._ledger.spec.training.checkpoint_every)
@@ -247,7 +247,7 @@ class Lifecycle:
                     self._report_equal_rewards(record)
                 self._handle_end(trim_ended_trial(self._ledger, record))
         elif trial.verdict is not None:
-            self._record_told(trial)
+            self._record_stopped(trial)
         elif isinstance(result, Failed):
             self._give_up(trial, result.reason)
         elif isinstance(result, Fatal):
@@ -282,7 +282,7 @@ class Lifecycle:
                 self.record_incident(f"{IS_TRIED_AGAIN}: {reason}", [number])
         trial.node = trial.process = ""
         if trial.verdict is not None:  # it was to end anyway, and resumes from its checkpoint if so
-            self._record_told(trial)
+            self._record_stopped(trial)
             return
         if not again:
             trial.given_up = _explain_give_up(failure)
@@ -368,11 +368,11 @@ class Lifecycle:
     def _start_trial(self) -> TrialRecord | None:
         """Record the next trial of the plan; None if there is none now."""
         self._is_proposing = False
-        step = self._plan.get_step(idle=not self._running)
-        if step is None:
+        planned = self._plan.get_next_trial(idle=not self._running)
+        if planned is None:
             return None
-        if step.params is not None:
-            suggestion = Suggestion(step.params, step.proposer, {})
+        if planned.params is not None:
+            suggestion = Suggestion(planned.params, planned.proposer, {})
         else:
             suggestion = self._proposals.poll(idle=not self._running)
             if suggestion is None:
@@ -381,13 +381,13 @@ class Lifecycle:
         self._plan.invalidate()
         record = self._ledger.start(
             suggestion.params,
-            step.role,
+            planned.role,
             suggestion.proposer,
             derive_seed(self._ledger.spec, len(self._ledger.get_records())),
-            step.replicate_of,
+            planned.replicate_of,
             suggestion.sampler_state,
-            step.parts,
-            step.request,
+            planned.parts,
+            planned.request,
         )
         self._proposals.observe(record, suggestion.sampler_state)
         return record
@@ -482,8 +482,8 @@ class Lifecycle:
 
     # Ends.
 
-    def _record_told(self, trial: OpenTrial) -> None:
-        """Record that a trial that was told to end has ended: it is pruned, or waits."""
+    def _record_stopped(self, trial: OpenTrial) -> None:
+        """Record that a trial that was asked to stop has ended: it is pruned, or waits."""
         with self._write_guard():
             verdict, rung = trial.verdict or ("stop", None)
             self._withdraw(trial)
@@ -585,7 +585,9 @@ class Lifecycle:
         spec, records = self._ledger.spec, self._ledger.get_records()
         steering = self._ledger.steering
         planned = count_planned(spec, records, steering.list_waiting(records))
-        self._emit(SweepSteered(request, planned, count_candidates(spec), steering.pause))
+        self._emit(
+            SweepSteered(request, planned, count_merges_and_checkpoints(spec), steering.pause)
+        )
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:

@@ -1,4 +1,4 @@
-"""Plan of a sweep: the next step follows from the spec and the records alone.
+"""Plan of a sweep: the next trial follows from the spec and the records alone.
 
 The order is baselines, configurations that requests have added, enqueued points, the sampler's
 proposals, then replicates of the front. Merges and checkpoints come between them, as trainings end.
@@ -25,15 +25,13 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
 from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
-from gdpo_tune.tuning.schedulers import read_values
+from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
 from gdpo_tune.tuning.startup import draw_point, list_corners
 
 DEAD_STARTS = 3
 """Trainings without a signal after which a sweep stops, if it had no other ones."""
-MAX_NAMED = 3
-"""Number of dominating candidates that an explanation names."""
 LEAST_GAIN = 0.002
-"""Share of the validation hypervolume that a candidate has to add."""
+"""Share of the validation hypervolume that a merge or checkpoint has to add."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +54,19 @@ Added = Sequence[tuple[str, Params]]
 """Configurations that requests have added and no trial has yet: id of the request, parameters."""
 
 
-def find_next_step(
+def find_next_trial(
     spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
 ) -> PlannedTrial | None:
     """Find the next trial to start; None if there is none at present.
 
     `hours` is the running time of the sweep so far, for its budget. Once any other part of the
-    budget is spent, candidates still follow: they train nothing.
+    budget is spent, merges and checkpoints still follow: they train nothing.
     """
     budget = spec.search.budget
     if budget.hours and hours >= budget.hours:
         return None
     if describe_spent_budget(spec, records, hours):
-        return plan_candidate(spec, records, at_end=True)
+        return plan_merge_or_checkpoint(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
         return None
     for role in BASELINES:
@@ -78,8 +76,8 @@ def find_next_step(
         return PlannedTrial(
             "search", "enqueued", _fill_point(spec, point, records), request=request
         )
-    if candidate := plan_candidate(spec, records):
-        return candidate
+    if planned := plan_merge_or_checkpoint(spec, records):
+        return planned
     few = len(records) < spec.search.trials  # saves counting
     if few or count_started(records) < spec.search.trials:
         role = "member" if isinstance(spec.search.scheduler, PbtSettings) else "search"
@@ -92,8 +90,8 @@ def find_next_step(
             return PlannedTrial("member", "startup", params)
         if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
             return PlannedTrial("search", "model", None)
-        if candidate := plan_candidate(spec, records, at_end=True):
-            return candidate
+        if planned := plan_merge_or_checkpoint(spec, records, at_end=True):
+            return planned
     if any(r.role == "member" and r.is_open for r in records):
         return None  # the front is unknown until they end
     limits = spec.search.replicates
@@ -158,13 +156,13 @@ def find_equal_rewards(spec: SweepSpec, record: TrialRecord) -> Mapping[str, flo
 def is_finished(
     spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
 ) -> bool:
-    """Return whether no trial is open and none is left to run; arguments as `find_next_step`."""
+    """Return whether no trial is open and none is left to run; arguments as `find_next_trial`."""
     open_trials = any(record.is_open for record in records)
-    return not open_trials and find_next_step(spec, records, hours, added) is None
+    return not open_trials and find_next_trial(spec, records, hours, added) is None
 
 
 def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
-    """Explain why no trial is left to run; `hours` as for `find_next_step`."""
+    """Explain why no trial is left to run; `hours` as for `find_next_trial`."""
     if reason := describe_spent_budget(spec, records, hours):
         return reason
     if find_dead_start(spec, records) is not None:
@@ -181,7 +179,7 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
     again = sum(record.role in BASELINES and not record.is_comparable for record in records)
     trained = 2 + again + search + spec.search.replicates.max_trainings
     limit = spec.search.budget.trials
-    most = min(trained, limit or trained) + count_candidates(spec)
+    most = min(trained, limit or trained) + count_merges_and_checkpoints(spec)
     return max(len(records), most)
 
 
@@ -202,7 +200,7 @@ def derive_seed(spec: SweepSpec, number: int) -> int:
 
 
 class PlanCache:
-    """Next step of a running sweep, computed again only after a change that may affect it.
+    """Next trial of a running sweep, computed again only after a change that may affect it.
 
     Ray constantly asks for the next trial, and among thousands of trials it takes half a second to
     find the next replicate. Every start, measurement and end of a trial must be noted here.
@@ -210,13 +208,13 @@ class PlanCache:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._step: PlannedTrial | None = None
-        self._is_step_valid = False
+        self._next: PlannedTrial | None = None
+        self._is_next_valid = False
         self._is_budget_checked = False
 
     def invalidate(self) -> None:
         """Note that a trial has started, or that a request has changed the sweep."""
-        self._is_step_valid = self._is_budget_checked = False
+        self._is_next_valid = self._is_budget_checked = False
 
     def note_measurement(self) -> None:
         """Note a measurement, which changes the plan through the budget alone."""
@@ -225,26 +223,26 @@ class PlanCache:
     def note_end(self, record: TrialRecord) -> None:
         """Note that a trial has ended.
 
-        A stopped trial adds no step if there was none; at the end of a sweep most are stopped.
+        A stopped trial adds no next one if there was none; at the end of a sweep most are stopped.
         """
         # The end of a stopped trial may allow one more merge.
         harmless = ("paused",) if self._ledger.spec.has_candidates else ("pruned", "paused")
         stopped = record.role == "search" and record.state in harmless
-        self._is_step_valid &= stopped and self._step is None
+        self._is_next_valid &= stopped and self._next is None
 
-    def get_step(self, *, idle: bool) -> PlannedTrial | None:
-        """Return the next step; None if no trial can start now. `idle`: no trial is under way."""
+    def get_next_trial(self, *, idle: bool) -> PlannedTrial | None:
+        """Return the next trial; None if no trial can start now. `idle`: no trial is under way."""
         spec = self._ledger.spec
         # hours pass by themselves
         may_be_spent = not self._is_budget_checked or bool(spec.search.budget.hours)
-        is_valid = self._is_step_valid and not (self._step is None and idle)
-        if not is_valid or (self._step is not None and may_be_spent and self.is_budget_spent()):
+        is_valid = self._is_next_valid and not (self._next is None and idle)
+        if not is_valid or (self._next is not None and may_be_spent and self.is_budget_spent()):
             records = self._ledger.get_records()
             added = self._ledger.steering.list_waiting(records)
-            self._step = find_next_step(spec, records, self._compute_hours(), added)
-            self._is_step_valid = True
+            self._next = find_next_trial(spec, records, self._compute_hours(), added)
+            self._is_next_valid = True
         self._is_budget_checked = True
-        return self._step
+        return self._next
 
     def is_budget_spent(self) -> bool:
         """Return whether some part of `search.budget` is spent."""
@@ -256,7 +254,7 @@ class PlanCache:
         return self._ledger.compute_hours(time.time()) if has_limit else 0.0
 
 
-def plan_candidate(
+def plan_merge_or_checkpoint(
     spec: SweepSpec, records: Sequence[TrialRecord], *, at_end: bool = False
 ) -> PlannedTrial | None:
     """Choose the merge or checkpoint whose turn it is; None if there is none at present.
@@ -285,7 +283,7 @@ def plan_candidate(
     return None
 
 
-def count_candidates(spec: SweepSpec) -> int:
+def count_merges_and_checkpoints(spec: SweepSpec) -> int:
     """Return the most merges and checkpoints that a sweep evaluates, fresh seeds included."""
     search = spec.search
     most = search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
@@ -313,7 +311,7 @@ def explain_stop(
     """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one.
 
     Test prompts cost more than validation prompts, on which it has to meet the constraints and add
-    to what complete trials cover. Fresh seeds of a candidate always get one.
+    to what complete trials cover. Fresh seeds of a merge or checkpoint always get one.
     """
     if record.replicate_of is not None:
         return ""

@@ -111,7 +111,7 @@ class Proposals(CloseableResource):
         if not self._future.done():
             return None
         suggestion, self._future = self._future.result(), None
-        limit = NEGLIGIBLE_SHARE * self._view.known
+        limit = NEGLIGIBLE_SHARE * self._view.record_count
         is_current = self._repeated or len(self._missed) <= limit
         if not is_current:
             self._view.withdraw(suggestion)
@@ -161,7 +161,7 @@ class SamplerView:
         self._under_way = count_affordable_trials(spec) <= MAX_WATCHED
         self._startup_count = 0
         self._extrapolation = CurveExtrapolation(spec)
-        self.known = 0  # number of records that a sampler may learn from
+        self.record_count = 0  # of those that a sampler may learn from
         self._study = SamplerStudy(spec, self._domains)
         self._outdated = False  # True if the study must be rebuilt before the next proposal
 
@@ -266,7 +266,7 @@ class SamplerView:
         records = self._records.setdefault(point, {})
         is_new = record.number not in records
         self._startup_count += is_new and record.proposer == "startup"
-        self.known += is_new
+        self.record_count += is_new
         records[record.number] = record
         self._states.setdefault(point, sampler_state)
         if find_last_rung(record, under_way=self._under_way) is not None:
@@ -276,7 +276,7 @@ class SamplerView:
 
     def _build_sampler(self) -> BaseSampler:
         # a new one for each proposal: a restart would lose its memory
-        return self._factory.build(derive_seed(self.spec, self.known))
+        return self._factory.build(derive_seed(self.spec, self.record_count))
 
     def _update_study(self, point: Point) -> None:
         if self._factory.has_model:
@@ -323,7 +323,7 @@ class SamplerView:
         If none is new, return a new quasi-random point, or else the repeated one.
         """
         names = tuple(self._domains)
-        for index in range(self.known, self.known + MAX_TRIES):
+        for index in range(self.record_count, self.record_count + MAX_TRIES):
             name = names[index % len(names)]
             fresh = draw_point(self.spec, index)
             near = self._build_suggestion({**repeated.params, name: fresh[name]}, repeated.proposer)

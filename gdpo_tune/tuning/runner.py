@@ -47,7 +47,12 @@ from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
 from gdpo_tune.tuning.attempts import RunSettings, choose_interval
 from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox, explain_failed_write
 from gdpo_tune.tuning.nodes import count_slots
-from gdpo_tune.tuning.plan import count_candidates, count_planned, explain_end, is_finished
+from gdpo_tune.tuning.plan import (
+    count_merges_and_checkpoints,
+    count_planned,
+    explain_end,
+    is_finished,
+)
 from gdpo_tune.tuning.proposals import refuse_other_content
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import LOST
@@ -55,7 +60,7 @@ from gdpo_tune.tuning.ray.preflight import check_nodes
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
-PACK = "gdpo_tune.training.shared_worker:SharedWorker"
+TRAIN_SHARED = "gdpo_tune.training.shared_worker:SharedWorker"
 PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
 """Packages whose versions a session records."""
 
@@ -65,7 +70,7 @@ class SweepResult:
     """Trials of a sweep that was interrupted or has finished."""
 
     records: tuple[TrialRecord, ...]
-    interrupted: int
+    exit_status: int
     """Exit status if it was stopped before its end; the same call resumes it. Otherwise 0."""
     spec: SweepSpec
     """With the settings that requests have changed, and the values of measured baselines."""
@@ -96,8 +101,8 @@ def run_sweep(
         one_front: keep the trials before an accepted change on one front with later ones.
         continue_from: directory or address of the sweep, if it is to go on in this one.
         listeners: called with every event, in the thread of this call; they must return quickly.
-        train: `module:function` that trains one trial; `module:class`, if trials
-            share a process. Default: those of `training`.
+        train: `module:function` that trains one trial; `module:class`, as `SharedWorker`, if
+            trials share a process. Default: those of `training`.
 
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
@@ -128,7 +133,8 @@ def run_sweep(
         steered = list(RequestInbox(ledger).take())  # they may extend a sweep that has finished
         records, spec, steering = tuple(ledger.get_records()), ledger.spec, ledger.steering
         added = steering.list_waiting(records)
-        planned, candidates = count_planned(spec, records, added), count_candidates(spec)
+        planned = count_planned(spec, records, added)
+        candidates = count_merges_and_checkpoints(spec)
         emit(
             SweepStarted(
                 records, planned, ledger.moved_aside, candidates, steering.pause, ledger.sweep_id
@@ -136,25 +142,25 @@ def run_sweep(
         )
         for request in steered:
             emit(SweepSteered(request, planned, candidates, steering.pause))
-        interrupted = 0
+        exit_status = 0
         if not is_finished(spec, records, ledger.compute_hours(), added):
             refuse_other_content(spec, content)
             print_deleted_policies(ledger)
-            interrupted = _with_ray(ledger, train, emit)
+            exit_status = _with_ray(ledger, train, emit)
         spec = ledger.spec
         if spec.address:
             fetch_files(ledger)
         # Before the end a dominated trial may still join the front. A session that was killed may
         # have left some, and `keep:` may have changed.
-        if not interrupted:
+        if not exit_status:
             delete_unkept_checkpoints(ledger)
         records = tuple(ledger.get_records())
         hours = ledger.compute_hours()
-        reason = "" if interrupted else explain_end(spec, records, hours)
+        reason = "" if exit_status else explain_end(spec, records, hours)
         if reason:
             ledger.record_ending(reason)
-        emit(SweepFinished(records, bool(interrupted), reason))
-        return SweepResult(records, interrupted, spec, reason, tuple(ledger.get_sessions()))
+        emit(SweepFinished(records, bool(exit_status), reason))
+        return SweepResult(records, exit_status, spec, reason, tuple(ledger.get_sessions()))
 
 
 def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
@@ -205,21 +211,21 @@ def _run_tuner(
     from gdpo_tune.tuning.ray import tune
 
     spec, worker = ledger.spec, ledger.spec.resources
-    together = worker.trials_per_process
     setup = RunSettings(
-        train or (PACK if together > 1 else TRAIN),
+        train or (TRAIN_SHARED if worker.trials_per_process > 1 else TRAIN),
         ledger.directory / SPEC,
         spec.address,
         worker.workers,
         worker.cpus,
         worker.gpus,
-        together,
+        worker.trials_per_process,
         choose_interval(slots),
     )
     scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(ledger)
     lifecycle = Lifecycle(ledger, scheduler, setup, slots, emit, ray_cluster.nodes)
     # Trials that share a process compute one after another.
-    stopper = tune.TuneStopper(lifecycle, ray_cluster.is_alive, tune.GRACE * together)
+    grace = tune.GRACE * worker.trials_per_process
+    stopper = tune.TuneStopper(lifecycle, ray_cluster.is_alive, grace)
     status: int = ExitCode.INTERRUPTED
 
     def stop(exit_status: int) -> None:
@@ -245,7 +251,7 @@ def _run_tuner(
         # the next start clears it too
         with suppress(StoreError, StoreUnreachableError, OSError):
             lifecycle.stop_flag.clear()
-        shutil.rmtree(ledger.directory / tune.RAY, ignore_errors=True)
+        shutil.rmtree(ledger.directory / tune.RAY_DIRECTORY, ignore_errors=True)
     if lifecycle.fatal is not None:
         raise lifecycle.fatal
     return status if stopper.requested else 0

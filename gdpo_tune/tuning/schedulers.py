@@ -23,6 +23,8 @@ from gdpo_tune.spec import SweepSpec
 
 Verdict = Literal["continue", "stop", "pause"]
 Ranks = NDArray[np.int64]
+MAX_NAMED = 3
+"""Number of dominating trials that an explanation names."""
 
 
 class Scheduler:
@@ -75,23 +77,23 @@ def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[f
 
 
 def find_first(
-    losses: Floats, total: Floats, rank: Ranks, candidates: NDArray[np.int64], quota: int
+    losses: Floats, total: Floats, rank: Ranks, rows: NDArray[np.int64], quota: int
 ) -> int | None:
-    """Return the candidate that is first in the order of all trials; None if beyond the quota.
+    """Return which of some rows is first in the order of all trials; None if beyond the quota.
 
-    Candidates, at least one, and the result are rows. Equal trials stand in the order of their
-    rows. Only the candidate's front is ordered, and only if the place within it matters.
+    There is at least one row. Equal trials stand in the order of their rows. Only the front of the
+    first row is ordered, and only if the place within it matters.
     """
-    lead = candidates[np.lexsort((candidates, rank[candidates], total[candidates]))[0]]
+    lead = rows[np.lexsort((rows, rank[rows], total[rows]))[0]]
     level = total == total[lead]
     ahead = np.count_nonzero((total < total[lead]) | (level & (rank < rank[lead])))
     if ahead >= quota:
         return None
     front = np.flatnonzero(level & (rank == rank[lead]))
-    is_candidate = np.isin(front, candidates)
-    if ahead + len(front) <= quota and np.count_nonzero(is_candidate) == 1:
+    is_listed = np.isin(front, rows)
+    if ahead + len(front) <= quota and np.count_nonzero(is_listed) == 1:
         return int(lead)
-    place = np.where(is_candidate, order_evenly(losses[front]), len(losses))
+    place = np.where(is_listed, order_evenly(losses[front]), len(losses))
     return int(front[place.argmin()]) if ahead + place.min() < quota else None
 
 

@@ -61,7 +61,8 @@ def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     """Return the corners of the searched reward weights; none without merges.
 
-    Only their ratios matter: unless some weight is not searched, the largest of all are no corner.
+    If every one of several weights is searched, the point with all weights at their maximum is left
+    out: only ratios matter.
     """
     weights = {n: d for n, d in spec.space.searched_domains.items() if n.startswith(WEIGHTS)}
     if not weights or not spec.has_candidates or not spec.search.merges.budget:

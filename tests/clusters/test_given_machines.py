@@ -19,6 +19,7 @@ from gdpo_tune import cli, schedule
 from gdpo_tune.clusters import scheduler
 from gdpo_tune.clusters.backends import local_jobs, supervise
 from gdpo_tune.clusters.backends.local_jobs import Local
+from gdpo_tune.clusters.outcome import RunFigures
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
@@ -139,7 +140,7 @@ def test_a_machine_that_is_taken_away(tmp_path, monkeypatch):
     context = SweepScheduler.open(sweep, clock)
     assert context.state.active is not None
     assert not context.state.active.stop_reason
-    context.build_backend, context.read_figures = lambda _: backend, lambda *_: {}
+    context.build_backend, context.read_figures = lambda _: backend, lambda *_: RunFigures()
     context.tick()  # the next call
     assert context.state.active.attempt == 2
 

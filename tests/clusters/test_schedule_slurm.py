@@ -25,6 +25,7 @@ from gdpo_tune.clusters.backends.base import (
 )
 from gdpo_tune.clusters.backends.slurm import Slurm
 from gdpo_tune.clusters.load_schedules import load_sweeps
+from gdpo_tune.clusters.outcome import RunFigures
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
@@ -289,7 +290,7 @@ def test_a_state_of_later_versions_is_shown_and_decides_nothing(tmp_path, contro
     sweep = load_scheduled_sweep(tmp_path, SLURM)
     context = SweepScheduler.open(sweep, clock)
     context.build_backend = lambda _: Slurm(sweep, sweep.settings.backend, controller)
-    context.read_figures = lambda *_: {}
+    context.read_figures = lambda *_: RunFigures()
     context.run(clock(), wait=False)
     controller.jobs["40"].state = "TELEPORTING"
     for _ in range(3):

@@ -10,7 +10,7 @@ import pytest
 
 from gdpo_tune import schedule
 from gdpo_tune.clusters.backends.base import JobStatus, build_backend
-from gdpo_tune.clusters.outcome import read_figures
+from gdpo_tune.clusters.outcome import RunFigures, read_figures
 from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendUnreachableError, SpecError, StoreError, UsageError
 from tests.support.paths import ROOT
@@ -32,7 +32,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 def replace_defaults(fake: FakeBackend) -> tuple[object, ...]:
     old = SweepScheduler.__init__.__defaults__
     assert old is not None
-    changed = {build_backend: lambda _: fake, read_figures: lambda *_: {}}
+    changed = {build_backend: lambda _: fake, read_figures: lambda *_: RunFigures()}
     return tuple(changed.get(value, value) if callable(value) else value for value in old)
 
 

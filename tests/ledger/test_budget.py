@@ -22,7 +22,7 @@ from gdpo_tune.tuning.plan import (
     PlannedTrial,
     count_planned,
     explain_end,
-    find_next_step,
+    find_next_trial,
     is_finished,
 )
 from gdpo_tune.tuning.proposals import Proposals
@@ -59,10 +59,10 @@ def test_no_trial_starts_once_a_budget_is_spent(tmp_path: Path, budget: str, wor
     spec = load_code_spec(tmp_path, [f"search.budget={budget}", "resources.gpus=1"])
     records = [build_record(number) for number in range(4)]
     assert describe_spent_budget(spec, records, 0.5) == f"the budget of {words} is spent"
-    assert find_next_step(spec, records, 0.5) is None
+    assert find_next_trial(spec, records, 0.5) is None
     assert is_finished(spec, records, 0.5)
     assert explain_end(spec, records, 0.5) == f"the budget of {words} is spent"
-    assert find_next_step(spec, records[:3], 0.49) is not None
+    assert find_next_trial(spec, records[:3], 0.49) is not None
     assert describe_spent_budget(spec, records[:3], 0.49) == ""
 
 
@@ -163,9 +163,9 @@ def test_hours_are_counted_without_reading_all_trials_again(
 
     def counted(*arguments: Any) -> PlannedTrial | None:
         plans.append(len(plans))
-        return find_next_step(*arguments)
+        return find_next_trial(*arguments)
 
-    monkeypatch.setattr(plan, "find_next_step", counted)
+    monkeypatch.setattr(plan, "find_next_trial", counted)
     with Ledger.open(spec) as ledger:
         ledger.begin_session(0.0, 2, {})
         monkeypatch.setattr(plan.time, "time", lambda: 1800.0)

@@ -22,7 +22,7 @@ from gdpo_tune.results.wording import list_result_warnings
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tracking.run_content import build_trial_content
 from gdpo_tune.tuning import runner
-from gdpo_tune.tuning.plan import count_planned, find_next_step
+from gdpo_tune.tuning.plan import count_planned, find_next_trial
 from gdpo_tune.tuning.proposals import SamplerView, load_earlier_trials, refuse_other_content
 from gdpo_tune.tuning.retention import select_kept_trials
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
@@ -94,7 +94,7 @@ def test_after_an_accepted_change_only_later_trials_are_on_the_front(spec):
             "pruned",
             "task mine.py changed",
         )
-        assert find_next_step(spec, ledger.get_records()).role == "untrained"  # measured anew
+        assert find_next_trial(spec, ledger.get_records()).role == "untrained"  # measured anew
         planned = count_planned(spec, ledger.get_records()[:0])
         assert count_planned(spec, ledger.get_records()) == planned + 2
         run_trial(ledger, 0.1, "untrained")
@@ -127,7 +127,7 @@ def test_a_sampler_learns_nothing_from_trials_before_a_change(spec):
         ledger.compare_content(AFTER, accept=True)
         projection = SamplerView(spec)
         projection.load((record, {}) for record in ledger.get_records())
-    assert projection.known == 0
+    assert projection.record_count == 0
     assert projection.study.get_trials() == []
 
 
@@ -201,9 +201,9 @@ def test_a_sweep_is_refused_before_any_work_and_goes_on_by_an_explicit_word(tmp_
     spec = load_spec("s.yaml")
     monkeypatch.setattr(runner, "check_resources", lambda spec: None)
     monkeypatch.setattr(runner, "_with_ray", lambda ledger, train, emit: True)
-    assert runner.run_sweep(spec).interrupted
+    assert runner.run_sweep(spec).exit_status
     Path("scoring.py").write_text("ONE = 0\n")
     with pytest.raises(IdentityError, match=r"task scoring.py: \w+, now \w+ \(written 20"):
         runner.run_sweep(spec)
-    assert runner.run_sweep(spec, accept_changes=True).interrupted
-    assert runner.run_sweep(spec).interrupted
+    assert runner.run_sweep(spec, accept_changes=True).exit_status
+    assert runner.run_sweep(spec).exit_status

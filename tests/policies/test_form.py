@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gdpo_tune.policies.load_policy import find_required_version, keep_form
+from gdpo_tune.policies.load_policy import find_required_version, restore_base_files
 
 OLDER = {
     "config.json": {"model_type": "llama", "rope_theta": 1000.0, "torch_dtype": "bfloat16"},
@@ -43,7 +43,7 @@ def read(directory):
 def test_a_policy_has_the_files_of_its_base_and_the_type_of_its_weights(tmp_path, base):
     directory = write(tmp_path / "trained", NEWER)
     os.link(directory / "tokenizer.json", tmp_path / "checkpoint")
-    keep_form(directory, str(write(tmp_path / "base", base)))
+    restore_base_files(directory, str(write(tmp_path / "base", base)))
     key = "torch_dtype" if base is OLDER else "dtype"
     changed = {"config.json": {**base["config.json"], key: "float32"}}
     assert read(directory) == {**base, **changed}
@@ -53,7 +53,7 @@ def test_a_policy_has_the_files_of_its_base_and_the_type_of_its_weights(tmp_path
 
 def test_an_adapter_gets_the_tokenizer_alone(tmp_path):
     directory = write(tmp_path / "trained", {"adapter_config.json": {"r": 4}})
-    keep_form(directory, str(write(tmp_path / "base", OLDER)))
+    restore_base_files(directory, str(write(tmp_path / "base", OLDER)))
     assert read(directory).keys() == {*OLDER, "adapter_config.json"} - {"config.json"}
 
 
@@ -62,7 +62,7 @@ def test_the_chat_template_is_that_of_the_training(tmp_path):
     directory = write(tmp_path / "trained", NEWER)
     (directory / "chat_template.jinja").write_text("new")
     settings = {**OLDER["tokenizer_config.json"], "chat_template": "old"}
-    keep_form(
+    restore_base_files(
         directory, str(write(tmp_path / "base", {**OLDER, "tokenizer_config.json": settings}))
     )
     assert read(directory)["tokenizer_config.json"]["chat_template"] == "new"
@@ -70,7 +70,7 @@ def test_the_chat_template_is_that_of_the_training(tmp_path):
 
 def test_a_base_that_is_not_at_hand_changes_nothing(tmp_path):
     directory = write(tmp_path / "trained", NEWER)
-    keep_form(directory, "nobody/nothing")
+    restore_base_files(directory, "nobody/nothing")
     assert read(directory) == NEWER
 
 
@@ -81,5 +81,5 @@ def test_settings_of_other_weights_are_not_taken(tmp_path, other):
     """Loading takes the text model out of one that sees, and dequantizes."""
     directory = write(tmp_path / "trained", NEWER)
     settings = {**OLDER["config.json"], **other}
-    keep_form(directory, str(write(tmp_path / "base", {**OLDER, "config.json": settings})))
+    restore_base_files(directory, str(write(tmp_path / "base", {**OLDER, "config.json": settings})))
     assert read(directory) == {**OLDER, "config.json": NEWER["config.json"]}

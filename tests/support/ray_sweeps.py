@@ -29,7 +29,7 @@ import sys
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning.runner import run_sweep
 train, space, *overrides = sys.argv[1:]
-sys.exit(run_sweep(load_spec(space, overrides, "sweep"), train=train).interrupted)
+sys.exit(run_sweep(load_spec(space, overrides, "sweep"), train=train).exit_status)
 """
 
 

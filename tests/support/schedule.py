@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
+from gdpo_tune.clusters.outcome import FailedComparison, RunFigures
 from gdpo_tune.clusters.schedule_state import (
     JobHandle,
     ScheduledRun,
@@ -150,11 +151,9 @@ def build_context(
     backend: FakeBackend,
     storage: ScheduleStorage | None = None,
 ) -> SweepScheduler:
-    def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> dict[str, Any]:
-        values = {"trials": 3, "front": 2, "gpu_hours": backend.sum_gpu_hours(run)}
-        return (
-            {**values, "comparison": {"with": earlier, "unknown": "faked"}} if earlier else values
-        )
+    def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> RunFigures:
+        comparison = FailedComparison(earlier, "faked") if earlier else None
+        return RunFigures(backend.sum_gpu_hours(run), {"trials": 3, "front": 2}, comparison)
 
     context = SweepScheduler(
         sweep,

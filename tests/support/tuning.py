@@ -18,7 +18,7 @@ from gdpo_tune.tuning.attempts import (
     RunSettings,
     TrialPlaced,
     TrialUpdate,
-    unpack_message,
+    unwrap_message,
 )
 from gdpo_tune.tuning.ray import attempt
 from tests.support.paths import ROOT
@@ -86,7 +86,7 @@ def record_reports(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     arrived: list[Measurement] = []
 
     def receive(result: dict[str, Any]) -> None:
-        message = unpack_message(result)
+        message = unwrap_message(result)
         if not isinstance(message, TrialPlaced):
             assert isinstance(message, TrialUpdate)
             arrived.append(message.measurement)

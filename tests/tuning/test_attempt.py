@@ -46,8 +46,8 @@ from gdpo_tune.tuning.attempts import (
     TrialResult,
     TrialUpdate,
     choose_interval,
-    pack,
-    unpack_message,
+    unwrap_message,
+    wrap_for_ray,
 )
 from gdpo_tune.tuning.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray import attempt as adapter
@@ -91,7 +91,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
 
 
 def run_attempt(config: TrialConfig) -> TrialMessage | None:
-    return unpack_message(run_trial(pack(build_attempt(config, f"{__name__}:train"))))
+    return unwrap_message(run_trial(wrap_for_ray(build_attempt(config, f"{__name__}:train"))))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
     config: TrialConfig, sent: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ):
     def halt(result: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
-        message = unpack_message(result)
+        message = unwrap_message(result)
         assert isinstance(message, TrialUpdate)
         sent.append(message.measurement)
         if message.measurement.has_validation:
@@ -400,7 +400,7 @@ def test_held_measurements_are_sent_with_the_next_result(
     results: list[Any] = []
     clock = iter(range(1, 1000))
     monkeypatch.setattr(
-        adapter.tune, "report", lambda packed: results.append(unpack_message(packed))
+        adapter.tune, "report", lambda packed: results.append(unwrap_message(packed))
     )
     monkeypatch.setattr(adapter.time, "monotonic", lambda: float(next(clock)))
     training = TrainingSettings(steps=120)
@@ -472,7 +472,7 @@ def test_an_attempt_without_the_directory_waits_for_it_and_does_not_count(
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(adapter, "run_attempt", run)
     with pytest.raises(AttemptError, match="waited 3 s for it"):
-        adapter.run_trial(pack(attempt))
+        adapter.run_trial(wrap_for_ray(attempt))
     assert waits == [1, 1, 1]
 
 
@@ -481,7 +481,7 @@ def test_a_directory_that_stays_missing_ends_the_sweep(
 ):
     monkeypatch.setattr(adapter, "PATIENCE", -1.0)
     monkeypatch.setattr(adapter, "run_attempt", lambda _: spec_file.unlink())
-    result = unpack_message(adapter.run_trial(pack(attempt)))
+    result = unwrap_message(adapter.run_trial(wrap_for_ray(attempt)))
     assert isinstance(result, Fatal)
     assert isinstance(result.error, DirectoryLostError)
     assert re.search(r"is gone.*\n.*fix: mount it again", str(result.error))
@@ -494,10 +494,10 @@ def test_other_failures_are_returned_unchanged(
         raise RuntimeError("its own")
 
     monkeypatch.setattr(adapter, "run_attempt", lambda _: Failed("its own"))
-    assert unpack_message(adapter.run_trial(pack(attempt))) == Failed("its own")
+    assert unwrap_message(adapter.run_trial(wrap_for_ray(attempt))) == Failed("its own")
     monkeypatch.setattr(adapter, "run_attempt", fail)
     with pytest.raises(RuntimeError, match="its own"):
-        adapter.run_trial(pack(attempt))
+        adapter.run_trial(wrap_for_ray(attempt))
 
 
 def test_a_report_without_the_directory_is_ignored(attempt: AttemptConfig, spec_file: Path):

@@ -19,8 +19,8 @@ from gdpo_tune.tuning.plan import (
     PlannedTrial,
     count_planned,
     explain_stop,
-    find_next_step,
-    plan_candidate,
+    find_next_trial,
+    plan_merge_or_checkpoint,
     tighten_references,
 )
 from gdpo_tune.tuning.retention import list_kept_steps
@@ -72,7 +72,7 @@ def add_merge(records: list[TrialRecord], parts: tuple[Part, ...]) -> None:
 def test_merges_are_spread_over_the_trainings(tmp_path: Path, ended: int, merges: int):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(ended)
     chosen = set[tuple[Part, ...]]()
-    while (candidate := plan_candidate(spec, records)) is not None:
+    while (candidate := plan_merge_or_checkpoint(spec, records)) is not None:
         assert candidate.role == "merge"  # every checkpoint is dominated by its own end
         assert candidate.parts not in chosen
         chosen.add(candidate.parts)
@@ -83,7 +83,7 @@ def test_merges_are_spread_over_the_trainings(tmp_path: Path, ended: int, merges
 @pytest.mark.parametrize("setting", ["search.merges.budget=0", "keep=none"])
 def test_merges_can_be_switched_off(tmp_path: Path, setting: str):
     spec = load_code_spec(tmp_path, [*MERGES, setting])
-    assert plan_candidate(spec, build_records(4)) is None
+    assert plan_merge_or_checkpoint(spec, build_records(4)) is None
     assert list_corners(spec) == []
     with_checkpoints = 4 + 6 if setting != "keep=none" else 0  # and at most 6 fresh seeds of them
     assert count_planned(spec, []) == 2 + 4 + 6 + with_checkpoints
@@ -91,10 +91,10 @@ def test_merges_can_be_switched_off(tmp_path: Path, setting: str):
 
 def test_a_merge_comes_before_the_next_training(tmp_path: Path):
     spec = load_code_spec(tmp_path, MERGES)
-    step = find_next_step(spec, build_records(3))
-    assert step is not None
-    assert (step.role, step.proposer, step.params) == ("merge", "candidate", {})
-    assert sum(part.weight for part in step.parts) == pytest.approx(1)
+    found = find_next_trial(spec, build_records(3))
+    assert found is not None
+    assert (found.role, found.proposer, found.params) == ("merge", "candidate", {})
+    assert sum(part.weight for part in found.parts) == pytest.approx(1)
 
 
 def test_fresh_seeds_of_merges_count_among_the_trials_that_are_planned(tmp_path: Path):
@@ -111,7 +111,7 @@ def test_a_small_sweep_evaluates_few_merges(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search={trials: 3, merges: {budget: 1000}}"])
     assert count_planned(spec, []) == 2 + 3 + 6 + 3 * MERGES_PER_TRAINING + 6
     records, count = build_records(3), 0
-    while (candidate := plan_candidate(spec, records)) is not None:
+    while (candidate := plan_merge_or_checkpoint(spec, records)) is not None:
         add_merge(records, candidate.parts)
         count += 1
     assert 0 < count <= 3 * MERGES_PER_TRAINING
@@ -123,7 +123,7 @@ def test_most_parts_bounds_a_merge(tmp_path: Path):
         merges = spec.search.merges.model_copy(update={"most_parts": most})
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"merges": merges})})
         records, found = build_records(4), set[int]()
-        while (candidate := plan_candidate(spec, records)) is not None:
+        while (candidate := plan_merge_or_checkpoint(spec, records)) is not None:
             found.add(len(candidate.parts))
             add_merge(records, candidate.parts)
         assert found == sizes
@@ -134,10 +134,10 @@ def test_a_promising_checkpoint_is_evaluated(tmp_path: Path):
     early = Rung(20, {**records[4].validation, "length": Estimate(0.95, 0.01)}, Cost(1280))
     records[4] = replace(records[4], rungs=(early, records[4].rungs[1]))
     expected = PlannedTrial("checkpoint", "candidate", records[4].params, parts=(Part(4, 20, 1.0),))
-    assert plan_candidate(spec, records) == find_next_step(spec, records) == expected
+    assert plan_merge_or_checkpoint(spec, records) == find_next_trial(spec, records) == expected
     broken = Rung(20, {**early.validation, "correctness": Estimate(0.1, 0.01)}, Cost(1280))
     records[4] = replace(records[4], rungs=(broken, records[4].rungs[1]))
-    candidate = plan_candidate(spec, records)
+    candidate = plan_merge_or_checkpoint(spec, records)
     assert candidate is not None
     assert candidate.role == "merge"
 
@@ -149,20 +149,20 @@ def test_candidates_follow_when_the_budget_of_trainings_is_spent(tmp_path: Path,
     spec = load_code_spec(tmp_path, [search])
     records = [replace(r, cost=Cost(3840)) if r.is_training else r for r in build_records(2)]
     merges = 0
-    while (step := find_next_step(spec, records)) is not None:
-        assert step.role == "merge"
-        add_merge(records, step.parts)
+    while (found := find_next_trial(spec, records)) is not None:
+        assert found.role == "merge"
+        add_merge(records, found.parts)
         merges += 1
     assert merges > 2
     hours = load_code_spec(tmp_path, [search, "search.budget.hours=1"])
-    assert find_next_step(hours, build_records(2), hours=2.0) is None
+    assert find_next_trial(hours, build_records(2), hours=2.0) is None
 
 
 def test_costs_that_are_judged_leave_no_room_for_candidates(tmp_path: Path):
     """A merge would win every cost: its own is that of an evaluation."""
     cost = "objectives.cpu_seconds={direction: minimize, reference: 100}"
     spec = load_code_spec(tmp_path, [*MERGES, cost])
-    assert plan_candidate(spec, build_records(4)) is None
+    assert plan_merge_or_checkpoint(spec, build_records(4)) is None
     assert list_corners(spec) == []
     assert [w for w in list_warnings(spec) if "search.merges.budget" in w]
 
@@ -179,7 +179,7 @@ def test_a_share_of_a_range_lies_in_it(low: float, factor: float, log: bool, sha
 def test_a_parent_whose_merges_fail_is_left_alone(tmp_path: Path):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
     for _ in range(8):
-        candidate = plan_candidate(spec, records)
+        candidate = plan_merge_or_checkpoint(spec, records)
         if candidate is None:
             break
         add_merge(records, candidate.parts)
@@ -205,7 +205,7 @@ def test_a_constraint_on_an_objective_is_the_worst_value_of_interest(tmp_path: P
 def test_an_infeasible_parent_may_be_merged(tmp_path: Path):
     spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
     records[3] = replace(records[3], feasible=False)
-    candidate = plan_candidate(spec, records)
+    candidate = plan_merge_or_checkpoint(spec, records)
     assert candidate is not None
     assert 3 in {part.trial for part in candidate.parts}
 

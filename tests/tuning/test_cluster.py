@@ -439,8 +439,8 @@ class FakeHead:
         return self.watch.seconds_silent
 
     def check_for(self, seconds: float) -> float:
-        for _ in range(int(seconds / cluster.ASK_SECONDS)):
-            self.check_after(cluster.ASK_SECONDS)
+        for _ in range(int(seconds / cluster.HEAD_POLL_SECONDS)):
+            self.check_after(cluster.HEAD_POLL_SECONDS)
         return self.watch.seconds_silent
 
 
@@ -451,7 +451,7 @@ def test_the_process_disconnects_some_time_after_the_head_is_lost(monkeypatch):
     assert head.check_for(cluster.LOST_SECONDS) == cluster.LOST_SECONDS
     assert head.check_for(cluster.LEAVE_SECONDS) > cluster.LOST_SECONDS
     assert head.leaves == 0
-    head.check_after(cluster.ASK_SECONDS)
+    head.check_after(cluster.HEAD_POLL_SECONDS)
     assert head.leaves == 1
 
 
@@ -466,11 +466,11 @@ def test_a_head_that_answers_again_is_not_lost(monkeypatch):
 def test_a_process_that_was_stopped_itself_gives_the_head_time_to_answer(monkeypatch):
     """A stopped driver lost its sweep: a minute had passed since the last answer."""
     head = FakeHead(monkeypatch)
-    head.check_after(cluster.ASK_SECONDS)
+    head.check_after(cluster.HEAD_POLL_SECONDS)
     head.now += 60.0
     assert head.watch.seconds_silent == 0
     head.answers = False  # the network of a machine that wakes up is not there at once
-    assert head.check_after(cluster.ASK_SECONDS) == cluster.POLL_SECONDS
+    assert head.check_after(cluster.HEAD_POLL_SECONDS) == cluster.POLL_SECONDS
     assert head.leaves == 0
 
 

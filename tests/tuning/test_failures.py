@@ -29,7 +29,7 @@ from gdpo_tune.tuning.attempts import (
     TrialNotice,
     TrialPlaced,
     TrialUpdate,
-    pack,
+    wrap_for_ray,
 )
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray import tune, workers
@@ -165,7 +165,7 @@ class NodeSweep:
         self.report(trial, TrialPlaced(host or f"{actor} {trial.trial_id}", actor))
 
     def report(self, trial: RayTrial, message: Any) -> None:
-        self.callback.on_trial_result(0, [], trial, pack(message))
+        self.callback.on_trial_result(0, [], trial, wrap_for_ray(message))
 
     def fail(self, trial: RayTrial, error: BaseException) -> None:
         if trial.trial_id not in self.driver.searcher._running:
@@ -430,7 +430,9 @@ def test_a_preempted_shared_process_that_ray_starts_again_costs_its_trials_no_at
     shared: SharedSweep, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tune, "read_error", lambda _: RayActorError(preempted=True))
-    searcher = TuneSearcher(shared.driver.searcher, RunSettings("none:none", Path(), pack=2))
+    searcher = TuneSearcher(
+        shared.driver.searcher, RunSettings("none:none", Path(), trials_per_process=2)
+    )
     callback = TuneCallback(shared.driver.searcher, searcher, lambda: None)
     searcher.processes |= {"a": 0.0, "b": 0.0}
     process: Any = SimpleNamespace(trial_id="b")

@@ -19,8 +19,8 @@ from gdpo_tune.tuning.attempts import (
     Finished,
     RunSettings,
     TrialPlaced,
-    pack,
-    unpack_message,
+    unwrap_message,
+    wrap_for_ray,
 )
 from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.ray import attempt as adapter
@@ -59,7 +59,7 @@ def test_few_functions_lie_between_the_command_and_a_step(
 
     monkeypatch.setattr(cluster, "open_cluster", open_cluster)
     monkeypatch.setattr(tune, "build_tuner", lambda *_: SimpleNamespace(fit=fit))
-    assert runner.run_sweep(load_code_spec(tmp_path, [])).interrupted
+    assert runner.run_sweep(load_code_spec(tmp_path, [])).exit_status
     assert len(frames) == 3, frames
 
     step = torch.optim.AdamW.step
@@ -78,7 +78,7 @@ def test_few_functions_lie_between_the_command_and_a_step(
     trial = build_trial_config(write_policy(tmp_path / "policy"), tmp_path / "trials" / "0")
     trial.directory.mkdir(parents=True)
     attempt = AttemptConfig(trial, RunSettings("gdpo_tune.training:train", tmp_path / SPEC))
-    result = adapter.run_trial(pack(attempt))
-    assert isinstance(unpack_message(result), Finished)
+    result = adapter.run_trial(wrap_for_ray(attempt))
+    assert isinstance(unwrap_message(result), Finished)
     assert len(frames) > 3
     assert len(COMMAND) + len(frames) <= MOST, [*COMMAND, *frames]

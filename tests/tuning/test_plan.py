@@ -17,7 +17,7 @@ from gdpo_tune.tuning.plan import (
     derive_seed,
     explain_end,
     find_dead_start,
-    find_next_step,
+    find_next_trial,
 )
 from tests.support.tuning import load_code_spec
 
@@ -38,10 +38,10 @@ def list_planned(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> list[T
     """List `records` and the planned trials up to the sampler's first."""
     planned = list(records)
     while True:
-        step = find_next_step(spec, planned)
-        if step is None or step.params is None:
+        found = find_next_trial(spec, planned)
+        if found is None or found.params is None:
             return planned
-        planned.append(build_planned(len(planned), step.role, step.proposer, step.params))
+        planned.append(build_planned(len(planned), found.role, found.proposer, found.params))
 
 
 def build_planned(number: int, role: Role, proposer: Proposer, params: Params) -> TrialRecord:
@@ -62,7 +62,7 @@ def test_a_point_may_be_added_at_any_place_of_a_resumed_sweep(tmp_path: Path, po
     assert [params["learning_rate"] for params in list_enqueued(before)] == [1e-4]
     after = list_planned(spec(*points), before)
     assert [params["learning_rate"] for params in list_enqueued(after)] == [1e-4, 2e-4]
-    assert find_next_step(spec(*points), after) == PlannedTrial("search", "model", None)
+    assert find_next_trial(spec(*points), after) == PlannedTrial("search", "model", None)
 
 
 def test_a_value_without_effect_does_not_repeat_a_point(tmp_path: Path):
@@ -112,10 +112,10 @@ def test_a_sweep_stops_if_its_first_trainings_have_no_signal(tmp_path, ends, tri
     assert (dead is not None) == is_dead
     if is_dead:
         assert dead == records[1]
-        assert find_next_step(spec, records) is None
+        assert find_next_trial(spec, records) is None
         assert explain_end(spec, records) == "no training had a signal"
         corrected = [replace(record, is_comparable=False) for record in records]
-        assert find_next_step(spec, corrected) is not None
+        assert find_next_trial(spec, corrected) is not None
 
 
 @pytest.mark.parametrize(("se", "is_dead"), [(0.0, True), (0.1, False)])

@@ -29,7 +29,7 @@ class SlowProjection:
         self.busy = False
 
     @property
-    def known(self) -> int:
+    def record_count(self) -> int:
         return len(self.numbers)
 
     def observe(self, record: TrialRecord, sampler_state: Any = None) -> None:
@@ -37,7 +37,7 @@ class SlowProjection:
         self.numbers.append(record.number)
 
     def propose(self) -> Suggestion:
-        self.busy, knew = True, self.known
+        self.busy, knew = True, self.record_count
         self.proposals += 1
         assert self.go.acquire(timeout=60)
         self.busy = False

@@ -36,8 +36,8 @@ from gdpo_tune.tuning.attempts import (
     TrialNotice,
     TrialPlaced,
     TrialUpdate,
-    pack,
-    unpack_message,
+    unwrap_message,
+    wrap_for_ray,
 )
 from gdpo_tune.tuning.ray import attempt
 from gdpo_tune.tuning.ray.attempt import (
@@ -90,14 +90,14 @@ def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[T
     monkeypatch.setattr(attempt, "describe_place", lambda: TrialPlaced("process", "node"))
     # the original queries Ray
     monkeypatch.setattr(attempt, "compute_memory_limit", lambda *_: float("inf"))
-    monkeypatch.setattr(attempts, "ASK_SECONDS", 0.0)  # steps take no time
+    monkeypatch.setattr(attempts, "FLAG_POLL_SECONDS", 0.0)  # steps take no time
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     yield messages
     actions_by_step.clear()
 
 
 def unpack(packed: dict[str, Any]) -> TrialMessage:
-    message = unpack_message(packed)
+    message = unwrap_message(packed)
     assert message is not None
     return message
 
@@ -105,7 +105,7 @@ def unpack(packed: dict[str, Any]) -> TrialMessage:
 def run_attempt(driver: Path, steps: int = 6, token: str = "this") -> TrialMessage:
     setup = RunSettings(f"{__name__}:train", driver / SPEC, SWEEP)
     trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=steps), driver / "3")
-    return unpack(run_trial(pack(AttemptConfig(trial, setup, trial_token=token))))
+    return unpack(run_trial(wrap_for_ray(AttemptConfig(trial, setup, trial_token=token))))
 
 
 def open_store() -> StoreDirectory:
@@ -181,7 +181,7 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
     tmp_path: Path, messages: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
     """Regardless of the time of the last request to the store."""
-    monkeypatch.setattr(attempts, "ASK_SECONDS", 1e9)
+    monkeypatch.setattr(attempts, "FLAG_POLL_SECONDS", 1e9)
 
     def hear(packed: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
         update = unpack(packed)

@@ -22,7 +22,7 @@ from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.attempts import Failed, TrialPlaced, pack, unpack_attempt
+from gdpo_tune.tuning.attempts import Failed, TrialPlaced, unwrap_attempt, wrap_for_ray
 from gdpo_tune.tuning.lifecycle import Lifecycle
 from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.plan import count_planned, is_finished
@@ -211,7 +211,7 @@ def test_processes_are_recorded_when_ray_starts_one(spec: SweepSpec):
         callback = TuneCallback(driver.searcher, searcher, lambda: looked.append("again"))
         for actor in ("a", "a", "b", "a"):
             trial = SimpleNamespace(trial_id=driver.ask())
-            callback.on_trial_result(0, [], trial, pack(TrialPlaced(actor, "node")))
+            callback.on_trial_result(0, [], trial, wrap_for_ray(TrialPlaced(actor, "node")))
     assert looked == ["again"] * 2
 
 
@@ -235,7 +235,7 @@ def test_ray_copies_a_config_cheaply_and_names_it_briefly(spec: SweepSpec):
     assert isinstance(config, dict)
     copied = copy.deepcopy(config)
     assert all(copied[key] is value for key, value in config.items())
-    assert str(unpack_attempt(config)) == "0"
+    assert str(unwrap_attempt(config)) == "0"
     assert pickle.loads(cloudpickle.dumps(config)) == config
 
 

@@ -37,8 +37,8 @@ from gdpo_tune.tuning.attempts import (
     StopFlag,
     TrialPlaced,
     TrialUpdate,
-    pack,
-    unpack_message,
+    unwrap_message,
+    wrap_for_ray,
 )
 from gdpo_tune.tuning.ray import shared_process, tune
 from gdpo_tune.tuning.ray.shared_process import FromTrial, PlaceFree, run_shared_process
@@ -107,12 +107,12 @@ class Process:
         self.ended: AttemptError | None = None
         self._answer = b""
         self._numbers: dict[str, int] = {}
-        self._setup = RunSettings(f"{__name__}:SharedWorker", Path("none"), pack=size)
+        self._setup = RunSettings(f"{__name__}:SharedWorker", Path("none"), trials_per_process=size)
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def report(self, packed: dict[str, Any]) -> None:
         """Stand in for `tune.report`."""
-        message = unpack_message(packed)
+        message = unwrap_message(packed)
         if isinstance(message, PlaceFree):
             answer: Any = FINISHED if self.is_over else WAIT
             name = f"a{len(self._numbers)}"
@@ -158,7 +158,7 @@ class Process:
 
     def _run(self) -> None:
         try:
-            run_shared_process(pack(self._setup))
+            run_shared_process(wrap_for_ray(self._setup))
         except AttemptError as error:
             self.ended = error
 
@@ -180,7 +180,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     monkeypatch.setattr(shared_process, "read_answer", driver.read_answer)
     monkeypatch.setattr(shared_process, "describe_place", lambda: TrialPlaced("process", "node"))
     monkeypatch.setattr(shared_process, "compute_memory_limit", lambda *_: 2**60)
-    monkeypatch.setattr(shared_process, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(shared_process, "TRIAL_POLL_SECONDS", 0.01)
     monkeypatch.setattr("gdpo_tune.tuning.ray.attempt.SECONDS", 0.0)
     driver.thread.start()
     yield driver
@@ -200,7 +200,7 @@ def build_attempt(sweep: Path, number: int, address: str = "") -> AttemptConfig:
         directory.mkdir(parents=True, exist_ok=True)
     trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=STEPS), directory)
     return AttemptConfig(
-        trial, RunSettings(f"{__name__}:SharedWorker", sweep / SPEC, address, pack=2)
+        trial, RunSettings(f"{__name__}:SharedWorker", sweep / SPEC, address, trials_per_process=2)
     )
 
 
@@ -231,7 +231,7 @@ def test_a_trial_takes_no_step_before_the_driver_has_handled_its_last(
 
     def report(packed: dict[str, Any]) -> None:
         plain(packed)
-        message = unpack_message(packed)
+        message = unwrap_message(packed)
         if isinstance(message, FromTrial) and isinstance(message.message, TrialUpdate):
             assert handled.wait(20)
 
@@ -371,7 +371,9 @@ def test_trials_spread_over_the_processes_that_are_free(
     monkeypatch.setattr(tune.time, "monotonic", lambda: now)
     with Ledger.open(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
         lifecycle = Driver(ledger, 4).searcher
-        searcher = TuneSearcher(lifecycle, RunSettings("none:none", tmp_path / SPEC, pack=2))
+        searcher = TuneSearcher(
+            lifecycle, RunSettings("none:none", tmp_path / SPEC, trials_per_process=2)
+        )
         for process in ("a", "b"):
             assert searcher.suggest(process) is not None
         assert searcher.suggest("c") is None  # there are as many places as slots

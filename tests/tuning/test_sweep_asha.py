@@ -33,7 +33,7 @@ def test_stopped_trials_take_no_step_past_their_rung_and_leave_no_files(
     result = run_sweep(spec, train="tests.support.fake_training:train")
     with Ledger.open(spec, read_only=True) as ledger:
         states = {trial.state.name for trial in ledger.study.trials}
-    assert not result.interrupted
+    assert not result.exit_status
     assert states == {"COMPLETE", "PRUNED"}
 
     pruned = [record for record in result.records if record.state == "pruned"]

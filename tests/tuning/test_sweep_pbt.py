@@ -38,7 +38,7 @@ def test_a_member_of_a_real_population_is_one_training_bit_for_bit(tmp_path: Pat
     result = run_sweep(spec)
     records = result.records
     members = [record for record in records if record.role == "member"]
-    assert not result.interrupted
+    assert not result.exit_status
     assert {record.state for record in records} == {"complete"}
     assert len(members) == MEMBERS
     with Ledger.open(spec, read_only=True) as ledger:

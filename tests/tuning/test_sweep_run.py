@@ -55,7 +55,7 @@ def test_a_sweep_with_faults_runs_to_its_end_once_and_can_be_extended(
     records = {record.number: record for record in result.records}
     replicates = [record for record in result.records if record.role == "replicate"]
 
-    assert not result.interrupted
+    assert not result.exit_status
     assert len(records) == 2 + 6 + len(replicates)
     assert 1 <= len(replicates) <= 2
 

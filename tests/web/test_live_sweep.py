@@ -77,7 +77,7 @@ def test_a_damaged_ledger_is_a_problem_and_the_last_content_stays(spec):
         sweep.refresh()
         journal.write_bytes(whole + b"nonsense\n")
         broken = sweep.refresh()
-        assert "no record of a ledger" in broken.problem
+        assert "not a record of a ledger" in broken.problem
         assert len(broken.records) == 3
         journal.write_bytes(whole)
         os.utime(journal, (1, 1))

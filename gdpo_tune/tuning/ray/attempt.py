@@ -45,6 +45,7 @@ from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import (
     MARKER,
     SCHEDULE_FILE,
+    TRIALS,
     find_checkpoint_name,
     is_kept,
     is_marker,
@@ -67,8 +68,8 @@ from gdpo_tune.tuning.attempts import (
     TrialResult,
     TrialUpdate,
     open_stop_flag,
-    pack,
-    unpack_attempt,
+    unwrap_attempt,
+    wrap_for_ray,
 )
 from gdpo_tune.tuning.ray.head_store import read_shared_variables
 
@@ -79,6 +80,8 @@ MEMORY_SHARE = 0.6
 
 SECONDS = 1.0
 """Time after which the next measurement reaches the driver, kept or not: a person is watching."""
+RAY_DIRECTORY = "ray"
+"""In the sweep's directory: working directory of Ray; deleted at the end."""
 TRIAL_TOKEN = "begun"
 """File that distinguishes a trial from an earlier one with its number, of a lost ledger."""
 KEPT = 2
@@ -94,13 +97,13 @@ def run_trial(config: dict[str, Any]) -> dict[str, Any]:
         AttemptError: start again; see `watch_directory` and `run_attempt`.
     """
     read_shared_variables()
-    attempt = unpack_attempt(config)
-    tune.report(pack(describe_place()))
+    attempt = unwrap_attempt(config)
+    tune.report(wrap_for_ray(describe_place()))
     try:
         with watch_directory(attempt.setup):
-            return pack(run_attempt(attempt))
+            return wrap_for_ray(run_attempt(attempt))
     except DirectoryLostError as error:
-        return pack(Fatal(error))
+        return wrap_for_ray(Fatal(error))
 
 
 def describe_place() -> TrialPlaced:
@@ -277,7 +280,7 @@ class Reporter:
             self._held.append(measurement)
         elif due and not stop:
             earlier, self._held = tuple(self._held), []
-            self.send(pack(TrialUpdate(measurement, earlier)))
+            self.send(wrap_for_ray(TrialUpdate(measurement, earlier)))
             ends = measurement.step in self._stop_steps
             stop = ends or (measurement.has_validation and self.is_halted())
         if stop:
@@ -309,14 +312,14 @@ def run_remote_attempt(
 ) -> TrialResult:
     """Train a trial in a copy of its directory; see `train_from_checkpoint`."""
     trial, directory = attempt.trial, make_attempt_directory(attempt.trial.directory.name)
-    local = replace(trial, directory=directory / "trials" / trial.directory.name)
+    local = replace(trial, directory=directory / TRIALS / trial.directory.name)
     try:
         reporter = build_reporter()
 
         def send_notice(text: str) -> None:
-            reporter.send(pack(TrialNotice(text)))
+            reporter.send(wrap_for_ray(TrialNotice(text)))
 
-        address = join_address(attempt.setup.address, "trials", trial.directory.name)
+        address = join_address(attempt.setup.address, TRIALS, trial.directory.name)
         files = StoreDirectory(address, say=send_notice)
         download_trial(files, local.directory, attempt.trial_token)
         local = replace(local, parts=download_parts(attempt, directory, send_notice))
@@ -376,7 +379,7 @@ def download_parts(
     parts: list[TrainedPart] = []
     for index, part in enumerate(attempt.trial.parts):
         trial, name = part.checkpoint.parent.name, part.checkpoint.name
-        files = StoreDirectory(join_address(attempt.setup.address, "trials", trial), say=say)
+        files = StoreDirectory(join_address(attempt.setup.address, TRIALS, trial), say=say)
         wanted = [file for file in files.list_sizes() if find_checkpoint_name(file) == name]
         target = directory / "parts" / str(index)
         files.download({file: target / file for file in wanted})

@@ -67,8 +67,8 @@ TOO_SLOW = "timed out during startup"
 """In the message of Ray's error, which has no type of its own, if the start took too long."""
 ANSWER_SECONDS = 10.0
 """Seconds that the head may take for its first answer."""
-ASK_SECONDS, CONNECT_SECONDS = 2.0, 2.0
-POLL_SECONDS = ASK_SECONDS + CONNECT_SECONDS
+HEAD_POLL_SECONDS, CONNECT_SECONDS = 2.0, 2.0
+POLL_SECONDS = HEAD_POLL_SECONDS + CONNECT_SECONDS
 """Longest time in seconds from one poll to the next."""
 LOST_SECONDS = 20.0
 """Seconds without an answer after which the head counts as lost."""
@@ -331,7 +331,7 @@ def probe_head(head: str, seconds: float) -> str:
 
 
 class HeadWatch:
-    """For how long polls of the head at `HOST:PORT` have had no answer."""
+    """Watch on the head at `HOST:PORT` that measures how long it has been silent."""
 
     def __init__(self, head: str) -> None:
         self.seconds_silent = 0.0
@@ -359,7 +359,7 @@ def watch_head(head: str) -> Generator[HeadWatch]:
     ended = threading.Event()
 
     def repeat() -> None:
-        while not ended.wait(ASK_SECONDS):
+        while not ended.wait(HEAD_POLL_SECONDS):
             watch.check()
 
     thread = threading.Thread(target=repeat, name="head", daemon=True)

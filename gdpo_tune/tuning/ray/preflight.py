@@ -106,14 +106,14 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
         ClusterError: with every node that has room for a trial and does not see the directory, or
             lacks something; or with one that does not answer and is still alive.
     """
-    candidates = [n for n in nodes.list_alive() if count_workers(spec.resources, n.resources)]
+    able = [n for n in nodes.list_alive() if count_workers(spec.resources, n.resources)]
     mark = directory / f".seen-{uuid.uuid4().hex}"
     try:
         if not spec.address:
             mark.touch()
         target, needed = spec.storage if spec.address else mark, list_needed_paths(spec)
         answers = ask_nodes(
-            candidates, probe_node, lambda node: (target, f"{mark.name}-{node.id}", needed)
+            able, probe_node, lambda node: (target, f"{mark.name}-{node.id}", needed)
         )
     finally:
         replies = list(directory.glob(f"{mark.name}*"))
@@ -122,7 +122,7 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
     blind: list[str] = []
     problems: list[str] = []
     fixes: dict[str, None] = {}  # in the order of the nodes, each once
-    for node, answer in ((node, answers[node.id]) for node in candidates if node.id in answers):
+    for node, answer in ((node, answers[node.id]) for node in able if node.id in answers):
         if isinstance(answer, ClusterError):
             nodes.refresh()
             if nodes.is_alive(node.id):

@@ -33,8 +33,8 @@ from gdpo_tune.tuning.attempts import (
     RunSettings,
     TrialMessage,
     TrialResult,
-    pack,
-    unpack_message,
+    unwrap_message,
+    wrap_for_ray,
 )
 from gdpo_tune.tuning.ray.attempt import (
     Reporter,
@@ -45,8 +45,8 @@ from gdpo_tune.tuning.ray.attempt import (
 )
 from gdpo_tune.tuning.ray.head_store import read_answer, read_shared_variables
 
-ASK_SECONDS = 0.5
-"""Seconds between two questions for a trial, where there is none."""
+TRIAL_POLL_SECONDS = 0.5
+"""Seconds between two requests for a trial while there is none."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class SharedProcess:
         self._setup = setup
         self._inbox: queue.SimpleQueue[tuple[FromTrial, threading.Event]] = queue.SimpleQueue()
         self._running: set[str] = set()
-        self._pack: Any = None
+        self._trainer: Any = None
         self._building = threading.Lock()
         """Held while the first trial builds what all of them share."""
         self._served = 0
@@ -94,22 +94,23 @@ class SharedProcess:
         while self._running or answer != FINISHED:
             if answer != FINISHED and time.monotonic() >= due and self._has_place():
                 answer = self._ask()
-                due = 0.0 if isinstance(answer, AttemptConfig) else time.monotonic() + ASK_SECONDS
+                is_trial = isinstance(answer, AttemptConfig)
+                due = 0.0 if is_trial else time.monotonic() + TRIAL_POLL_SECONDS
                 continue
             try:
-                message, handled = self._inbox.get(timeout=ASK_SECONDS)
+                message, handled = self._inbox.get(timeout=TRIAL_POLL_SECONDS)
             except queue.Empty:
                 continue
             end = message.message
             if isinstance(end, AttemptFailure) and end.cause == "shared_process":
                 raise AttemptError("shared_process", end.reason)  # it counts for all of them
-            tune.report(pack(message))
+            tune.report(wrap_for_ray(message))
             handled.set()
             if isinstance(end, TrialResult | AttemptFailure):
                 self._running.discard(message.name)
                 due = 0.0
-        if self._pack is not None:
-            self._pack.close()
+        if self._trainer is not None:
+            self._trainer.close()
 
     def _has_place(self) -> bool:
         """Return whether another trial may begin; if none ever may, raise an `AttemptError`."""
@@ -120,11 +121,11 @@ class SharedProcess:
         if is_unfit and not self._running:
             reason = "the process has grown too large, or is broken"
             raise AttemptError("needs_new_process", reason)
-        return not is_unfit and len(self._running) < self._setup.pack
+        return not is_unfit and len(self._running) < self._setup.trials_per_process
 
     def _ask(self) -> AttemptConfig | Answer:
         """Ask the driver for a trial, and begin it."""
-        tune.report(pack(PlaceFree()))
+        tune.report(wrap_for_ray(PlaceFree()))
         name, answer = pickle.loads(read_answer(tune.get_context().get_trial_id()))
         if isinstance(answer, AttemptConfig):
             self._served += 1
@@ -143,9 +144,9 @@ class SharedProcess:
     def _run(self, name: str, attempt: AttemptConfig) -> None:
         def train(trial: Any, **options: Any) -> Any:
             with self._building:
-                if self._pack is None:
-                    self._pack = registry.load(self._setup.train)(self._setup.pack)
-            return self._pack.train(trial, **options)
+                if self._trainer is None:
+                    self._trainer = registry.load(self._setup.train)(self._setup.trials_per_process)
+            return self._trainer.train(trial, **options)
 
         end: Any
         try:
@@ -177,4 +178,4 @@ class _SharedReporter(Reporter):
         self._pass_on = pass_on
 
     def send(self, result: dict[str, Any]) -> None:
-        self._pass_on(unpack_message(result))
+        self._pass_on(unwrap_message(result))

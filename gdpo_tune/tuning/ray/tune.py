@@ -44,21 +44,19 @@ from gdpo_tune.tuning.attempts import (
     TrialPlaced,
     TrialResult,
     TrialUpdate,
-    pack,
-    unpack_message,
+    unwrap_message,
+    wrap_for_ray,
 )
 from gdpo_tune.tuning.lifecycle import Lifecycle
-from gdpo_tune.tuning.ray.attempt import NODE_DIED, run_trial
+from gdpo_tune.tuning.ray.attempt import NODE_DIED, RAY_DIRECTORY, run_trial
 from gdpo_tune.tuning.ray.head_store import write_answer
 from gdpo_tune.tuning.ray.shared_process import (
-    ASK_SECONDS,
+    TRIAL_POLL_SECONDS,
     FromTrial,
     PlaceFree,
     run_shared_process,
 )
 
-RAY = "ray"
-"""In the sweep's directory: working directory of Ray; deleted at the end."""
 GRACE = 30.0
 """Seconds that trials get to reach their next report; then Ray ends them."""
 START_SECONDS = 20.0
@@ -92,18 +90,18 @@ class TuneSearcher(_Unsaved, Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next attempt's config (a dict), None for "not now", or FINISHED."""
-        if self._setup.pack == 1:
+        if self._setup.trials_per_process == 1:
             answer = self._lifecycle.next_attempt(trial_id)
             if isinstance(answer, AttemptConfig):
-                return pack(answer)
+                return wrap_for_ray(answer)
             return self.FINISHED if answer == FINISHED else None
         self._lifecycle.apply_requests()
         if self._is_finished or self._lifecycle.is_stopping:
             return self.FINISHED
-        if len(self.processes) * self._setup.pack >= self._lifecycle.slots:
+        if len(self.processes) * self._setup.trials_per_process >= self._lifecycle.slots:
             return None
         self.processes[trial_id] = time.monotonic() + START_SECONDS
-        return pack(self._setup)
+        return wrap_for_ray(self._setup)
 
     def answer(self, process: str) -> tuple[str, AttemptConfig | Answer]:
         """Return an attempt for a shared process that asks for one, and its name.
@@ -113,7 +111,7 @@ class TuneSearcher(_Unsaved, Searcher):
         self._asked += 1
         name, now = f"{process}-{self._asked}", time.monotonic()
         loads = self._lifecycle.count_by_process()
-        self.processes[process] = now + 4 * ASK_SECONDS
+        self.processes[process] = now + 4 * TRIAL_POLL_SECONDS
         if loads[process] > min(loads[p] for p, until in self.processes.items() if until > now):
             return name, WAIT
         answer = self._lifecycle.next_attempt(name, process)
@@ -141,7 +139,7 @@ class TuneCallback(_Unsaved, Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
     ) -> None:
         """Pass on a message of a trial, or answer a process that asks for one."""
-        message = unpack_message(result)
+        message = unwrap_message(result)
         if isinstance(message, PlaceFree):
             write_answer(trial.trial_id, pickle.dumps(self._searcher.answer(trial.trial_id)))
         elif isinstance(message, FromTrial):
@@ -247,7 +245,7 @@ def build_tuner(
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
     may_have_engine = setup.gpus > 0 or spec.rollout.engine == "vllm"
     searcher = TuneSearcher(lifecycle, setup)
-    run = run_shared_process if setup.pack > 1 else run_trial
+    run = run_shared_process if setup.trials_per_process > 1 else run_trial
     return Tuner(
         with_resources(run, build_resources(spec)),
         tune_config=TuneConfig(
@@ -259,7 +257,7 @@ def build_tuner(
             trial_dirname_creator=name_trial,
         ),
         run_config=RunConfig(
-            name=RAY,
+            name=RAY_DIRECTORY,
             storage_path=str(directory),
             verbose=0,
             stop=stopper,

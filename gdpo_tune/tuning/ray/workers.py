@@ -19,8 +19,8 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.training import distributed, worker_cache
-from gdpo_tune.tuning.attempts import AttemptConfig, AttemptError, pack, unpack_attempt
-from gdpo_tune.tuning.ray.attempt import NODE_DIED, Reporter
+from gdpo_tune.tuning.attempts import AttemptConfig, AttemptError, unwrap_attempt, wrap_for_ray
+from gdpo_tune.tuning.ray.attempt import NODE_DIED, RAY_DIRECTORY, Reporter
 from gdpo_tune.tuning.ray.head_store import read_shared_variables
 
 PATIENCE = 3600
@@ -38,7 +38,7 @@ def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | Non
     setup = attempt.setup
     trainer = TorchTrainer(
         train_in_worker,
-        train_loop_config={**pack(attempt), "resume": resume},
+        train_loop_config={**wrap_for_ray(attempt), "resume": resume},
         torch_config=TorchConfig(backend="nccl" if setup.gpus else "gloo", timeout_s=PATIENCE),
         scaling_config=ScalingConfig(
             num_workers=setup.workers,
@@ -48,7 +48,7 @@ def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | Non
         run_config=RunConfig(
             # an earlier run of this name would be restored
             name=f"{attempt.trial.directory.name}-{uuid.uuid4().hex}",
-            storage_path=str(setup.spec_file.parent / "ray" / "workers"),
+            storage_path=str(setup.spec_file.parent / RAY_DIRECTORY / "workers"),
             # Ray Tune starts further attempts, as it does for trials of one process.
             failure_config=FailureConfig(max_failures=0),
             callbacks=[TuneReportCallback()],
@@ -63,7 +63,7 @@ def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | Non
 def train_in_worker(config: dict[str, Any]) -> Outcome | None:
     """Train in one process of the group; the first one's outcome counts."""
     read_shared_variables()
-    attempt = unpack_attempt(config)
+    attempt = unwrap_attempt(config)
     reporter = GroupReporter(attempt)
     try:
         train = registry.load(attempt.setup.train)
