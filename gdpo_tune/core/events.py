@@ -30,6 +30,13 @@ class Incident:
     trials: tuple[int, ...] = ()
     """Numbers of the trials that it concerns."""
 
+    @property
+    def kind(self) -> Literal["node lost", "attempt retried", "other"]:
+        """Kind of the incident, by its description, which is all that ledgers store of it."""
+        if self.description.endswith(WAS_LOST):
+            return "node lost"
+        return "attempt retried" if self.description.startswith(IS_TRIED_AGAIN) else "other"
+
     def __str__(self) -> str:
         if not self.trials:
             return self.description

@@ -11,7 +11,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gdpo_tune.analysis.convergence import measure_agreements
-from gdpo_tune.core.events import IS_TRIED_AGAIN, WAS_LOST
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import (
     abbreviate_parameter,
@@ -146,12 +145,12 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
 
 def _print_incidents(out: Console, sweep: Sweep) -> None:
     incidents = list_incidents(sweep.sessions)
-    lost = [incident for incident in incidents if incident.description.endswith(WAS_LOST)]
+    lost = [incident for incident in incidents if incident.kind == "node lost"]
     trials = {number for incident in lost for number in incident.trials}
     if lost:
         attempts = f"with attempts at {format_count(len(trials), 'trial')}"
         _print_line(out, f"{format_count(len(lost), 'node')} lost, {attempts}")
-    retried = sum(incident.description.startswith(IS_TRIED_AGAIN) for incident in incidents)
+    retried = sum(incident.kind == "attempt retried" for incident in incidents)
     if retried:
         _print_line(out, f"{format_count(retried, 'attempt')} failed and retried")
 

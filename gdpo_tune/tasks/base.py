@@ -114,7 +114,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class CallContext:
-    """What TRL tells reward functions of a batch besides its texts."""
+    """Arguments of TRL's reward functions besides the texts."""
 
     completion_ids: Sequence[Sequence[int]] | None = None
     """Tokens of N completions; None where the texts come from no policy."""

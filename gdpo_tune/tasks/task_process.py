@@ -53,7 +53,7 @@ from gdpo_tune.tasks.custom import (
 TIME_LIMIT = 600.0
 """Seconds for one call of a function, if its class does not say otherwise."""
 CHECK_LIMIT = 60.0
-"""The same in `check_rewards`."""
+"""Seconds for one call of a function in `check_rewards`."""
 ROW_SHARE = 0.1
 """Share of a function's time limit that it gets for one completion alone."""
 MOST_PRINTED = 1 << 16
