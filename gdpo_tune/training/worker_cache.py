@@ -1,4 +1,4 @@
-"""Cache of a worker process: objects that its next trial need not build again.
+"""Cache of a worker process, which later trials reuse.
 
 A trial changes nothing here: it trains a copy of the policy. So its results are bitwise equal in a
 fresh and in a reused process.

@@ -446,7 +446,7 @@ class Lifecycle:
                     self._emit_state(changed)
 
     def _settle(self, record: TrialRecord) -> TrialRecord | None:
-        """Bring an open trial to the state that its rungs imply; return it if it has ended."""
+        """Replay the decisions at the rungs of an open trial; return it if it has ended."""
         verdict, rung = self._find_verdict(record)
         if verdict == "stop" and rung is not None:
             return self._prune(record, rung)

@@ -124,7 +124,7 @@ class Process:
             assert isinstance(message, FromTrial)
             self.messages[self._numbers[message.name]].put(message.message)
 
-    def read_answer(self, key: str) -> bytes:
+    def take_answer(self, key: str) -> bytes:
         assert key == "process"
         return self._answer
 
@@ -177,7 +177,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     context = SimpleNamespace(get_trial_id=lambda: "process")
     fake = SimpleNamespace(report=driver.report, get_context=lambda: context)
     monkeypatch.setattr(shared_process, "tune", fake)
-    monkeypatch.setattr(shared_process, "read_answer", driver.read_answer)
+    monkeypatch.setattr(shared_process, "take_answer", driver.take_answer)
     monkeypatch.setattr(shared_process, "describe_place", lambda: TrialPlaced("process", "node"))
     monkeypatch.setattr(shared_process, "compute_memory_limit", lambda *_: 2**60)
     monkeypatch.setattr(shared_process, "TRIAL_POLL_SECONDS", 0.01)

@@ -52,12 +52,12 @@ def read_shared_variables() -> None:
         os.environ.update(json.loads(content) if content else {})
 
 
-def write_answer(key: str, content: bytes) -> None:
+def leave_answer(key: str, content: bytes) -> None:
     """Leave an answer for a process that waits for it."""
     _import_store()._internal_kv_put(key, content, namespace=_NAMESPACE)
 
 
-def read_answer(key: str) -> bytes:
+def take_answer(key: str) -> bytes:
     """Take the answer that the driver has left for this process."""
     store = _import_store()
     content = store._internal_kv_get(key, namespace=_NAMESPACE)

@@ -43,7 +43,7 @@ from gdpo_tune.tuning.ray.attempt import (
     train_from_checkpoint,
     watch_directory,
 )
-from gdpo_tune.tuning.ray.head_store import read_answer, read_shared_variables
+from gdpo_tune.tuning.ray.head_store import take_answer, read_shared_variables
 
 TRIAL_POLL_SECONDS = 0.5
 """Seconds between two requests for a trial while there is none."""
@@ -126,7 +126,7 @@ class SharedProcess:
     def _ask(self) -> AttemptConfig | Answer:
         """Ask the driver for a trial, and begin it."""
         tune.report(wrap_for_ray(PlaceFree()))
-        name, answer = pickle.loads(read_answer(tune.get_context().get_trial_id()))
+        name, answer = pickle.loads(take_answer(tune.get_context().get_trial_id()))
         if isinstance(answer, AttemptConfig):
             self._served += 1
             self._running.add(name)

@@ -49,7 +49,7 @@ from gdpo_tune.tuning.attempts import (
 )
 from gdpo_tune.tuning.lifecycle import Lifecycle
 from gdpo_tune.tuning.ray.attempt import NODE_DIED, RAY_DIRECTORY, run_trial
-from gdpo_tune.tuning.ray.head_store import write_answer
+from gdpo_tune.tuning.ray.head_store import leave_answer
 from gdpo_tune.tuning.ray.shared_process import (
     TRIAL_POLL_SECONDS,
     FromTrial,
@@ -141,7 +141,7 @@ class TuneCallback(_Unsaved, Callback):
         """Pass on a message of a trial, or answer a process that asks for one."""
         message = unwrap_message(result)
         if isinstance(message, PlaceFree):
-            write_answer(trial.trial_id, pickle.dumps(self._searcher.answer(trial.trial_id)))
+            leave_answer(trial.trial_id, pickle.dumps(self._searcher.answer(trial.trial_id)))
         elif isinstance(message, FromTrial):
             self._pass_on(message.name, message.message)
         else:
