@@ -43,7 +43,7 @@ from gdpo_tune.tuning.ray.attempt import (
     train_from_checkpoint,
     watch_directory,
 )
-from gdpo_tune.tuning.ray.head_store import take_answer, read_shared_variables
+from gdpo_tune.tuning.ray.head_store import read_shared_variables, take_answer
 
 TRIAL_POLL_SECONDS = 0.5
 """Seconds between two requests for a trial while there is none."""
