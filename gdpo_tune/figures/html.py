@@ -34,8 +34,12 @@ SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 
 
+def _make_slug(title: str) -> str:
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
-    "slug": lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
+    "slug": _make_slug,
     "quote": quote,
     "short": text.abbreviate_parameter,
     "number": text.format_number,

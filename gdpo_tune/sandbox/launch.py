@@ -15,6 +15,10 @@ _STACK_BYTES = 256 << 20
 """For about 400,000 calls deep through C; the used part counts as memory."""
 
 
+def _ignore_hooks(**hooks: object) -> None:
+    """Take the place of `os.register_at_fork`."""
+
+
 if __name__ == "__main__":
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     size = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
@@ -27,7 +31,7 @@ if __name__ == "__main__":
     # NOTE: the hooks of random, threading and logging would run in every fork, where they cost
     # a fifth of a trivial candidate's time, and repair nothing: there are no threads, and the
     # candidate's seed is set.
-    os.register_at_fork = lambda **hooks: None
+    os.register_at_fork = _ignore_hooks
     supervision = importlib.import_module("guest.supervision")
     role = importlib.import_module(f"guest.{sys.argv[1]}")
     descriptor, parent, isolated = map(int, sys.argv[2:5])
