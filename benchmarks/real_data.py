@@ -26,7 +26,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def choose_section(file: Path) -> DataSettings:
     section = SECTIONS.get(file.name) or propose_layout(str(file), None, None)
     if section is None:
         raise SystemExit(f"{file}: no layout fits")
-    return replace(section, source=str(file))
+    return section.replace(source=str(file))
 
 
 def measure_file(data: DataSettings, *, is_body: bool) -> tuple[Row, list[str], list[str]]:

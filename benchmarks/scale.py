@@ -126,7 +126,7 @@ def draw_display(spec: Any, records: Any) -> None:
     with Path(os.devnull).open("w") as null:
         console = Console(file=null, force_terminal=True, width=120)
         display = LiveDisplay(spec, console)
-        display._progress.update(SweepStarted(records, len(records)))
+        display(SweepStarted(records, len(records)))
         console.print(display.render())
 
 
