@@ -1,4 +1,4 @@
-"""What a sweep has started and spent, and the clock that counts its hours."""
+"""Budget of a sweep: the trials started, the cost and hours spent, and the clock of the hours."""
 
 from __future__ import annotations
 
