@@ -62,12 +62,18 @@ INITIAL_TABLES = copy_tables()
 
 
 def pytest_collection_finish() -> None:
-    # Training collects garbage after every trial; objects of imported modules are exempt.
-    gc.collect()
-    gc.freeze()
+    # Training and the end of every module collect garbage: that is often enough.
+    gc.set_threshold(50_000, 20, 100)
     changed = restore_tables(INITIAL_TABLES)
     if changed:
         raise pytest.UsageError(f"importing a test module changed {', '.join(changed)}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_imports() -> None:
+    """Exempt what is imported by now from the collection of garbage after every trial."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

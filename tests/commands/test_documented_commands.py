@@ -83,6 +83,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.system
 def test_documented_trainings_work_on_the_default_sweep(directory):
     """In a process of their own: libraries warn of what they experiment with."""
     short = ["--steps", "1", "--set", "training.test_prompts=4"]

@@ -317,7 +317,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[HubServer]:
         monkeypatch.setattr(_http.time, "sleep", lambda _: None)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setenv("GDPO_TUNE_CACHE", str(tmp_path / "cache"))
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()

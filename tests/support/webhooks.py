@@ -29,7 +29,7 @@ class Hook(BaseHTTPRequestHandler):
 def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
         server.got, server.answer = [], 200
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         monkeypatch.setenv("HOOK", f"http://127.0.0.1:{server.server_port}/x?key=secret")
         yield server
