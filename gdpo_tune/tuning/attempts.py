@@ -91,7 +91,7 @@ class RunSettings:
         return "pack"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttemptConfig:
     """Input of one attempt at a trial."""
 
@@ -111,8 +111,8 @@ class AttemptConfig:
         """Return itself, since nothing in it ever changes: Ray copies the config of every trial."""
         return self
 
-    def __str__(self) -> str:
-        """Return a short text: Ray makes a label of it."""
+    def __repr__(self) -> str:
+        """Return a short text: Ray makes a label of it, and a line for its log of every result."""
         return str(self.trial)
 
 
