@@ -38,7 +38,7 @@ from tests.support.paths import ROOT
 pytestmark = [pytest.mark.integration, pytest.mark.system]
 
 SPACE = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
-search: {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
+search: {{trials: 1, merges: {{budget: 0}}, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
 training: {{steps: 4, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
 """
 SWEEP = """space: small.yaml

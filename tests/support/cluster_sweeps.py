@@ -29,6 +29,7 @@ from tests.support.sweep_properties import (
     check_rungs_decide,
     collect_search_facts,
 )
+from tests.support.tuning import ENDS_ONLY
 
 MARKS = [
     pytest.mark.fault,
@@ -46,6 +47,7 @@ STEPS = 20
 SWEEP = (
     "search.sampler=random",
     "search.trials=9",
+    *ENDS_ONLY,  # merges would come in the order in which trials end
     "search.replicates={per_point: 1, max_runs: 1}",
     f"training.steps={STEPS}",
     "resources={cpus: 1}",

@@ -110,7 +110,7 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
             assert number in free, f"trial {number} went on from {turned_away[number]}"
             scheduler.promote(number)
             del turned_away[number]
-        verdict = scheduler.judge(records[number], rung)
+        verdict = scheduler.decide(records[number], rung)
         if verdict != "continue":
             turned_away[number] = rung
         if verdict == "pause":
