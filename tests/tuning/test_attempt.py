@@ -94,6 +94,11 @@ def run_attempt(config: TrialConfig) -> TrialMessage | None:
     return unwrap_message(run_trial(wrap_for_ray(build_attempt(config, f"{__name__}:train"))))
 
 
+def test_ray_formats_an_attempt_as_its_trial_alone(config: TrialConfig):
+    """`TuneController._process_trial_results` formats every result with its config, logged or not."""
+    assert str(wrap_for_ray(build_attempt(config))) == "{'gdpo_tune': 3}"
+
+
 @pytest.mark.parametrize(
     ("end", "result"),
     [
