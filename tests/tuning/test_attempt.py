@@ -95,7 +95,7 @@ def run_attempt(config: TrialConfig) -> TrialMessage | None:
 
 
 def test_ray_formats_an_attempt_as_its_trial_alone(config: TrialConfig):
-    """`TuneController._process_trial_results` formats every result with its config, logged or not."""
+    """`TuneController._process_trial_results` formats every result with its config each time."""
     assert str(wrap_for_ray(build_attempt(config))) == "{'gdpo_tune': 3}"
 
 
