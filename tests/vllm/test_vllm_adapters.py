@@ -13,7 +13,7 @@ import torch
 
 from gdpo_tune.core.settings import ModelSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.vllm
 
 RATE = 3e-6
 SMALL = 25 * RATE

@@ -15,7 +15,7 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
 
 # vLLM and its dependencies raise warnings of their own.
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.vllm
 
 PROMPT = "Write f(x): k is 17, plus 9\n"
 

@@ -12,7 +12,7 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from tests.support.packs import measure_difference, run_side_by_side, run_trial
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.vllm
 
 TRIALS = (
     {"learning_rate": 1e-3, "normalization": "gdpo", "reward_weights.digits": 2.0},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.vllm
 
 
 def run_process(directory: Path, rank: int, *trials: str):

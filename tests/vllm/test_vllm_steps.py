@@ -8,7 +8,7 @@ import pytest
 
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.vllm
 
 WHOLE, MICRO = {}, {"micro_batch_size": 4}
 MINI = {"mini_batch_size": 8, "micro_batch_size": 4}

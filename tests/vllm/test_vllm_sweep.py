@@ -11,7 +11,7 @@ from gdpo_tune import sweep
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.vllm
 
 TRIALS = 2
 SWEEP = """
@@ -33,7 +33,9 @@ training:
 data: {{max_prompt_length: 64}}
 model: {{lora_rank: 4}}
 rollout: {{engine: vllm}}
-search: {{trials: {trials}, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}}}
+search:
+  {{trials: {trials}, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}, merges: {{budget: 0}},
+   checkpoints: {{budget: 0}}}}
 resources: {{{resources}}}
 storage: {storage}
 """

@@ -18,7 +18,7 @@ from gdpo_tune.training import distributed, train, vllm_engine
 from tests.support.process_groups import launch
 from tests.vllm.conftest import TRAINING
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.vllm
 
 RATIO = "train/sampling/importance_sampling_ratio/mean"
 APART = "train/sampling/sampling_logp_difference/max"
