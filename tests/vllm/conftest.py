@@ -87,7 +87,7 @@ def build_config(monkeypatch, tmp_path) -> Callable[..., TrialConfig]:
     Its keywords are parameters of the search, settings of `training:`, or sections of a trial.
     """
     monkeypatch.setitem(registry.TASKS, "shape", f"{__name__}:SHAPE")
-    settings = set(TrainingSettings.__dataclass_fields__)
+    settings = set(TrainingSettings.model_fields)
 
     def build(**changes: Any) -> TrialConfig:
         params = {name: info.default for name, info in PARAMETERS.items()}

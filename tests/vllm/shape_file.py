@@ -1,12 +1,15 @@
-"""A task of a sweep whose engine dies once, in the middle of one trial."""
+"""A task of a sweep, and trainings whose engine dies once, in the middle of a trial."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Measurement, Outcome, Report
 from gdpo_tune.tasks.custom import RewardFunctionTask
 
-MARK = Path(__file__).with_name("died")
 LAST_WORDS = "CUDA error: an illegal memory access was encountered"
 
 
@@ -15,26 +18,7 @@ def digits(completions, **_):
 
 
 def short(completions, **_):
-    break_engine_once()
     return [float(len(text) % 7 < 3) for text in completions]
-
-
-def break_engine_once():
-    """Let the next work of an engine in this process fail, unless one has failed before."""
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    if hasattr(LLMEngine, "unbroken"):
-        return
-    LLMEngine.unbroken = LLMEngine.step
-
-    def step(self):
-        try:
-            MARK.touch(exist_ok=False)
-        except FileExistsError:
-            return self.unbroken()
-        raise RuntimeError(LAST_WORDS)
-
-    LLMEngine.step = step
 
 
 class Shape(RewardFunctionTask):
@@ -43,3 +27,51 @@ class Shape(RewardFunctionTask):
 
     def rows(self):
         return [{"prompt": f"Write f(x): k is {i}, plus 9\n"} for i in range(200)]
+
+
+def train(config: TrialConfig, **options: Any) -> Outcome:
+    """Train as `gdpo_tune.training.train`, with an engine that dies."""
+    from gdpo_tune.training import train
+
+    return train(config, **break_after_a_step(config, options))
+
+
+def build_shared_worker(size: int) -> Any:
+    """Build a `SharedWorker` whose engine dies."""
+    from gdpo_tune.training.shared_worker import SharedWorker
+
+    class Breaking(SharedWorker):
+        def train(self, config: TrialConfig, **options: Any) -> Outcome:
+            return super().train(config, **break_after_a_step(config, options))
+
+    return Breaking(size)
+
+
+def break_after_a_step(config: TrialConfig, options: dict[str, Any]) -> dict[str, Any]:
+    report: Report = options["report"]
+
+    def report_and_break(measurement: Measurement, checkpoint: Path | None) -> None:
+        report(measurement, checkpoint)
+        if measurement.metrics:
+            break_engine_once(config.directory.parent / "died")
+
+    return {**options, "report": report_and_break}
+
+
+def break_engine_once(mark: Path) -> None:
+    """Let the next work of an engine in this process fail, unless one of the sweep has failed."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    if hasattr(LLMEngine, "unbroken"):
+        return
+    unbroken: Callable[[Any], Any] = LLMEngine.step
+    LLMEngine.unbroken = unbroken
+
+    def step(self: Any) -> Any:
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return unbroken(self)
+        raise RuntimeError(LAST_WORDS)
+
+    LLMEngine.step = step

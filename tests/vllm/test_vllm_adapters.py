@@ -56,7 +56,8 @@ def test_the_engine_sees_every_small_update_and_the_base_stays_bit_equal(build_c
             if hasattr(module, "get_delta_weight"):
                 changes[name] = module.get_delta_weight("default").detach().float()
         drifted = [name for name, weight in base.items() if not torch.equal(weight, before[name])]
-        (seen,) = trainer.vllm_generation.llm.engine.apply_model(read_adapters)
+        engine = trainer.vllm_generation.llm.slot.engine
+        (seen,) = engine.run(engine.llm.apply_model, read_adapters)
     print(f"  weights that differ after {SYNCS} syncs: {len(drifted)} of {len(base)}")
     assert not drifted
     prefix, parts = "base_model.model.", {"qkv_proj": ("q_proj", "k_proj", "v_proj")}

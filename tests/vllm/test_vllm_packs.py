@@ -159,8 +159,8 @@ def test_an_engine_that_died_costs_its_trials_an_attempt_and_is_replaced(build, 
     def break_engine(measurement):
         if measurement.step == 1:
             with pytest.raises(ZeroDivisionError):
-                pack._engine._live.run(lambda: 1 / 0)
-            pack._engine._live.llm = None
+                pack._engine._engine.run(lambda: 1 / 0)
+            pack._engine._engine.llm = None
 
     first = run_trial(pack.train, build(0, "together"), on_report=break_engine)
     assert isinstance(first.error, EngineDiedError)

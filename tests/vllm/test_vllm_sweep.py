@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune import sweep
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
+from gdpo_tune.tuning.runner import run_sweep
 
 pytestmark = pytest.mark.vllm
 
@@ -41,9 +41,13 @@ storage: {storage}
 """
 
 
-@pytest.mark.parametrize("resources", ["cpus: 1", "cpus: 2, pack: 2"], ids=["own", "shared"])
+@pytest.mark.parametrize(
+    ("resources", "train"),
+    [("cpus: 1", "train"), ("cpus: 2, pack: 2", "build_shared_worker")],
+    ids=["own", "shared"],
+)
 def test_two_trials_at_once_end_although_an_engine_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: str, train: str
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -52,8 +56,9 @@ def test_two_trials_at_once_end_although_an_engine_dies(
     file = tmp_path / "sweep.yaml"
     storage = tmp_path / "runs"
     file.write_text(SWEEP.format(task=task, trials=TRIALS, storage=storage, resources=resources))
-    assert sweep.main([str(file)]) == 0
-    with Ledger.open(load_spec(file, [])) as ledger:
+    spec = load_spec(file, [])
+    assert not run_sweep(spec, train=f"tests.vllm.shape_file:{train}").exit_status
+    with Ledger.open(spec) as ledger:
         records = [ledger.get_record(number) for number in range(TRIALS)]
         (session,) = ledger.get_sessions()
     incidents = [str(incident) for incident in session["incidents"]]
