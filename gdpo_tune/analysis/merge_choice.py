@@ -333,7 +333,7 @@ def _list_next(
             result.setdefault(round_mixture(middle), middle)
     for size in range(3, most_parts + 1):
         for group in _list_groups([parent.policy for parent in parents], size):
-            for weights in _list_centres(size):
+            for weights in list_centres(size):
                 mixture = dict(zip(group, weights, strict=True))
                 result.setdefault(round_mixture(mixture), mixture)
     done = {round_mixture(merge.mixture) for merge in tried}
@@ -345,7 +345,8 @@ def _list_groups(policies: Sequence[Policy], size: int) -> Iterator[tuple[Policy
     return combinations(policies[:count], size)
 
 
-def _list_centres(size: int) -> list[tuple[float, ...]]:
+def list_centres(size: int) -> list[tuple[float, ...]]:
+    """List weights of a group: even ones, and half of the weight on each in turn."""
     half, rest = 0.5, 0.5 / (size - 1)
     equal = (1 / size,) * size
     return [equal, *(tuple(half if i == j else rest for j in range(size)) for i in range(size))]
@@ -479,7 +480,7 @@ def list_mixtures(
     """
     result: list[Mixture] = []
     for size in range(2, min(most_parts, len(policies)) + 1):
-        shares = _list_centres(size)
+        shares = list_centres(size)
         if total := FINENESS.get(size):
             edges = ((0, *cuts, total) for cuts in combinations(range(1, total), size - 1))
             shares = [tuple((high - low) / total for low, high in pairwise(e)) for e in edges]

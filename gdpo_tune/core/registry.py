@@ -101,6 +101,10 @@ SAMPLERS: dict[str, SamplerInfo] = {
 }
 
 SCHEDULERS: dict[str, SchedulerInfo] = {
+    "growth": SchedulerInfo(
+        "gdpo_tune.tuning.growth:Growth",
+        "few trainings: always the one goes on that promises most, with its merges",
+    ),
     "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers:Scheduler", "every trial to its end"),
     "asha": SchedulerInfo(
         "gdpo_tune.tuning.halving:Asha",

@@ -214,6 +214,8 @@ class TrialRecord:
     """By step; the last one of a trial that is complete is at full budget."""
     paused_at: int = 0
     """Completions of the rung at which it waits, or was last promoted from; 0: it never waited."""
+    ends_at: int | None = None
+    """Steps at which its training ends before the most that it could have; None: it has them."""
     cost: Cost = field(default_factory=Cost)
     reason: str = ""
     """Why a failed or pruned trial ended."""

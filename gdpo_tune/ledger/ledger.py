@@ -293,9 +293,13 @@ class Ledger(CloseableResource):
         self._set(number, "pause", {"at": rung.completions, "waits": True})
         return self.get_record(number)
 
-    def resume(self, number: int) -> TrialRecord:
-        """Record that a paused trial runs again."""
-        self._set(number, "pause", {"at": self.get_record(number).paused_at, "waits": False})
+    def resume(self, number: int, *, ends: bool = False) -> TrialRecord:
+        """Record that a paused trial runs again; with `ends` its training ends where it waited."""
+        record = self.get_record(number)
+        pause: dict[str, object] = {"at": record.paused_at, "waits": False}
+        if ends:
+            pause["ends_at"] = record.rungs[-1].step
+        self._set(number, "pause", pause)
         return self.get_record(number)
 
     def complete(self, number: int, outcome: Outcome) -> TrialRecord:

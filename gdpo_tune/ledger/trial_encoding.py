@@ -105,6 +105,7 @@ def decode_trial(
         feasible=spec.meets_constraints(means) if outcome or means else None,
         rungs=rungs,
         paused_at=pause["at"],
+        ends_at=pause.get("ends_at"),
         cost=cost,
         reason=end.get("reason", ""),
         lineage=lineage,

@@ -250,7 +250,7 @@ def describe_training(publication: Publication, candidate: PublishedPolicy) -> d
         "parts": [],
         "params": _format_params(publication, training.params),
         "seed": training.seed,
-        "steps": min(until, publication.spec.training.steps),
+        "steps": min(until, record.ends_at or publication.spec.training.steps),
         "schedule": [
             (segment.step, _format_params(publication, {**training.params, **segment.params}))
             for segment in training.schedule

@@ -22,6 +22,7 @@ from gdpo_tune.spec.machine import (
 from gdpo_tune.spec.model import (
     AshaSettings,
     Constraint,
+    GrowthSettings,
     ObjectiveSpec,
     PbtSettings,
     Resources,
@@ -38,6 +39,7 @@ __all__ = [
     "Constraint",
     "Domain",
     "Fixed",
+    "GrowthSettings",
     "ObjectiveSpec",
     "PackChoice",
     "PbtSettings",

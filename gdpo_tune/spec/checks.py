@@ -54,12 +54,15 @@ from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_docu
 from gdpo_tune.spec.model import (
     LEAST_RESOURCE,
     AshaSettings,
+    GrowthSettings,
     PbtSettings,
     SweepSpec,
 )
 from gdpo_tune.spec.space import Uniform
 
 TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"
+LEAST_STEPS = 48
+"""Steps of all trainings together that a budget of the plan `auto` has to pay for."""
 LONGEST_NAME = 100
 """Most characters of a sweep's name; the names of directories and pages append to it."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
@@ -419,6 +422,7 @@ def _check_search(spec: SweepSpec) -> Findings:
         fix = "write hours or completions instead, or give trials GPUs with resources.gpus"
         reason = "no trial has a GPU, so it is never spent"
         yield Finding("search.budget.gpu_hours", reason, fix, ("resources.gpus",))
+    yield from _check_plan(spec)
     if isinstance(scheduler, AshaSettings):
         factor, grace = scheduler.reduction_factor, scheduler.grace
         if not scheduler.list_rungs(steps) and math.ceil(steps / factor) < grace * steps:
@@ -453,6 +457,41 @@ def _check_search(spec: SweepSpec) -> Findings:
     if scheduler.resample == 0 and {*scheduler.factors} == {1}:
         reason = "no value would ever move: every factor is 1 and resample is 0"
         yield Finding("search.scheduler.factors", reason, "write [0.8, 1.25]")
+
+
+def _check_plan(spec: SweepSpec) -> Findings:
+    search, training, budget = spec.search, spec.training, spec.search.budget
+    grows = isinstance(search.scheduler, GrowthSettings)
+    if search.plan == "fixed":
+        if grows:
+            reason = "it belongs to search.plan: auto, which decides how long each trial trains"
+            fix = "write plan: auto and a budget, or another scheduler"
+            yield Finding("search.scheduler.type", reason, fix, ("search.plan",))
+        return
+    if not grows:
+        reason = "search.plan is auto, which decides itself which trainings go on"
+        fix = "remove the key, or write plan: fixed with trials"
+        yield Finding("search.scheduler.type", reason, fix, ("search.plan",))
+    if not any((budget.completions, budget.gpu_hours, budget.hours)):
+        product = search.trials * training.steps * training.completions_per_step
+        fix = f"write budget: {{completions: {product}}}, or gpu_hours or hours; or plan: fixed"
+        yield Finding("search.plan", "auto divides a budget, and there is none", fix)
+    elif budget.completions:
+        steps = budget.completions // training.completions_per_step
+        if steps < LEAST_STEPS:
+            reason = f"it pays for {steps} steps of all trainings together, too few for rungs"
+            least = LEAST_STEPS * training.completions_per_step
+            fix = f"write {least} or more; a useful sweep takes ten times as many"
+            inputs = ("training.completions_per_step",)
+            yield Finding("search.budget.completions", reason, fix, inputs)
+    for key, value, plain in (
+        ("lr_schedule", training.lr_schedule, "constant"),
+        ("warmup_share", training.warmup_share, 0.0),
+    ):
+        if value != plain:
+            reason = "it follows from the length of a training, which search.plan: auto decides"
+            fix = f"write {key}: {show(plain)}, or plan: fixed"
+            yield Finding(f"training.{key}", reason, fix, ("search.plan",))
 
 
 def _check_storage(spec: SweepSpec) -> Findings:

@@ -42,6 +42,7 @@ from gdpo_tune.spec.gpu import RANK
 from gdpo_tune.spec.model import (
     AshaSettings,
     Checkpoints,
+    GrowthSettings,
     Merges,
     PbtSettings,
     Resources,
@@ -265,7 +266,7 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     ended = 0 if spec.keep == "none" else last
     if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
         ended = max(last, running)
-    if isinstance(scheduler, PbtSettings) or (
+    if isinstance(scheduler, PbtSettings | GrowthSettings) or (
         isinstance(scheduler, AshaSettings) and scheduler.variant == "promote"
     ):
         ended = max(ended, KEPT * running)  # it waits with what it needs to continue
@@ -298,6 +299,8 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
     if isinstance(scheduler, PbtSettings):  # a member may take over another training
         return []
     rungs = scheduler.list_rungs(steps) if isinstance(scheduler, AshaSettings) else ()
+    if isinstance(scheduler, GrowthSettings):
+        rungs = [math.ceil(steps / 2), math.ceil(math.ceil(steps / 2) / 2)]
     every = spec.training.evaluate_every
     return sorted({*range(every, steps, every), *rungs})[-MOST_KEPT:]
 

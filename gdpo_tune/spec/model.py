@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ResourcesError
@@ -47,6 +47,10 @@ FARTHEST = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
 MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
+UNKNOWN_BUDGET = 8
+"""Ratio of the longest training to its first rung where a budget is given in hours."""
+LONGEST_SHARE = 0.25
+"""Largest share of a budget that one training may take, where `training.steps` is not given."""
 CONSTRAINT = re.compile(
     r"\s*(?P<op>>=|<=)\s*(?P<baseline>[a-z]+)?"
     r"\s*(?P<number>[-+]?\s*(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)?\s*"
@@ -81,10 +85,12 @@ EnvironmentName = Annotated[
     ),
 ]
 
+OWN_SETTINGS = ("asha", "pbt", "growth")
+"""Schedulers with more settings than their name."""
 if TYPE_CHECKING:
     PlainScheduler = Literal["fifo"]
 else:  # also those that a line of the registry adds
-    PlainScheduler = Literal[tuple(n for n in registry.SCHEDULERS if n not in ("asha", "pbt"))]
+    PlainScheduler = Literal[tuple(n for n in registry.SCHEDULERS if n not in OWN_SETTINGS)]
 
 
 class FifoSettings(Section):
@@ -146,7 +152,29 @@ class PbtSettings(Section):
         return tuple(sorted(meetings - {0, steps}))
 
 
-SchedulerSettings = FifoSettings | AshaSettings | PbtSettings
+class GrowthSettings(Section):
+    """Few trainings, of which always the one that promises most goes on: `search.plan: auto`."""
+
+    type: Literal["growth"] = "growth"
+    """One of the schedulers below."""
+    first_share: Annotated[float, Gt(0), Le(1)] = 1 / 6
+    """Share of the budget that the first rungs of the first configurations may cost together."""
+
+    def list_levels(self, steps: int, budget: float, count: int) -> tuple[int, ...]:
+        """Return the steps at which trainings wait, and last `steps`, their bound.
+
+        `budget` is in steps of all trainings, 0 if it is not known; the first `count` begin
+        together. From each level to the next the steps double. Without a budget the first level is
+        at an eighth of the bound.
+        """
+        most = self.first_share * budget / count if budget else steps / UNKNOWN_BUDGET
+        levels = [steps]
+        while levels[0] > max(most, 1):
+            levels.insert(0, math.ceil(levels[0] / 2))
+        return tuple(levels)
+
+
+SchedulerSettings = FifoSettings | AshaSettings | PbtSettings | GrowthSettings
 
 
 class Replicates(Section):
@@ -205,8 +233,12 @@ class Budget(Section):
 class Search(Section):
     """Search of the space, and its limits. May change and extend a finished sweep."""
 
+    plan: Literal["auto", "fixed"] = "fixed"
+    """`fixed` trains `trials` configurations. `auto` decides how many to train, how long each, and
+    when to end: it takes `budget.completions` or hours, and `training.steps` is the most that one
+    may have. Default: `auto` for a budget in completions or hours without `trials`."""
     trials: Annotated[int, Ge(1), Le(10**6)] = 16
-    """Configurations to train, without baselines and replicates."""
+    """Configurations to train, without baselines and replicates; at most, if `plan` is `auto`."""
     sampler: str = "auto"
     """One of the samplers below."""
     scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = AshaSettings()
@@ -229,10 +261,30 @@ class Search(Section):
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_plan(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        settings = {"plan": choose_plan(data), **data}
+        if settings["plan"] == "auto":
+            settings.setdefault("scheduler", {"type": "growth"})
+        return settings
+
     @property
     def most_merges(self) -> int:
         """Most merges of a sweep whose trainings have all ended."""
         return min(self.merges.budget, MERGES_PER_TRAINING * self.trials)
+
+
+def choose_plan(search: Mapping[str, Any]) -> Any:
+    """Return `search.plan` of a file, or what stands for it where the file has none."""
+    budget = search.get("budget")
+    is_limited = isinstance(budget, Mapping) and any(
+        budget.get(name) for name in ("completions", "gpu_hours", "hours")
+    )
+    default = "auto" if is_limited and "trials" not in search else "fixed"
+    return search.get("plan", default)
 
 
 def read_pack(value: object) -> object:
@@ -493,6 +545,25 @@ class SweepSpec(Section):
     _written: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
     """Path that `resolve_paths` has changed -> the text of the file, see `set_written`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_length(cls, data: Any) -> Any:
+        """Fill in the bound of a training's length, which follows from the budget of a plan."""
+        search = data.get("search") if isinstance(data, Mapping) else None
+        if not isinstance(search, Mapping) or choose_plan(search) != "auto":
+            return data
+        training, budget = data.get("training") or {}, search.get("budget") or {}
+        if not isinstance(training, Mapping) or not isinstance(budget, Mapping):
+            return data
+        settings = dict(training)
+        each = settings.get("completions_per_step", TrainingSettings().completions_per_step)
+        limit = budget.get("completions")
+        if isinstance(limit, int) and isinstance(each, int) and limit > 0 and each > 0:
+            settings.setdefault("steps", max(1, int(LONGEST_SHARE * limit / each)))
+        if "steps" in settings:  # trainings are measured where they wait
+            settings.setdefault("evaluate_every", settings["steps"])
+        return {**data, "training": settings}
+
     @property
     def directory(self) -> Path:
         """Local directory of this sweep; on an object store, of a copy of its small files."""
@@ -584,6 +655,8 @@ class SweepSpec(Section):
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = self.training.list_decisive(later=False)
+        if self.search.plan == "auto":  # a bound, which moves with the budget
+            del decisive["training"]["steps"], decisive["training"]["evaluate_every"]
         if self.scoring != STRICT:
             decisive["scoring"] = self.scoring
         for name in self.space.omittable_names:

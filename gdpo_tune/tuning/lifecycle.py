@@ -357,13 +357,16 @@ class Lifecycle:
 
     def _promote(self, *, alone: bool = False) -> TrialRecord | None:
         scheduler = self._scheduler
-        number = scheduler.find_promotable(alone=alone)
-        if number is None or (
-            not scheduler.promotes_beyond_budget and self._plan.is_budget_spent()
-        ):
+        number = None
+        if scheduler.promotes_beyond_budget or not self._plan.is_budget_spent():
+            number = scheduler.find_promotable(alone=alone)
+        ends = alone and number is None
+        if ends:
+            number = scheduler.find_ending()
+        if number is None:
             return None
         scheduler.promote(number)
-        return self._ledger.resume(number)
+        return self._ledger.resume(number, ends=ends)
 
     def _start_trial(self) -> TrialRecord | None:
         """Record the next trial of the plan; None if there is none now."""
@@ -409,8 +412,13 @@ class Lifecycle:
             return replace(config, train=False, parts=parts)
         training = trace_training(records, record.number)
         keep_at = list_kept_steps(spec, records, record)
+        config = spec.build_trial_config(training.params, training.seed, directory)
+        # a fresh seed trains as long as the first one did
+        original = record if record.replicate_of is None else records[record.replicate_of]
+        if ends_at := record.ends_at or original.ends_at:
+            config = replace(config, training=config.training.replace(steps=ends_at))
         return replace(
-            spec.build_trial_config(training.params, training.seed, directory),
+            config,
             train=record.is_training,
             evaluate_at=tuple(sorted({*self._scheduler.list_evaluation_steps(record), *keep_at})),
             keep_at=keep_at,

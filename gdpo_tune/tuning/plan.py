@@ -23,13 +23,17 @@ from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget
-from gdpo_tune.spec import PbtSettings, SweepSpec
+from gdpo_tune.spec import GrowthSettings, PbtSettings, SweepSpec
 from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
-from gdpo_tune.tuning.startup import draw_point, list_corners
+from gdpo_tune.tuning.startup import draw_point, list_corners, list_spanning_weights
 
 DEAD_STARTS = 3
 """Trainings without a signal after which a sweep stops, if it had no other ones."""
+FIRST_POINTS = 4
+"""Configurations that the plan `auto` begins with where none span what can be traded."""
+PATIENCE = 2
+"""Further configurations in a row of the plan `auto` that may leave the hypervolume as it is."""
 LEAST_GAIN = 0.002
 """Share of the validation hypervolume that a merge or checkpoint has to add."""
 
@@ -65,6 +69,7 @@ def find_next_trial(
     budget = spec.search.budget
     if budget.hours and hours >= budget.hours:
         return None
+    is_auto = spec.search.plan == "auto"
     if describe_spent_budget(spec, records, hours):
         return plan_merge_or_checkpoint(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
@@ -75,6 +80,10 @@ def find_next_trial(
     for request, point in added:
         return PlannedTrial(
             "search", "enqueued", _fill_point(spec, point, records), request=request
+        )
+    if is_auto and not can_begin(spec, records):
+        return plan_merge_or_checkpoint(spec, records, at_end=True) or _plan_replicate(
+            spec, records
         )
     if planned := plan_merge_or_checkpoint(spec, records):
         return planned
@@ -92,7 +101,12 @@ def find_next_trial(
             return PlannedTrial("search", "model", None)
         if planned := plan_merge_or_checkpoint(spec, records, at_end=True):
             return planned
-    if any(r.role == "member" and r.is_open for r in records):
+    return _plan_replicate(spec, records)
+
+
+def _plan_replicate(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
+    grown = ("search", "published") if spec.search.plan == "auto" else ()
+    if any(r.is_open and r.role in ("member", *grown) for r in records):
         return None  # the front is unknown until they end
     limits = spec.search.replicates
     replicate = choose_replicate(records, spec.list_objectives(), limits.per_point, limits.max_runs)
@@ -101,6 +115,40 @@ def find_next_trial(
     return PlannedTrial(
         "replicate", "replicate", replicate.params, replicate.original, parts=replicate.parts
     )
+
+
+def count_first_trials(spec: SweepSpec) -> int:
+    """Count the trainings that the plan `auto` begins together, with the published setting."""
+    enqueued = len({tuple(sorted(point.items())) for point in spec.enqueue})
+    return 1 + max(enqueued, len(list_spanning_weights(spec)) or FIRST_POINTS)
+
+
+def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
+    """Return the steps at which trainings of the plan `auto` wait, and last their bound."""
+    settings = spec.search.scheduler
+    assert isinstance(settings, GrowthSettings)
+    budget = spec.search.budget.completions / spec.training.completions_per_step
+    return settings.list_levels(spec.training.steps, budget, count_first_trials(spec))
+
+
+def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
+    """Return whether the plan `auto` may begin a configuration: one of the first, or a further one.
+
+    A further one begins once no other waits, if the budget pays for its first rung and the last
+    ones have moved the hypervolume.
+    """
+    begun = count_started(records)
+    if begun < count_first_trials(spec) - 1:
+        return True
+    if begun >= spec.search.trials or any(r.is_open and r.is_training for r in records):
+        return False
+    each, limit = spec.training.completions_per_step, spec.search.budget.completions
+    spent = sum(record.cost.completions for record in records)
+    if limit and limit - spent < list_growth_levels(spec)[0] * each:
+        return False
+    patience = spec.search.patience or PATIENCE
+    beyond = begun - (count_first_trials(spec) - 1)
+    return beyond < patience or not has_stagnated(records, spec.list_objectives(), patience)
 
 
 def _find_enqueued_point(spec: SweepSpec, records: Sequence[TrialRecord]) -> Params | None:
@@ -167,6 +215,8 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
         return reason
     if find_dead_start(spec, records) is not None:
         return "no training had a signal"
+    if spec.search.plan == "auto":
+        return "more training was expected to move the front by less than its noise"
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"
@@ -174,7 +224,8 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
 
 def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added = ()) -> int:
     """Return the most trials at the end; how many replicates and merges depends on the front."""
-    search = max(spec.search.trials, count_started(records))
+    is_auto, begun = spec.search.plan == "auto", count_started(records)
+    search = max(count_first_trials(spec) - 1 if is_auto else spec.search.trials, begun)
     search += len(added) + sum(bool(record.request) for record in records)
     again = sum(record.role in BASELINES and not record.is_comparable for record in records)
     trained = 2 + again + search + spec.search.replicates.max_trainings
@@ -266,6 +317,9 @@ def plan_merge_or_checkpoint(
     """
     if not spec.has_candidates:
         return None
+    grows = spec.search.plan == "auto"
+    if grows and any(r.is_open and r.is_training for r in records):
+        return None  # what is merged now would be replaced by merges of longer trainings
     search, counts = spec.search, Counter(record.role for record in records)
     trained = sum(r.role in ("search", "member") and not r.is_open for r in records)
     share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))

@@ -61,6 +61,10 @@ class Scheduler:
         """Return the waiting trial that may continue now; `alone`: no other one can be started."""
         return None
 
+    def find_ending(self) -> int | None:
+        """Return a waiting trial whose training ends where it waits; no other one can go on."""
+        return None
+
     def promote(self, number: int) -> None:
         """Note that a trial no longer waits."""
 
