@@ -1,13 +1,11 @@
 """The training to continue: what more steps of each are expected to add to the front.
 
-A training that waits at a rung of s steps was measured there and at rungs before it. After t steps
-an objective, as a loss y, is expected at
-
-    y(t) = y(s) + LASTING (y(s) - y(r)) log(t / s) / log(s / r)
-
-where r is the rung before. At the first rung, its next doubling brings half of the change since the
-untrained policy. What counts is the hypervolume of the front *with its merges*: a training that is
-dominated everywhere may still be the end of a line of merges that are not.
+A training that waits at a rung was measured there and at rungs before it. The change that the last
+doubling of its steps brought is expected of the next one too, but for a part that is lost:
+`LASTING` of it remains, and as much of that for the doubling after. At the first rung, the next
+doubling brings half of the change since the untrained policy. What counts is the hypervolume of the
+front *with its merges*: a training that is dominated everywhere may still be the end of a line of
+merges that are not.
 
 All values are losses on validation prompts; M objectives.
 """
@@ -53,14 +51,16 @@ class Outlook:
     continuations: tuple[Continuation, ...]
     """Those that wait, the largest `rate` first."""
     total: float
-    """Hypervolume that all of their next parts together add."""
+    """Hypervolume that they add together with all that the budget has left."""
     noise: float
     """Standard error of the hypervolume of the front with its merges, from its evaluations."""
+    is_early: bool = False
+    """True if one of them has been measured only once: a slow start is no sign of an end."""
 
     @property
     def is_worthwhile(self) -> bool:
         """True if going on moves the front by more than its noise."""
-        return bool(self.continuations) and self.total > self.noise
+        return bool(self.continuations) and (self.is_early or self.total > self.noise)
 
 
 def estimate_outlook(
@@ -68,60 +68,86 @@ def estimate_outlook(
     objectives: Sequence[Objective],
     waiting: Mapping[int, int],
     running: Mapping[int, int],
+    doublings: float,
     *,
     merges: bool,
 ) -> Outlook:
     """Estimate what trainings add: number -> steps at the end of the next part of each.
 
-    Those that are `running` count as if they had ended it. Without `merges`, only trained policies
-    join the front. Trainings that failed, were stopped, or are not comparable do not count.
+    Those that are `running` count as if they had ended it. `doublings` of the steps of all waiting
+    ones is what the budget pays for. Without `merges`, only trained policies join the front.
+    Trainings that failed, were stopped, or are not comparable do not count.
     """
     untrained = next((r for r in records if r.role == "untrained" and r.validation), None)
     start = None if untrained is None else read_merge(untrained, {}, objectives).losses
-    now: dict[int, Merge] = {}
-    later: dict[int, Merge] = {}
-    for record in records:
-        if record.role not in ("search", "published") or not record.rungs:
-            continue
-        if not record.is_comparable or record.state in ("failed", "pruned"):
-            continue
-        steps = [rung.step for rung in record.rungs]
-        measured = [
-            read_merge(replace(record, validation=rung.validation), {}, objectives)
-            for rung in record.rungs[-2:]
-        ]
-        entry = Merge({(record.number, steps[-1]): 1.0}, measured[-1].losses, measured[-1].errors)
-        if not entry.is_measured:
-            continue
-        now[record.number] = entry
-        target = waiting.get(record.number) or running.get(record.number)
-        if target is not None and target > steps[-1]:
-            doublings = math.log2(target / steps[-1])
-            if len(steps) > 1:
-                change = LASTING * (entry.losses - measured[0].losses)
-                change = change / math.log2(steps[-1] / steps[-2])
-            else:
-                change = FIRST * (entry.losses - (entry.losses if start is None else start))
-            mixture = {(record.number, target): 1.0}
-            later[record.number] = replace(
-                entry, mixture=mixture, losses=entry.losses + doublings * change
-            )
-    if not now:
+    courses = {
+        record.number: _read_course(record, objectives, start)
+        for record in records
+        if record.role in ("search", "published") and record.rungs
+        if record.is_comparable and record.state not in ("failed", "pruned")
+    }
+    courses = {number: c for number, c in courses.items() if c.last.is_measured}
+    if not courses:
         return Outlook((), 0.0, 0.0)
-    soon = [*now.values(), *(later[n] for n in running if n in later)]
+    soon = [
+        course.extend(running[number]) if number in running else course.last
+        for number, course in courses.items()
+    ]
     volume = predict_volume(soon, objectives, merges=merges)
     found: list[Continuation] = []
-    for number in waiting.keys() & later.keys():
-        gain = predict_volume([*soon, later[number]], objectives, merges=merges) - volume
-        steps = waiting[number] - now[number].policy[1]
-        found.append(Continuation(number, waiting[number], gain, gain / steps))
+    farthest: list[Merge] = []
+    for number in waiting.keys() & courses.keys():
+        course, target = courses[number], waiting[number]
+        gain = predict_volume([*soon, course.extend(target)], objectives, merges=merges) - volume
+        found.append(Continuation(number, target, gain, gain / (target - course.step)))
+        farthest.append(course.extend(max(target, round(course.step * 2**doublings))))
     found.sort(key=lambda c: (-c.rate, c.step, c.number))
-    everything = [*soon, *(later[c.number] for c in found)]
     return Outlook(
         tuple(found),
-        predict_volume(everything, objectives, merges=merges) - volume,
+        predict_volume([*soon, *farthest], objectives, merges=merges) - volume,
         _estimate_noise(soon, objectives, merges=merges),
+        any(not courses[c.number].is_known for c in found),
     )
+
+
+@dataclass(frozen=True)
+class _Course:
+    """Where a training is, and what the next doubling of its steps is expected to change."""
+
+    last: Merge
+    change: Floats
+    is_known: bool
+    """False if it has one rung alone."""
+
+    @property
+    def step(self) -> int:
+        return self.last.policy[1]
+
+    def extend(self, step: int) -> Merge:
+        """Predict the training at more steps."""
+        doublings = max(0.0, math.log2(step / self.step))
+        # 1 + LASTING + LASTING^2 + ..., continued to parts of a doubling
+        factor = (1 - LASTING**doublings) / (1 - LASTING)
+        mixture = {(self.last.policy[0], step): 1.0}
+        return replace(self.last, mixture=mixture, losses=self.last.losses + factor * self.change)
+
+
+def _read_course(
+    record: TrialRecord, objectives: Sequence[Objective], start: Floats | None
+) -> _Course:
+    *_, last = steps = [rung.step for rung in record.rungs]
+    measured = [
+        read_merge(
+            replace(record, validation=rung.validation), {(record.number, last): 1.0}, objectives
+        )
+        for rung in record.rungs[-2:]
+    ]
+    end = measured[-1]
+    if len(steps) > 1:
+        change = (end.losses - measured[0].losses) / math.log2(last / steps[-2]) * LASTING
+    else:
+        change = (end.losses - (end.losses if start is None else start)) * FIRST
+    return _Course(end, change, len(steps) > 1)
 
 
 def predict_volume(

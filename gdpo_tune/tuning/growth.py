@@ -21,6 +21,8 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.plan import list_growth_levels, tighten_references
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
 
+MOST_AHEAD = 7
+"""Longest look ahead, in steps for each step that waiting trainings have: three doublings."""
 GROWING = ("search", "published")
 """Roles whose trainings grow."""
 
@@ -70,9 +72,15 @@ class Growth(Scheduler):
                 if record.state == "paused" and record.role in GROWING
                 if targets[record.number] - record.rungs[-1].step <= left
             }
-            merges = bool(spec.has_candidates and spec.search.merges.budget)
-            goals = tighten_references(spec)
-            outlook = estimate_outlook(records, goals, waiting, running, merges=merges)
+            at = sum(records[number].rungs[-1].step for number in waiting)
+            outlook = estimate_outlook(
+                records,
+                tighten_references(spec),
+                waiting,
+                running,
+                math.log2(1 + min(left, MOST_AHEAD * at) / at) if at else 0.0,
+                merges=bool(spec.has_candidates and spec.search.merges.budget),
+            )
             self._outlook = state, outlook
         return self._outlook[1]
 

@@ -1,0 +1,98 @@
+"""`search.plan`: what a file without it means, and what does not go with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.core.errors import SpecError
+from gdpo_tune.spec import GrowthSettings, SweepSpec, load_spec
+
+FILE = """
+task: code
+policy: embedded
+objectives:
+  correctness: {{direction: maximize, reference: 0}}
+  format: {{direction: maximize, reference: 0}}
+space:
+  learning_rate: {{log: [3.0e-5, 3.0e-4]}}
+  reward_weights: {{correctness: 1, format: {{log: [0.1, 2]}}, length: 1}}
+training: {{{training}}}
+search: {{{search}}}
+storage: {storage}
+"""
+
+
+def load(directory: Path, search: str, training: str = "", *overrides: str) -> SweepSpec:
+    file = directory / "sweep.yaml"
+    file.write_text(FILE.format(search=search, training=training, storage=directory))
+    return load_spec(file, overrides)
+
+
+@pytest.mark.parametrize(
+    ("search", "plan"),
+    [
+        ("", "fixed"),
+        ("trials: 8", "fixed"),
+        ("trials: 8, budget: {completions: 64000}", "fixed"),
+        ("budget: {completions: 64000}", "auto"),
+        ("budget: {hours: 2}", "auto"),
+        ("budget: {trials: 8}", "fixed"),
+        ("plan: fixed, budget: {completions: 64000}", "fixed"),
+        ("plan: auto, trials: 8, budget: {completions: 64000}", "auto"),
+    ],
+)
+def test_a_budget_without_trials_is_divided_by_the_plan(tmp_path: Path, search: str, plan: str):
+    spec = load(tmp_path, search)
+    assert spec.search.plan == plan
+    assert isinstance(spec.search.scheduler, GrowthSettings) == (plan == "auto")
+
+
+def test_one_training_takes_at_most_a_quarter_unless_the_file_says_so(tmp_path: Path):
+    budget = "budget: {completions: 64000}"
+    assert load(tmp_path, budget).training.steps == 250  # a quarter of 1,000 steps of 64
+    assert load(tmp_path, budget, "completions_per_step: 128").training.steps == 125
+    assert load(tmp_path, budget, "steps: 40").training.steps == 40
+    more = load(tmp_path, budget, "", "search.budget.completions=128000")
+    assert more.training.steps == 500
+
+
+def test_a_larger_budget_is_the_same_sweep(tmp_path: Path):
+    small = load(tmp_path, "budget: {completions: 64000}")
+    large = load(tmp_path, "budget: {completions: 128000}")
+    assert small.compute_identity() == large.compute_identity()
+    fixed = load(tmp_path, "trials: 8", "steps: 250")
+    assert small.compute_identity() != fixed.compute_identity()
+
+
+def test_the_stored_file_means_the_same(tmp_path: Path):
+    spec = load(tmp_path, "budget: {completions: 64000}")
+    stored = tmp_path / "stored.yaml"
+    stored.write_text(spec.dump_yaml())
+    assert load_spec(stored) == spec
+
+
+@pytest.mark.parametrize(
+    ("search", "training", "key", "words"),
+    [
+        ("plan: auto", "", "search.plan", "completions: 61440"),
+        ("plan: auto, scheduler: {type: asha}, budget: {hours: 1}", "", "search.scheduler.type",
+         "decides itself"),
+        ("plan: fixed, scheduler: {type: growth}", "", "search.scheduler.type", "plan: auto"),
+        ("budget: {completions: 640}", "", "search.budget.completions", "pays for 10 steps"),
+        ("budget: {completions: 64000}", "lr_schedule: cosine", "training.lr_schedule",
+         "lr_schedule: constant"),
+        ("budget: {completions: 64000}", "warmup_share: 0.1", "training.warmup_share",
+         "plan: fixed"),
+        ("plan: later", "", "search.plan", "auto"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, search: str, training: str, key: str, words: str
+):
+    with pytest.raises(SpecError) as caught:
+        load(tmp_path, search, training)
+    (problem,) = caught.value.problems
+    assert problem.key == key
+    assert words in f"{problem.reason} {problem.fix}"

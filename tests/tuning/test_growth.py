@@ -1,0 +1,187 @@
+"""Sweeps with a budget: which trainings go on, where they end, and restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdpo_tune.core.events import TrialPaused
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.tuning.attempts import HALT
+from gdpo_tune.tuning.plan import explain_end, is_finished, list_growth_levels
+from tests.support.search_driver import Driver
+from tests.support.tuning import build_measurement, build_outcome, load_code_spec
+
+GROWTH = (
+    "search.plan=auto",
+    "search.scheduler={type: growth}",
+    "search.replicates.max_runs=0",
+    "search.sampler=random",
+    "training.evaluate_every=240",
+)
+STEP = 64
+"""Completions of a step."""
+Curve = Callable[[float, int], dict[str, float]]
+"""Weight of the length reward, as a share, and step -> values."""
+
+
+class Killed(Exception):
+    """Simulated kill of the driver."""
+
+
+class GrowthDriver(Driver):
+    """A driver whose trials follow curves, stop at a halt request, and resume."""
+
+    def __init__(
+        self, ledger: Ledger, curve: Curve, slots: int = 1, dies_after: int = 10**9
+    ) -> None:
+        super().__init__(ledger, slots)
+        self._curve, self._writes_left = curve, dies_after
+
+    def advance(self, trial_id: str) -> None:
+        """Advance one trial to its next evaluation, or to its end."""
+        config = self.in_flight[trial_id]
+        if not config.train:
+            self.end(trial_id, outcome=build_outcome(0.6, 0.5, 0.3))
+            return
+        progress = config.directory / "checkpoint"
+        at = int(progress.read_text()) if progress.exists() else 0
+        step = min([s for s in config.evaluate_at if s > at], default=config.training.steps)
+        step = min(step, config.training.steps)
+        values = self._curve(get_length_share(config), step)
+        cost = Cost(completions=STEP * step)
+        self.tick()
+        self.report(trial_id, build_measurement(step, cost, **values))
+        self.tick()
+        config.directory.mkdir(parents=True, exist_ok=True)
+        progress.write_text(str(step))
+        if step == config.training.steps:
+            self.end(trial_id, outcome=replace(build_outcome(**values), cost=cost))
+        elif (config.directory / HALT).exists():
+            self.end(trial_id, interrupted=True)
+
+    def tick(self) -> None:
+        self._writes_left -= 1
+        if self._writes_left < 0:
+            raise Killed
+
+    def run(self) -> None:
+        while True:
+            answer = self.ask()
+            if answer == self.searcher.FINISHED:
+                return
+            if answer is None:
+                self.advance(next(iter(self.in_flight)))
+
+
+def get_length_share(config: TrialConfig) -> float:
+    weights = [float(config.params[f"reward_weights.{n}"]) for n in ("format", "length")]
+    return weights[1] / sum(weights)
+
+
+def rise(share: float, step: int) -> dict[str, float]:
+    """Rise with every doubling, the more in an objective the larger its weight."""
+    learned = step / (step + 240)
+    return {
+        "correctness": 0.6,
+        "format": 0.5 + 0.5 * learned * (1 - share),
+        "length": 0.3 + 0.7 * learned * share,
+    }
+
+
+def stay(share: float, step: int) -> dict[str, float]:
+    return rise(share, 20)
+
+
+def only_length_rises(share: float, step: int) -> dict[str, float]:
+    return rise(share, step if share > 0.6 else 20)
+
+
+def load_growing(directory: Path, steps: int = 960, *overrides: str) -> SweepSpec:
+    budget = f"search.budget.completions={STEP * steps}"
+    return load_code_spec(directory, [*GROWTH, "training.steps=240", budget, *overrides])
+
+
+def run(spec: SweepSpec, curve: Curve, **options: Any) -> list[TrialRecord]:
+    with Ledger.open(spec) as ledger:
+        GrowthDriver(ledger, curve, **options).run()
+        assert is_finished(spec, ledger.get_records())
+        return list(ledger.get_records())
+
+
+def list_lengths(records: list[TrialRecord]) -> dict[int, int | None]:
+    return {r.number: r.last_step for r in records if r.is_training}
+
+
+def test_the_steps_double_and_the_first_ones_take_their_share_of_the_budget(tmp_path: Path):
+    levels = list_growth_levels(load_growing(tmp_path))
+    assert levels == (30, 60, 120, 240)
+    assert 5 * levels[0] <= 960 / 6 < 5 * levels[1]  # four configurations and the published one
+
+
+def test_what_rises_goes_on_until_the_budget_is_spent(tmp_path: Path):
+    records = run(load_growing(tmp_path), rise)
+    trained = [r for r in records if r.is_training]
+    assert {r.state for r in records} == {"complete"}
+    assert all(record.test for record in records), "each one was evaluated where it ended"
+    assert set(list_lengths(records).values()) <= {30, 60, 120, 240}
+    spent = sum(record.cost.completions for record in trained) / STEP
+    assert 960 / 2 < spent <= 960
+
+
+def test_what_does_not_rise_ends_at_its_second_rung(tmp_path: Path):
+    spec = load_growing(tmp_path)
+    records = run(spec, stay)
+    assert set(list_lengths(records).values()) == {60}, "one measurement is no course"
+    assert explain_end(spec, records) == (
+        "more training was expected to move the front by less than its noise"
+    )
+
+
+def test_only_the_training_that_carries_the_front_goes_on(tmp_path: Path):
+    records = run(load_growing(tmp_path), only_length_rises)
+    lengths, risen = list_lengths(records), set[int]()
+    for record in records:
+        if record.is_training:
+            weights = [float(record.params[f"reward_weights.{n}"]) for n in ("format", "length")]
+            risen |= {record.number} if weights[1] / sum(weights) > 0.6 else set()
+    assert {number for number, steps in lengths.items() if (steps or 0) > 60} <= risen
+    assert max(steps or 0 for steps in lengths.values()) == 240
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_sweep_killed_at_any_write_ends_as_if_it_had_not_been(tmp_path: Path, slots: int):
+    expected = summarise(run(load_growing(tmp_path / "whole"), rise, slots=slots))
+    for writes in count(1):
+        spec = load_growing(tmp_path / str(writes))
+        try:
+            records = run(spec, rise, slots=slots, dies_after=writes)
+        except Killed:
+            records = run(spec, rise, slots=slots)
+        else:
+            break
+        if slots == 1:  # else the order of ends differs
+            assert summarise(records) == expected
+        assert {record.state for record in records} == {"complete"}
+        assert sum(record.cost.completions for record in records) <= 960 * STEP
+    assert writes > 10
+
+
+def summarise(records: list[TrialRecord]) -> list[tuple[Any, ...]]:
+    return [(r.role, r.params, r.state, r.last_step, r.ends_at) for r in records]
+
+
+def test_trials_wait_without_a_process(tmp_path: Path):
+    with Ledger.open(load_growing(tmp_path)) as ledger:
+        driver = GrowthDriver(ledger, rise)
+        driver.run()
+        waits = [event for event in driver.events if isinstance(event, TrialPaused)]
+    assert len(waits) >= 8
