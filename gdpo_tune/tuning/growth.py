@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from gdpo_tune.analysis.continuation import Outlook, estimate_outlook
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.tuning.plan import list_growth_levels, tighten_references
+from gdpo_tune.ledger.budget import count_started
+from gdpo_tune.tuning.plan import count_first_trials, list_growth_levels, tighten_references
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
 
 MOST_AHEAD = 7
@@ -49,6 +50,9 @@ class Growth(Scheduler):
 
     def find_promotable(self, *, alone: bool = False) -> int | None:
         """Return the training to continue; None if none is worth it, or fits into the budget."""
+        spec = self._ledger.spec
+        if count_started(self._ledger.get_records()) < count_first_trials(spec) - 1:
+            return None  # all of the first ones begin before one goes on
         outlook = self._look_ahead()
         return outlook.continuations[0].number if outlook.is_worthwhile else None
 

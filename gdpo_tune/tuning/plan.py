@@ -26,7 +26,12 @@ from gdpo_tune.ledger.budget import count_started, describe_spent_budget
 from gdpo_tune.spec import GrowthSettings, PbtSettings, SweepSpec
 from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
-from gdpo_tune.tuning.startup import draw_point, list_corners, list_spanning_weights
+from gdpo_tune.tuning.startup import (
+    draw_point,
+    draw_startup_point,
+    list_corners,
+    list_spanning_weights,
+)
 
 DEAD_STARTS = 3
 """Trainings without a signal after which a sweep stops, if it had no other ones."""
@@ -69,7 +74,6 @@ def find_next_trial(
     budget = spec.search.budget
     if budget.hours and hours >= budget.hours:
         return None
-    is_auto = spec.search.plan == "auto"
     if describe_spent_budget(spec, records, hours):
         return plan_merge_or_checkpoint(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
@@ -81,10 +85,8 @@ def find_next_trial(
         return PlannedTrial(
             "search", "enqueued", _fill_point(spec, point, records), request=request
         )
-    if is_auto and not can_begin(spec, records):
-        return plan_merge_or_checkpoint(spec, records, at_end=True) or _plan_replicate(
-            spec, records
-        )
+    if spec.search.plan == "auto":
+        return _plan_growing(spec, records)
     if planned := plan_merge_or_checkpoint(spec, records):
         return planned
     few = len(records) < spec.search.trials  # saves counting
@@ -105,8 +107,7 @@ def find_next_trial(
 
 
 def _plan_replicate(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
-    grown = ("search", "published") if spec.search.plan == "auto" else ()
-    if any(r.is_open and r.role in ("member", *grown) for r in records):
+    if any(record.role == "member" and record.is_open for record in records):
         return None  # the front is unknown until they end
     limits = spec.search.replicates
     replicate = choose_replicate(records, spec.list_objectives(), limits.per_point, limits.max_runs)
@@ -117,10 +118,31 @@ def _plan_replicate(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedT
     )
 
 
+def _plan_growing(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
+    """Find the next trial of the plan `auto`, whose scheduler continues what waits.
+
+    The first configurations begin together. Once all of them have ended come merges and
+    checkpoints, then further configurations one by one, then replicates.
+    """
+    point = _find_enqueued_point(spec, records)
+    if point is not None:
+        return PlannedTrial("search", "enqueued", _fill_point(spec, point, records))
+    if count_started(records) < count_first_trials(spec) - 1:
+        drawn = sum(r.role == "search" and r.proposer == "startup" for r in records)
+        params = spec.space.complete(draw_startup_point(spec, drawn))
+        return PlannedTrial("search", "startup", params)
+    if any(record.is_open and record.is_training for record in records):
+        return None
+    begins = can_begin(spec, records)
+    if planned := plan_merge_or_checkpoint(spec, records, at_end=not begins):
+        return planned
+    return PlannedTrial("search", "model", None) if begins else _plan_replicate(spec, records)
+
+
 def count_first_trials(spec: SweepSpec) -> int:
     """Count the trainings that the plan `auto` begins together, with the published setting."""
     enqueued = len({tuple(sorted(point.items())) for point in spec.enqueue})
-    return 1 + max(enqueued, len(list_spanning_weights(spec)) or FIRST_POINTS)
+    return 1 + enqueued + (len(list_spanning_weights(spec)) or FIRST_POINTS)
 
 
 def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
@@ -132,23 +154,19 @@ def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
 
 
 def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
-    """Return whether the plan `auto` may begin a configuration: one of the first, or a further one.
+    """Return whether the plan `auto` may begin a configuration after the first ones have ended.
 
-    A further one begins once no other waits, if the budget pays for its first rung and the last
-    ones have moved the hypervolume.
+    So it is if the budget pays for its first rung and the last ones moved the hypervolume.
     """
-    begun = count_started(records)
-    if begun < count_first_trials(spec) - 1:
-        return True
-    if begun >= spec.search.trials or any(r.is_open and r.is_training for r in records):
+    begun, first = count_started(records), count_first_trials(spec) - 1
+    if begun >= max(first, spec.search.trials):
         return False
     each, limit = spec.training.completions_per_step, spec.search.budget.completions
     spent = sum(record.cost.completions for record in records)
     if limit and limit - spent < list_growth_levels(spec)[0] * each:
         return False
     patience = spec.search.patience or PATIENCE
-    beyond = begun - (count_first_trials(spec) - 1)
-    return beyond < patience or not has_stagnated(records, spec.list_objectives(), patience)
+    return begun - first < patience or not has_stagnated(records, spec.list_objectives(), patience)
 
 
 def _find_enqueued_point(spec: SweepSpec, records: Sequence[TrialRecord]) -> Params | None:
@@ -317,8 +335,7 @@ def plan_merge_or_checkpoint(
     """
     if not spec.has_candidates:
         return None
-    grows = spec.search.plan == "auto"
-    if grows and any(r.is_open and r.is_training for r in records):
+    if spec.search.plan == "auto" and any(r.is_open and r.is_training for r in records):
         return None  # what is merged now would be replaced by merges of longer trainings
     search, counts = spec.search, Counter(record.role for record in records)
     trained = sum(r.role in ("search", "member") and not r.is_open for r in records)
