@@ -51,6 +51,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
+from gdpo_tune.spec.first_trials import count_first_trials
 from gdpo_tune.spec.model import (
     LEAST_RESOURCE,
     AshaSettings,
@@ -61,8 +62,8 @@ from gdpo_tune.spec.model import (
 from gdpo_tune.spec.space import Uniform
 
 TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"
-LEAST_STEPS = 48
-"""Steps of all trainings together that a budget of the plan `auto` has to pay for."""
+LEAST_RUNG = 2
+"""Fewest steps of the first rung under the plan `auto`."""
 LONGEST_NAME = 100
 """Most characters of a sweep's name; the names of directories and pages append to it."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
@@ -461,7 +462,8 @@ def _check_search(spec: SweepSpec) -> Findings:
 
 def _check_plan(spec: SweepSpec) -> Findings:
     search, training, budget = spec.search, spec.training, spec.search.budget
-    grows = isinstance(search.scheduler, GrowthSettings)
+    scheduler = search.scheduler
+    grows = isinstance(scheduler, GrowthSettings)
     if search.plan == "fixed":
         if grows:
             reason = "it belongs to search.plan: auto, which decides how long each trial trains"
@@ -476,11 +478,15 @@ def _check_plan(spec: SweepSpec) -> Findings:
         product = search.trials * training.steps * training.completions_per_step
         fix = f"write budget: {{completions: {product}}}, or gpu_hours or hours; or plan: fixed"
         yield Finding("search.plan", "auto divides a budget, and there is none", fix)
-    elif budget.completions:
-        steps = budget.completions // training.completions_per_step
-        if steps < LEAST_STEPS:
-            reason = f"it pays for {steps} steps of all trainings together, too few for rungs"
-            least = LEAST_STEPS * training.completions_per_step
+    elif budget.completions and isinstance(scheduler, GrowthSettings):
+        steps, count = budget.completions // training.completions_per_step, count_first_trials(spec)
+        if steps < LEAST_RUNG * count / scheduler.first_share:
+            least = math.ceil(LEAST_RUNG * count / scheduler.first_share)
+            least *= training.completions_per_step
+            reason = (
+                f"it pays for {steps} steps of all trainings together, and the first rungs of "
+                f"{count} trainings may take {scheduler.first_share:.2g} of them"
+            )
             fix = f"write {least} or more; a useful sweep takes ten times as many"
             inputs = ("training.completions_per_step",)
             yield Finding("search.budget.completions", reason, fix, inputs)

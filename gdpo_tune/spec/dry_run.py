@@ -8,9 +8,10 @@ from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.registry import SCHEDULERS
 from gdpo_tune.core.text import format_bytes, join_names, show
+from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
 from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, measure_disk
-from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
+from gdpo_tune.spec.model import MERGES_PER_TRAINING, PbtSettings, SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
 
@@ -55,7 +56,7 @@ def render_dry_run(
         "# Prompts a step",
         *_align([(f"group_size {size}", f"{total // size} prompts") for size in sizes]),
         "",
-        "# Completions, at most",
+        "# Completions, " + ("as planned" if spec.search.plan == "auto" else "at most"),
         *_align(_list_completions(spec)),
         "",
         *([f"# Policy: {policy}"] if policy else []),
@@ -112,6 +113,8 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     Every trial counts with its full budget, and so does every replicate, merge and checkpoint.
     Validations at rungs do not count.
     """
+    if spec.search.plan == "auto":
+        return _list_planned_completions(spec)
     settings, search = spec.training, spec.search
     scheduler, replicates = search.scheduler, search.replicates.max_trainings
     meetings = (
@@ -140,6 +143,35 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     ]
     shares.append(("total", sum(count for _, count, _ in shares), ""))
     return [(name, f"{count:,}".rjust(12), formula) for name, count, formula in shares]
+
+
+def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
+    """Return what the plan `auto` expects to spend on what; hours are not known in completions."""
+    settings, search, levels = spec.training, spec.search, list_growth_levels(spec)
+    each, count = settings.completions_per_step, count_first_trials(spec)
+    first, budget = count * levels[0] * each, search.budget.completions
+    rungs = f"{count} trainings x {levels[0]} steps, with the published setting"
+    shares = [("first rungs", first, rungs)]
+    if budget:
+        longer = f"what promises most goes on, up to {join_names(levels[1:])} steps"
+        shares.append(("longer trainings", max(0, budget - first), longer))
+    if replicates := search.replicates.max_trainings:
+        most = replicates * settings.steps * each
+        shares.append(("replicates", most, f"{replicates} x at most {settings.steps} steps"))
+    validation, test = (
+        prompts * settings.samples_per_prompt
+        for prompts in (settings.validation_prompts, settings.test_prompts)
+    )
+    trained = count * (len(levels) * validation + test) + validation + test
+    shares.append(
+        ("held-out evaluation", trained, f"{len(levels)} x {validation} + {test} a training")
+    )
+    if spec.has_candidates:
+        merges = min(search.merges.budget, MERGES_PER_TRAINING * (count - 1))
+        for name, most in (("merges", merges), ("checkpoints", search.checkpoints.budget)):
+            total = f"{most} x {validation + test}"
+            shares += [(name, most * (validation + test), total)] * bool(most)
+    return [(name, f"{number:,}".rjust(12), formula) for name, number, formula in shares]
 
 
 def _describe_workers(spec: SweepSpec) -> str:

@@ -19,7 +19,8 @@ from gdpo_tune.analysis.continuation import Outlook, estimate_outlook
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started
-from gdpo_tune.tuning.plan import count_first_trials, list_growth_levels, tighten_references
+from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
+from gdpo_tune.tuning.plan import tighten_references
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
 
 MOST_AHEAD = 7

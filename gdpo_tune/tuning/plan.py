@@ -23,20 +23,14 @@ from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget
-from gdpo_tune.spec import GrowthSettings, PbtSettings, SweepSpec
+from gdpo_tune.spec import PbtSettings, SweepSpec
+from gdpo_tune.spec.first_trials import count_first_trials, list_corners, list_growth_levels
 from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
-from gdpo_tune.tuning.startup import (
-    draw_point,
-    draw_startup_point,
-    list_corners,
-    list_spanning_weights,
-)
+from gdpo_tune.tuning.startup import draw_point, draw_startup_point
 
 DEAD_STARTS = 3
 """Trainings without a signal after which a sweep stops, if it had no other ones."""
-FIRST_POINTS = 4
-"""Configurations that the plan `auto` begins with where none span what can be traded."""
 PATIENCE = 2
 """Further configurations in a row of the plan `auto` that may leave the hypervolume as it is."""
 LEAST_GAIN = 0.002
@@ -137,20 +131,6 @@ def _plan_growing(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTri
     if planned := plan_merge_or_checkpoint(spec, records, at_end=not begins):
         return planned
     return PlannedTrial("search", "model", None) if begins else _plan_replicate(spec, records)
-
-
-def count_first_trials(spec: SweepSpec) -> int:
-    """Count the trainings that the plan `auto` begins together, with the published setting."""
-    enqueued = len({tuple(sorted(point.items())) for point in spec.enqueue})
-    return 1 + enqueued + (len(list_spanning_weights(spec)) or FIRST_POINTS)
-
-
-def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
-    """Return the steps at which trainings of the plan `auto` wait, and last their bound."""
-    settings = spec.search.scheduler
-    assert isinstance(settings, GrowthSettings)
-    budget = spec.search.budget.completions / spec.training.completions_per_step
-    return settings.list_levels(spec.training.steps, budget, count_first_trials(spec))
 
 
 def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:

@@ -30,7 +30,7 @@ from gdpo_tune.analysis.pareto import compute_contributions
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.ledger import convert_to_distribution
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning.startup import list_spanning_weights
+from gdpo_tune.spec.first_trials import list_spanning_weights
 
 NEVER = sys.maxsize
 """The start-up of a sampler without a model."""

@@ -21,8 +21,8 @@ import numpy as np
 from gdpo_tune.core import registry
 from gdpo_tune.core.trial_config import ParamValue
 from gdpo_tune.spec import Choices, SweepSpec, Uniform
+from gdpo_tune.spec.first_trials import list_spanning_weights
 
-WEIGHTS = "reward_weights."
 RATE = "learning_rate"
 MODE = "normalization"
 UPPER_SHARE = 0.1
@@ -47,39 +47,6 @@ def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
                 point[MODE] = mode
                 break
     return {**point, **spanning[index]}
-
-
-def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
-    """Return the reward weights of the first points: the corners, with the centre as second."""
-    corners = list_corners(spec)
-    if not corners:
-        return []
-    centre = {name: spec.space.searched_domains[name].find_middle() for name in corners[0]}
-    return [corners[0], centre, *corners[1:]]
-
-
-def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
-    """Return the corners of the searched reward weights; none without merges.
-
-    If every one of several weights is searched, the point with all weights at their maximum is left
-    out: only ratios matter.
-    """
-    weights = {n: d for n, d in spec.space.searched_domains.items() if n.startswith(WEIGHTS)}
-    if not weights or not spec.has_candidates or not spec.search.merges.budget:
-        return []
-    least: dict[str, ParamValue] = {}
-    largest: dict[str, ParamValue] = {}
-    for name, domain in weights.items():
-        if isinstance(domain, Uniform):
-            least[name], largest[name] = domain.low, domain.high
-        else:
-            values = sorted(domain.choices, key=float)
-            least[name], largest[name] = values[0], values[-1]
-    if len(weights) == 1:
-        return [largest, least]
-    singles = [{**least, name: high} for name, high in reversed(largest.items())]
-    has_anchor = any(n.startswith(WEIGHTS) and n not in weights for n in spec.space.domains)
-    return [largest, *singles] if has_anchor else singles
 
 
 def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:

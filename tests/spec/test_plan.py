@@ -80,7 +80,7 @@ def test_the_stored_file_means_the_same(tmp_path: Path):
         ("plan: auto, scheduler: {type: asha}, budget: {hours: 1}", "", "search.scheduler.type",
          "decides itself"),
         ("plan: fixed, scheduler: {type: growth}", "", "search.scheduler.type", "plan: auto"),
-        ("budget: {completions: 640}", "", "search.budget.completions", "pays for 10 steps"),
+        ("budget: {completions: 640}", "", "search.budget.completions", "4 trainings"),
         ("budget: {completions: 64000}", "lr_schedule: cosine", "training.lr_schedule",
          "lr_schedule: constant"),
         ("budget: {completions: 64000}", "warmup_share: 0.1", "training.warmup_share",

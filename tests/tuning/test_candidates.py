@@ -13,6 +13,7 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Part, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, Uniform, list_warnings
+from gdpo_tune.spec.first_trials import list_corners
 from gdpo_tune.spec.model import MERGES_PER_TRAINING
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.plan import (
@@ -24,7 +25,7 @@ from gdpo_tune.tuning.plan import (
     tighten_references,
 )
 from gdpo_tune.tuning.retention import list_kept_steps
-from gdpo_tune.tuning.startup import draw_point, draw_startup_point, list_corners, map_share
+from gdpo_tune.tuning.startup import draw_point, draw_startup_point, map_share
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 

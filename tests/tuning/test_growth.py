@@ -15,8 +15,9 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.first_trials import list_growth_levels
 from gdpo_tune.tuning.attempts import HALT
-from gdpo_tune.tuning.plan import explain_end, is_finished, list_growth_levels
+from gdpo_tune.tuning.plan import explain_end, is_finished
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 

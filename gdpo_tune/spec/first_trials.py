@@ -1,0 +1,62 @@
+"""The trainings that a sweep begins with: the corners of its reward weights, and their lengths.
+
+A merge lies between its parents, so the parents have to lie at the corners of what can be traded.
+`tuning.startup` says with which other parameters they train.
+"""
+
+from __future__ import annotations
+
+from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.spec.model import GrowthSettings, SweepSpec
+from gdpo_tune.spec.space import Uniform
+
+WEIGHTS = "reward_weights."
+FIRST_POINTS = 4
+"""Configurations that the plan `auto` begins with where none span what can be traded."""
+
+
+def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+    """Return the reward weights of the first points: the corners, with the centre as second."""
+    corners = list_corners(spec)
+    if not corners:
+        return []
+    centre = {name: spec.space.searched_domains[name].find_middle() for name in corners[0]}
+    return [corners[0], centre, *corners[1:]]
+
+
+def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+    """Return the corners of the searched reward weights; none without merges.
+
+    If every one of several weights is searched, the point with all weights at their maximum is left
+    out: only ratios matter.
+    """
+    weights = {n: d for n, d in spec.space.searched_domains.items() if n.startswith(WEIGHTS)}
+    if not weights or not spec.has_candidates or not spec.search.merges.budget:
+        return []
+    least: dict[str, ParamValue] = {}
+    largest: dict[str, ParamValue] = {}
+    for name, domain in weights.items():
+        if isinstance(domain, Uniform):
+            least[name], largest[name] = domain.low, domain.high
+        else:
+            values = sorted(domain.choices, key=float)
+            least[name], largest[name] = values[0], values[-1]
+    if len(weights) == 1:
+        return [largest, least]
+    singles = [{**least, name: high} for name, high in reversed(largest.items())]
+    has_anchor = any(n.startswith(WEIGHTS) and n not in weights for n in spec.space.domains)
+    return [largest, *singles] if has_anchor else singles
+
+
+def count_first_trials(spec: SweepSpec) -> int:
+    """Count the trainings that the plan `auto` begins together, with the published setting."""
+    enqueued = len({tuple(sorted(point.items())) for point in spec.enqueue})
+    return 1 + enqueued + (len(list_spanning_weights(spec)) or FIRST_POINTS)
+
+
+def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
+    """Return the steps at which trainings of the plan `auto` wait, and last their bound."""
+    settings = spec.search.scheduler
+    assert isinstance(settings, GrowthSettings)
+    budget = spec.search.budget.completions / spec.training.completions_per_step
+    return settings.list_levels(spec.training.steps, budget, count_first_trials(spec))
