@@ -49,7 +49,7 @@ class Outlook:
     """What the trainings of a sweep are expected to add by going on."""
 
     continuations: tuple[Continuation, ...]
-    """Those that wait, the largest `rate` first."""
+    """Those that wait: first what has been measured only once, then the largest `rate`."""
     total: float
     """Hypervolume that they add together with all that the budget has left."""
     noise: float
@@ -101,7 +101,7 @@ def estimate_outlook(
         gain = predict_volume([*soon, course.extend(target)], objectives, merges=merges) - volume
         found.append(Continuation(number, target, gain, gain / (target - course.step)))
         farthest.append(course.extend(max(target, round(course.step * 2**doublings))))
-    found.sort(key=lambda c: (-c.rate, c.step, c.number))
+    found.sort(key=lambda c: (courses[c.number].is_known, -c.rate, c.step, c.number))
     return Outlook(
         tuple(found),
         predict_volume([*soon, *farthest], objectives, merges=merges) - volume,
