@@ -157,7 +157,7 @@ class GrowthSettings(Section):
 
     type: Literal["growth"] = "growth"
     """One of the schedulers below."""
-    first_share: Annotated[float, Gt(0), Le(1)] = 1 / 6
+    first_share: Annotated[float, Gt(0), Le(1)] = 0.16
     """Share of the budget that the first rungs of the first configurations may cost together."""
 
     def list_levels(self, steps: int, budget: float, count: int) -> tuple[int, ...]:
