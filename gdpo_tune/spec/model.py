@@ -49,8 +49,8 @@ MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
 UNKNOWN_BUDGET = 8
 """Ratio of the longest training to its first rung where a budget is given in hours."""
-LONGEST_SHARE = 0.25
-"""Largest share of a budget that one training may take, where `training.steps` is not given."""
+FEWEST_TRAININGS = 4
+"""Trainings of full length that a budget pays for, where `training.steps` is not given."""
 CONSTRAINT = re.compile(
     r"\s*(?P<op>>=|<=)\s*(?P<baseline>[a-z]+)?"
     r"\s*(?P<number>[-+]?\s*(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)?\s*"
@@ -559,7 +559,7 @@ class SweepSpec(Section):
         each = settings.get("completions_per_step", TrainingSettings().completions_per_step)
         limit = budget.get("completions")
         if isinstance(limit, int) and isinstance(each, int) and limit > 0 and each > 0:
-            settings.setdefault("steps", max(1, int(LONGEST_SHARE * limit / each)))
+            settings.setdefault("steps", max(1, limit // (FEWEST_TRAININGS * each)))
         if "steps" in settings:  # trainings are measured where they wait
             settings.setdefault("evaluate_every", settings["steps"])
         return {**data, "training": settings}
