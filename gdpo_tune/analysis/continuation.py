@@ -27,6 +27,8 @@ LASTING = 0.7
 """Share of the change of one doubling that the next one brings."""
 FIRST = 0.5
 """Share of the change since the untrained policy that a doubling after the first rung brings."""
+EARLIER = 0.6
+"""Largest share of the steps at which an earlier rung tells the course, and not the noise."""
 DRAWS = 64
 """Draws of all measurements, for the noise of the hypervolume."""
 
@@ -117,7 +119,7 @@ class _Course:
     last: Merge
     change: Floats
     is_known: bool
-    """False if it has one rung alone."""
+    """False if it was not measured at about half of its steps."""
 
     @property
     def step(self) -> int:
@@ -135,19 +137,17 @@ class _Course:
 def _read_course(
     record: TrialRecord, objectives: Sequence[Objective], start: Floats | None
 ) -> _Course:
-    *_, last = steps = [rung.step for rung in record.rungs]
-    measured = [
-        read_merge(
-            replace(record, validation=rung.validation), {(record.number, last): 1.0}, objectives
-        )
-        for rung in record.rungs[-2:]
-    ]
-    end = measured[-1]
-    if len(steps) > 1:
-        change = (end.losses - measured[0].losses) / math.log2(last / steps[-2]) * LASTING
+    end = record.rungs[-1]
+    before = [rung for rung in record.rungs if rung.step <= EARLIER * end.step]
+    last = read_merge(
+        replace(record, validation=end.validation), {(record.number, end.step): 1.0}, objectives
+    )
+    if before:
+        earlier = read_merge(replace(record, validation=before[-1].validation), {}, objectives)
+        change = LASTING * (last.losses - earlier.losses) / math.log2(end.step / before[-1].step)
     else:
-        change = (end.losses - (end.losses if start is None else start)) * FIRST
-    return _Course(end, change, len(steps) > 1)
+        change = FIRST * (last.losses - (last.losses if start is None else start))
+    return _Course(last, change, bool(before))
 
 
 def predict_volume(

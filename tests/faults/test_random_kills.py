@@ -39,6 +39,16 @@ MERGES = (
 )
 
 
+GROWTH = (
+    "search={plan: auto, scheduler: {type: growth}, budget: {completions: 5120}, "
+    "merges: {budget: 6}, checkpoints: {budget: 2}}",
+    "search.replicates={per_point: 1, max_runs: 2}",
+    "training={steps: 16, evaluate_every: 16}",
+    "constraints={}",
+    "space.reward_weights.format={log: [0.05, 2]}",
+)
+
+
 def build_fake_sweep(directory: Path, *overrides: str) -> KilledSweep:
     return KilledSweep(directory, (*FAKE, *overrides), fake=True)
 
@@ -119,6 +129,21 @@ def test_kills_neither_repeat_nor_lose_a_merge(tmp_path: Path, slots: str):
     check_sweep(whole)
     roles = [trial["role"] for trial in collect_facts(whole)["trials"]]
     assert roles.count("merge") >= 5
+    finish_after(cut, kills=10, records=len(whole.read_journal()), seed=7)
+    if slots == ONE_SLOT:
+        assert collect_facts(cut) == collect_facts(whole)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("slots", [ONE_SLOT, TWO_SLOTS], ids=["one", "two"])
+def test_kills_change_nothing_where_a_budget_is_divided(tmp_path: Path, slots: str):
+    overrides = (slots, *GROWTH, RANDOM, "search.seed=3")
+    whole, cut = (build_fake_sweep(tmp_path / name, *overrides) for name in ("whole", "cut"))
+    whole.finish()
+    check_sweep(whole)
+    trials = collect_facts(whole)["trials"]
+    lengths = {trial["ends at"] for trial in trials if trial["role"] == "search"}
+    assert len(lengths) > 1, "some went on longer than others"
     finish_after(cut, kills=10, records=len(whole.read_journal()), seed=7)
     if slots == ONE_SLOT:
         assert collect_facts(cut) == collect_facts(whole)

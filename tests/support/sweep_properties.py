@@ -15,6 +15,7 @@ from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.trial_encoding import list_stored_rungs
 from gdpo_tune.spec import AshaSettings
+from gdpo_tune.spec.first_trials import list_growth_levels
 from gdpo_tune.tuning.halving import Asha
 from gdpo_tune.tuning.lifecycle import NEVER_PROMOTED
 from tests.support.killed_sweeps import KilledSweep, read_steps_written
@@ -92,6 +93,9 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
     No rung is lost or recorded twice. A scheduler that gets all rungs in their order makes the same
     decisions.
     """
+    if sweep.spec.search.plan == "auto":
+        check_lengths(sweep)
+        return
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         records, rungs = ledger.get_records(), ledger.get_rungs()
         orders = [r["order"] for trial in ledger.study.trials for r in list_stored_rungs(trial)]
@@ -131,6 +135,23 @@ def check_rungs_decide(sweep: KilledSweep) -> None:
             assert record.rungs[-1] == rung
             reason = scheduler.explain(record.number, rung)
             assert record.reason == (NEVER_PROMOTED + reason if promotes else reason)
+
+
+def check_lengths(sweep: KilledSweep) -> None:
+    """Check that each training of a budget has all its rungs, and ended at a level within it."""
+    spec = sweep.spec
+    levels = list_growth_levels(spec)
+    with Ledger.open(spec, read_only=True) as ledger:
+        records = [record for record in ledger.get_records() if record.is_training]
+    for record in records:
+        steps = [rung.step for rung in record.rungs]
+        assert record.state == "complete"
+        assert steps[-1] in levels
+        assert steps[-1] == (record.ends_at or steps[-1])
+        assert steps == (list(range(1, steps[-1] + 1)) if sweep.fake else sorted(set(steps)))
+        assert record.cost.completions == steps[-1] * spec.training.completions_per_step
+    grown = [record for record in records if record.role != "replicate"]
+    assert sum(record.cost.completions for record in grown) <= spec.search.budget.completions
 
 
 def list_promotable(scheduler: Asha) -> set[int]:
@@ -194,6 +215,7 @@ def describe_record(record: TrialRecord) -> dict[str, Any]:
         "state": record.state,
         "reason": record.reason,
         "paused at": record.paused_at,
+        "ends at": record.ends_at,
         "rungs": [(r.step, r.completions, dict(r.validation)) for r in record.rungs],
         "validation": dict(record.validation),
         "test": dict(record.test),
