@@ -113,7 +113,8 @@ def find_kept_policy(sweep: Sweep, record: TrialRecord, *, fetch: bool = True) -
 def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str) -> str:
     """Return why a candidate cannot be published, and the commands that train it again."""
     if record.role == "merge":
-        parents = list_parents(sweep.records, record.parts, source)
+        steps = sweep.spec.training.steps
+        parents = list_parents(sweep.records, record.parts, source, steps)
         command = "python -m gdpo_tune.train --from {}"
         _, fix = explain_merge(record.name, parents, source, command)
     else:

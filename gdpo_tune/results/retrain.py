@@ -60,15 +60,17 @@ class Parent(NamedTuple):
     """Path or URL of the policy; empty if its checkpoint was not kept."""
 
 
-def list_parents(records: Sequence[TrialRecord], parts: Sequence[Part], sweep: str) -> list[Parent]:
-    """List the parents of a merge; `sweep` is the sweep's location."""
+def list_parents(
+    records: Sequence[TrialRecord], parts: Sequence[Part], sweep: str, steps: int
+) -> list[Parent]:
+    """List the parents of a merge; `sweep` is the sweep's location, `steps` those of its trials."""
     parents: list[Parent] = []
     for part in parts:
         training, name = records[part.trial], f"{CHECKPOINT_PREFIX}{part.step}"
         path = training.directory and training.directory.absolute() / name
         policy = str(path) if path and path.is_dir() else ""
         policy = f"{training.address}/{name}" if training.address else policy
-        is_end = training.state == "complete" and part.step == training.last_step
+        is_end = part.step == (training.ends_at or steps)
         pick = f"{part.trial}" if is_end else f"{part.trial}@{part.step}"
         parents.append(Parent(f"{sweep}:{pick}", part.weight, policy))
     return parents
@@ -168,7 +170,7 @@ def build_request_from_sweep(
             raise UsageError(f"{option} {source}: {reason}\n    fix: leave it out")
         refuse_parameters(read_overrides(overrides), option)
         spec = sweep.reload(overrides, to_run=to_run)
-        parents = list_parents(sweep.records, record.parts, location)
+        parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
         return dataclasses.replace(request, spec=spec, parents=tuple(parents))
     whole = sweep.spec.training
     number, step = record.number, record.ends_at or whole.steps
