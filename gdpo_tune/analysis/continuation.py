@@ -23,6 +23,8 @@ from gdpo_tune.analysis.merge_choice import Merge, list_centres, predict_losses,
 from gdpo_tune.analysis.pareto import Floats, compute_loss_hypervolume, select_front
 from gdpo_tune.core.trials import Objective, TrialRecord
 
+GROWING = ("search", "published")
+"""Roles of trainings that may be continued."""
 LASTING = 0.7
 """Share of the change of one doubling that the next one brings."""
 FIRST = 0.5
@@ -40,15 +42,13 @@ class Continuation:
     number: int
     step: int
     """Steps at the end of its next part."""
-    gain: float
-    """Hypervolume that the part is expected to add to the front with its merges."""
     rate: float
-    """`gain` a step."""
+    """Hypervolume a step that the part is expected to add to the front with its merges."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the trainings of a sweep are expected to add by going on."""
+    """Expected gain of continuing the trainings of a sweep."""
 
     continuations: tuple[Continuation, ...]
     """Those that wait: first what has been measured only once, then the largest `rate`."""
@@ -85,7 +85,7 @@ def estimate_outlook(
     courses = {
         record.number: _read_course(record, objectives, start)
         for record in records
-        if record.role in ("search", "published") and record.rungs
+        if record.role in GROWING and record.rungs
         if record.is_comparable and record.state not in ("failed", "pruned")
     }
     courses = {number: c for number, c in courses.items() if c.last.is_measured}
@@ -101,7 +101,7 @@ def estimate_outlook(
     for number in waiting.keys() & courses.keys():
         course, target = courses[number], waiting[number]
         gain = predict_volume([*soon, course.extend(target)], objectives, merges=merges) - volume
-        found.append(Continuation(number, target, gain, gain / (target - course.step)))
+        found.append(Continuation(number, target, gain / (target - course.step)))
         farthest.append(course.extend(max(target, round(course.step * 2**doublings))))
     found.sort(key=lambda c: (courses[c.number].is_known, -c.rate, c.step, c.number))
     return Outlook(

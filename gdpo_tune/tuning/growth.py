@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from gdpo_tune.analysis.continuation import Outlook, estimate_outlook
+from gdpo_tune.analysis.continuation import GROWING, Outlook, estimate_outlook
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started
@@ -25,8 +25,6 @@ from gdpo_tune.tuning.schedulers import Scheduler, Verdict
 
 MOST_AHEAD = 7
 """Longest look ahead, in steps for each step that waiting trainings have: three doublings."""
-GROWING = ("search", "published")
-"""Roles whose trainings grow."""
 
 
 class Growth(Scheduler):
@@ -66,7 +64,8 @@ class Growth(Scheduler):
 
     def _look_ahead(self) -> Outlook:
         spec, records = self._ledger.spec, self._ledger.get_records()
-        state = tuple((r.number, r.state, len(r.rungs)) for r in records if r.is_training)
+        trainings = ((r.number, r.state, len(r.rungs)) for r in records if r.is_training)
+        state = (spec.search.budget, *trainings)
         if self._outlook is None or self._outlook[0] != state:
             targets = {r.number: self._find_target(r) for r in records if r.role in GROWING}
             left = self._count_steps_left(records, targets)
