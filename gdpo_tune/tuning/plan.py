@@ -214,9 +214,7 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     if find_dead_start(spec, records) is not None:
         return "no training had a signal"
     if spec.search.plan == "auto":
-        return (
-            "more training does not fit into the budget, or moves the front by less than its noise"
-        )
+        return "more training exceeds the budget, or moves the front by less than its noise"
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"

@@ -143,7 +143,7 @@ def test_what_does_not_rise_ends_at_its_second_rung(tmp_path: Path):
     records = run(spec, stay)
     assert set(list_lengths(records).values()) == {60}, "one measurement is no course"
     assert explain_end(spec, records) == (
-        "more training does not fit into the budget, or moves the front by less than its noise"
+        "more training exceeds the budget, or moves the front by less than its noise"
     )
 
 
