@@ -82,3 +82,32 @@ class Driver:
                 return
             if answer is None and self.in_flight:  # else a sampler is thinking
                 self.end(next(iter(self.in_flight)))
+
+
+class Killed(Exception):
+    """Simulated kill of the driver."""
+
+
+class SteppedDriver(Driver):
+    """A driver whose trials advance one at a time, and which is killed after so many writes."""
+
+    def __init__(self, ledger: Ledger, slots: int, dies_after: int) -> None:
+        super().__init__(ledger, slots)
+        self._writes_left = dies_after
+
+    def advance(self, trial_id: str) -> None:
+        """Advance one trial to its next evaluation, or to its end."""
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        self._writes_left -= 1
+        if self._writes_left < 0:
+            raise Killed
+
+    def run(self) -> None:
+        while True:
+            answer = self.ask()
+            if answer == self.searcher.FINISHED:
+                return
+            if answer is None:
+                self.advance(next(iter(self.in_flight)))

@@ -17,7 +17,7 @@ from gdpo_tune.tuning.attempts import HALT, Failed
 from gdpo_tune.tuning.halving import SuccessiveHalving
 from gdpo_tune.tuning.plan import is_finished
 from gdpo_tune.tuning.schedulers import Verdict
-from tests.support.search_driver import Driver
+from tests.support.search_driver import Driver, Killed, SteppedDriver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
@@ -27,16 +27,11 @@ PROMOTE = "search.scheduler={type: asha, grace: 0.1, variant: promote}"
 RUNGS = (7, 20)
 
 
-class Killed(Exception):
-    """Simulated kill of the driver."""
-
-
-class StepDriver(Driver):
+class StepDriver(SteppedDriver):
     """A driver whose trials train from rung to rung, stop at a halt request, and resume."""
 
     def __init__(self, ledger: Ledger, slots: int = 2, dies_after: int = 10**9) -> None:
-        super().__init__(ledger, slots)
-        self._writes_left = dies_after
+        super().__init__(ledger, slots, dies_after)
 
     def advance(self, trial_id: str) -> None:
         """Advance one trial to its next rung or its end."""
@@ -52,19 +47,6 @@ class StepDriver(Driver):
             self.end(trial_id, interrupted=True)
         elif step == config.training.steps:
             self.end(trial_id, outcome=build_final_outcome(config))
-
-    def tick(self) -> None:
-        self._writes_left -= 1
-        if self._writes_left < 0:
-            raise Killed
-
-    def run(self) -> None:
-        while True:
-            answer = self.ask()
-            if answer == self.searcher.FINISHED:
-                return
-            if answer is None:
-                self.advance(next(iter(self.in_flight)))
 
 
 def compute_values(config: TrialConfig) -> dict[str, float]:

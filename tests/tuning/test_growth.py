@@ -18,7 +18,7 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import list_growth_levels
 from gdpo_tune.tuning.attempts import HALT
 from gdpo_tune.tuning.plan import explain_end, is_finished
-from tests.support.search_driver import Driver
+from tests.support.search_driver import Killed, SteppedDriver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 GROWTH = (
@@ -34,18 +34,14 @@ Curve = Callable[[float, int], dict[str, float]]
 """Weight of the length reward, as a share, and step -> values."""
 
 
-class Killed(Exception):
-    """Simulated kill of the driver."""
-
-
-class GrowthDriver(Driver):
+class GrowthDriver(SteppedDriver):
     """A driver whose trials follow curves, stop at a halt request, and resume."""
 
     def __init__(
         self, ledger: Ledger, curve: Curve, slots: int = 1, dies_after: int = 10**9
     ) -> None:
-        super().__init__(ledger, slots)
-        self._curve, self._writes_left = curve, dies_after
+        super().__init__(ledger, slots, dies_after)
+        self._curve = curve
 
     def advance(self, trial_id: str) -> None:
         """Advance one trial to its next evaluation, or to its end."""
@@ -68,19 +64,6 @@ class GrowthDriver(Driver):
             self.end(trial_id, outcome=replace(build_outcome(**values), cost=cost))
         elif (config.directory / HALT).exists():
             self.end(trial_id, interrupted=True)
-
-    def tick(self) -> None:
-        self._writes_left -= 1
-        if self._writes_left < 0:
-            raise Killed
-
-    def run(self) -> None:
-        while True:
-            answer = self.ask()
-            if answer == self.searcher.FINISHED:
-                return
-            if answer is None:
-                self.advance(next(iter(self.in_flight)))
 
 
 def get_length_share(config: TrialConfig) -> float:
