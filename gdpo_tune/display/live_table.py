@@ -165,6 +165,8 @@ class LiveDisplay(CloseableResource):
             title = title_candidate(event.record.name)
             return f"{title} starts: {_describe_trial(event.record)}"
         if isinstance(event, TrialPaused):
+            if event.record.parts:
+                return f"{title_candidate(event.record.name)} waits for what else joins the front"
             return f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
         if isinstance(event, TrialFinished):
             return self._describe_end(event.record)

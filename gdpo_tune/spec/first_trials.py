@@ -6,11 +6,17 @@ A merge lies between its parents, so the parents have to lie at the corners of w
 
 from __future__ import annotations
 
+import math
+
 from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.model import GrowthSettings, SweepSpec
 from gdpo_tune.spec.space import Uniform
 
 WEIGHTS = "reward_weights."
+UNKNOWN_BUDGET = 8
+"""Part of the bound at which trainings first wait where the budget is not in completions."""
+EVALUATED = 0.25
+"""Largest share of a level's completions that its evaluation may cost."""
 FIRST_POINTS = 4
 """Configurations that the plan `auto` begins with where none span what can be traded."""
 
@@ -55,8 +61,20 @@ def count_first_trials(spec: SweepSpec) -> int:
 
 
 def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
-    """Return the steps at which trainings of the plan `auto` wait, and last their bound."""
-    settings = spec.search.scheduler
+    """Return the steps at which trainings of the plan `auto` wait, and last their bound.
+
+    From each level to the next the steps double. At the first level the first configurations have
+    cost at most `first_share` of a budget in completions; without one it is an eighth of the bound.
+    No level is so short that its evaluation costs more than `EVALUATED` of its completions.
+    """
+    settings, training = spec.search.scheduler, spec.training
     assert isinstance(settings, GrowthSettings)
-    budget = spec.search.budget.completions / spec.training.completions_per_step
-    return settings.list_levels(spec.training.steps, budget, count_first_trials(spec))
+    budget = spec.search.budget.completions / training.completions_per_step
+    affordable = settings.first_share * budget / count_first_trials(spec)
+    most = affordable if budget else training.steps / UNKNOWN_BUDGET
+    evaluation = training.validation_prompts * training.samples_per_prompt
+    least = evaluation / EVALUATED / training.completions_per_step
+    levels = [training.steps]
+    while levels[0] > max(most, 1) and levels[0] / 2 >= least:
+        levels.insert(0, math.ceil(levels[0] / 2))
+    return tuple(levels)

@@ -47,8 +47,6 @@ FARTHEST = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
 MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
-UNKNOWN_BUDGET = 8
-"""Ratio of the longest training to its first rung where a budget is given in hours."""
 FEWEST_TRAININGS = 4
 """Trainings of full length that a budget pays for, where `training.steps` is not given."""
 CONSTRAINT = re.compile(
@@ -158,20 +156,8 @@ class GrowthSettings(Section):
     type: Literal["growth"] = "growth"
     """One of the schedulers below."""
     first_share: Annotated[float, Gt(0), Le(1)] = 0.16
-    """Share of the budget that the first rungs of the first configurations may cost together."""
-
-    def list_levels(self, steps: int, budget: float, count: int) -> tuple[int, ...]:
-        """Return the steps at which trainings wait, and last `steps`, their bound.
-
-        `budget` is in steps of all trainings, 0 if it is not known; the first `count` begin
-        together. From each level to the next the steps double. Without a budget the first level is
-        at an eighth of the bound.
-        """
-        most = self.first_share * budget / count if budget else steps / UNKNOWN_BUDGET
-        levels = [steps]
-        while levels[0] > max(most, 1):
-            levels.insert(0, math.ceil(levels[0] / 2))
-        return tuple(levels)
+    """Share of the budget that the first rungs of the first configurations may cost together, where
+    they are not too short for their evaluations."""
 
 
 SchedulerSettings = FifoSettings | AshaSettings | PbtSettings | GrowthSettings

@@ -72,8 +72,8 @@ def train(
     a checkpoint of the step just done is on disk.
 
     With `config.parts` and without `config.train`, it merges these policies and evaluates the merge
-    on validation prompts. `report` gets that as step 0 and may end the trial, of which no policy
-    then stays. Otherwise the merge is kept as `checkpoint-0` and evaluated on test prompts.
+    on validation prompts, which `report` gets as step 0. The merge is kept as `checkpoint-0` and, if
+    `report` returns, evaluated on test prompts.
 
     Without `with_test`, nothing is evaluated on test prompts; a run that resumes may do so later.
     A run that resumes from a checkpoint of the same trial first reports its evaluation, if any,
@@ -232,8 +232,9 @@ def merge_and_validate(
 ) -> tuple[PreTrainedModel, Checkpoint]:
     """Merge the parts of a trial, evaluate the merge on validation prompts, and report it.
 
-    If `report` returns, the merge is kept as `checkpoint-0`; if it raises, nothing of it stays. The
-    weights that are evaluated are those that `from_pretrained` reads from the checkpoint.
+    The merge is kept as `checkpoint-0` once `report` returns or raises `SystemExit`: a run that
+    resumes there does not evaluate it again. The weights that are evaluated are those that
+    `from_pretrained` reads from the checkpoint.
     """
     check_parts(config.parts, evaluator.cache.initial)
     token = TrialWriterToken(config.directory) if distributed.is_first() else None
@@ -250,15 +251,22 @@ def merge_and_validate(
         measurement = Measurement(0, metrics, cost, validation, time.time())
         if token is not None:
             token.append_step(measurement, "the measurement of a merge")
-        report(measurement, None)
-        checkpoint = None
-        if token is not None:
 
-            def fill(target: Path) -> None:
-                for path in draft.iterdir():
-                    path.rename(target / path.name)
+        def fill(target: Path) -> None:
+            for path in draft.iterdir():
+                path.rename(target / path.name)
 
-            checkpoint = write_checkpoint(config.directory, 0, cost, fill, validation)
+        def keep() -> Checkpoint | None:
+            if token is None:
+                return None
+            return write_checkpoint(config.directory, 0, cost, fill, validation)
+
+        try:
+            report(measurement, None)
+        except SystemExit:
+            keep()
+            raise
+        checkpoint = keep()
     checkpoint = distributed.broadcast_from_first(checkpoint)
     assert checkpoint is not None, "the first process has written it, or has raised"
     return model, checkpoint

@@ -20,7 +20,7 @@ from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started
 from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
-from gdpo_tune.tuning.plan import tighten_references
+from gdpo_tune.tuning.plan import choose_tested, tighten_references
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
 
 MOST_AHEAD = 7
@@ -56,11 +56,12 @@ class Growth(Scheduler):
         return outlook.continuations[0].number if outlook.is_worthwhile else None
 
     def find_ending(self) -> int | None:
-        """Return a waiting training that ends where it waits, once nothing trains any more."""
-        growing = [r for r in self._ledger.get_records() if r.role in GROWING and r.is_open]
-        if any(record.state == "running" for record in growing):
+        """Return what ends where it waits: trainings at once, candidates by what they add."""
+        spec, records = self._ledger.spec, self._ledger.get_records()
+        if any(record.state == "running" and record.ends_at is None for record in records):
             return None
-        return min((record.number for record in growing), default=None)
+        growing = [r.number for r in records if r.role in GROWING and r.state == "paused"]
+        return min(growing, default=None) or choose_tested(spec, records)
 
     def _look_ahead(self) -> Outlook:
         spec, records = self._ledger.spec, self._ledger.get_records()

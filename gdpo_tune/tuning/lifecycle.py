@@ -461,7 +461,8 @@ class Lifecycle:
         if verdict == "pause" and rung is not None:
             if record.state == "paused":
                 return None
-            if record.paused_at < rung.completions:  # otherwise it was promoted from this rung
+            # otherwise it was promoted from this rung
+            if record.parts or record.paused_at < rung.completions:
                 return self._ledger.pause(record.number)
         self._scheduler.promote(record.number)
         if record.state == "paused":  # by another scheduler; now it is unfinished
@@ -472,8 +473,14 @@ class Lifecycle:
         """Return the verdict on a trial; a candidate that trains nothing meets no scheduler."""
         if not record.parts:
             return self._scheduler.decide(record, rung)
-        reason = explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
-        return "stop" if reason else "continue"
+        spec = self._ledger.spec
+        if record.ends_at is not None:  # it has waited
+            return "continue"
+        if explain_stop(record, rung, self._ledger.get_records(), spec):
+            return "stop"
+        # under `auto` later ones may make its test evaluation superfluous
+        waits = spec.search.plan == "auto" and record.replicate_of is None
+        return "pause" if waits else "continue"
 
     def _find_verdict(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:
         """Return the first verdict against a trial, and its rung."""

@@ -130,7 +130,10 @@ def _plan_growing(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTri
     begins = can_begin(spec, records)
     if planned := plan_merge_or_checkpoint(spec, records, at_end=not begins):
         return planned
-    return PlannedTrial("search", "model", None) if begins else _plan_replicate(spec, records)
+    if begins:
+        return PlannedTrial("search", "model", None)
+    waits = choose_tested(spec, records) is not None
+    return None if waits else _plan_replicate(spec, records)  # the front is known once all ended
 
 
 def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
@@ -362,10 +365,29 @@ def explain_stop(
     """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one.
 
     Test prompts cost more than validation prompts, on which it has to meet the constraints and add
-    to what complete trials cover. Fresh seeds of a merge or checkpoint always get one.
+    to what others cover that have or get one. Those that wait like it count only until it waits
+    itself. Fresh seeds of a merge or checkpoint always get one.
     """
+    return _judge_candidate(record, rung, records, spec)[1]
+
+
+def choose_tested(spec: SweepSpec, records: Sequence[TrialRecord]) -> int | None:
+    """Return the waiting merge or checkpoint that adds most and deserves a test evaluation.
+
+    Each that was chosen counts for the next choice: what lies between others adds little.
+    """
+    waiting = [r for r in records if r.parts and r.state == "paused"]
+    judged = [(_judge_candidate(r, r.rungs[-1], records, spec), r.number) for r in waiting]
+    worthy = [(gain, -number) for (gain, reason), number in judged if not reason]
+    return -max(worthy)[1] if worthy else None
+
+
+def _judge_candidate(
+    record: TrialRecord, rung: Rung, records: Sequence[TrialRecord], spec: SweepSpec
+) -> tuple[float, str]:
+    """Return the validation hypervolume that a candidate adds, and why that is not enough."""
     if record.replicate_of is not None:
-        return ""
+        return 0.0, ""
     values, violations = read_values(spec, rung)
     broken = [
         f"{name} {rung.validation[name].mean:.3g} is not {bound}"
@@ -373,7 +395,7 @@ def explain_stop(
         if over > 0
     ]
     if broken:
-        return f"breaks a constraint on validation prompts: {', '.join(broken)}"
+        return 0.0, f"breaks a constraint on validation prompts: {', '.join(broken)}"
     goals = spec.list_objectives()
     rivals = {
         other.name: tuple(other.validation[name].mean for name in spec.objectives)
@@ -383,11 +405,15 @@ def explain_stop(
         and other.feasible
         and other.role != "untrained"
     }
+    for other in records:
+        is_tested = other.state == "running" and other.ends_at is not None
+        if other.parts and (is_tested or {record.state, other.state} == {"running", "paused"}):
+            rivals[other.name] = read_values(spec, other.rungs[-1])[0]
     better = [n for n, own in rivals.items() if list(rank_points([own, values], goals)) == [0, 1]]
     if better:
-        return f"dominated on validation prompts by {format_first(better, MAX_NAMED)}"
+        return 0.0, f"dominated on validation prompts by {format_first(better, MAX_NAMED)}"
     before = compute_hypervolume([*rivals.values()], goals) if rivals else 0.0
     gain = compute_hypervolume([*rivals.values(), values], goals) - before
     if gain > LEAST_GAIN * before or not before:
-        return ""
-    return f"adds {gain / before:.2%} to the hypervolume on validation prompts"
+        return gain, ""
+    return gain, f"adds {gain / before:.2%} to the hypervolume on validation prompts"

@@ -16,6 +16,7 @@ from gdpo_tune.core.trials import Cost, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import list_growth_levels
+from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.attempts import HALT
 from gdpo_tune.tuning.plan import explain_end, is_finished
 from tests.support.search_driver import Killed, SteppedDriver
@@ -42,10 +43,14 @@ class GrowthDriver(SteppedDriver):
     ) -> None:
         super().__init__(ledger, slots, dies_after)
         self._curve = curve
+        self.tested: list[str] = []
 
     def advance(self, trial_id: str) -> None:
         """Advance one trial to its next evaluation, or to its end."""
         config = self.in_flight[trial_id]
+        if config.parts:
+            self._evaluate_merge(trial_id, config)
+            return
         if not config.train:
             self.end(trial_id, outcome=build_outcome(0.6, 0.5, 0.3))
             return
@@ -61,9 +66,27 @@ class GrowthDriver(SteppedDriver):
         config.directory.mkdir(parents=True, exist_ok=True)
         progress.write_text(str(step))
         if step == config.training.steps:
-            self.end(trial_id, outcome=replace(build_outcome(**values), cost=cost))
+            path = write_checkpoint(config.directory, step, cost, lambda path: None).path
+            outcome = replace(build_outcome(**values), cost=cost, checkpoint=path)
+            self.end(trial_id, outcome=outcome)
         elif (config.directory / HALT).exists():
             self.end(trial_id, interrupted=True)
+
+    def _evaluate_merge(self, trial_id: str, config: TrialConfig) -> None:
+        """Give a merge the weighted mean of its parents' values, and a little more."""
+        values = dict.fromkeys(("correctness", "format", "length"), 0.02)
+        for part in config.parts:
+            parent = self.searcher._ledger.get_record(int(part.checkpoint.parent.name))
+            for name in values:
+                values[name] += part.weight * parent.validation[name].mean
+        self.tick()
+        self.report(trial_id, build_measurement(0, Cost(), **values))
+        self.tick()
+        if (config.directory / HALT).exists():
+            self.end(trial_id, interrupted=True)
+        else:
+            self.tested.append(config.directory.name)
+            self.end(trial_id, outcome=build_outcome(**values))
 
 
 def get_length_share(config: TrialConfig) -> float:
@@ -169,3 +192,22 @@ def test_trials_wait_without_a_process(tmp_path: Path):
         driver.run()
         waits = [event for event in driver.events if isinstance(event, TrialPaused)]
     assert len(waits) >= 8
+
+
+def test_only_candidates_on_the_front_are_tested_and_only_at_the_end(tmp_path: Path):
+    spec = load_growing(tmp_path, 960, "search.merges.budget=12")
+    with Ledger.open(spec) as ledger:
+        driver = GrowthDriver(ledger, rise)
+        driver.run()
+        records = list(ledger.get_records())
+    merges = [record for record in records if record.role == "merge"]
+    tested = [record for record in merges if record.state == "complete"]
+    assert 0 < len(tested) < len(merges)
+    assert {record.state for record in merges} == {"complete", "pruned"}
+    assert [int(name) for name in driver.tested] != sorted(map(int, driver.tested)), "best first"
+    assert {int(name) for name in driver.tested} == {record.number for record in tested}
+    for record in merges:
+        if record.state == "pruned":
+            assert "on validation prompts" in record.reason
+    first = min(record.started or 0.0 for record in merges)
+    assert all(record.finished and record.finished >= first for record in tested)
