@@ -147,7 +147,8 @@ def _read_course(
         change = LASTING * (last.losses - earlier.losses) / math.log2(end.step / before[-1].step)
     else:
         change = FIRST * (last.losses - (last.losses if start is None else start))
-    return _Course(last, change, bool(before))
+    # the published setting is a baseline: it goes on only for what it promises
+    return _Course(last, change, bool(before) or record.role == "published")
 
 
 def predict_volume(

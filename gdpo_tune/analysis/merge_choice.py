@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -125,6 +125,20 @@ def read_merge(record: TrialRecord, mixture: Mixture, objectives: Sequence[Objec
     found = [values.get(goal.name, Estimate(math.nan, math.nan)) for goal in objectives]
     losses = compute_losses([[estimate.mean for estimate in found]], objectives)[0]
     return Merge(mixture, losses, np.nan_to_num([estimate.se for estimate in found]), record)
+
+
+def _read_rungs(
+    records: Sequence[TrialRecord], objectives: Sequence[Objective], known: Sequence[Merge]
+) -> list[Merge]:
+    """Read the kept checkpoints of trainings that are not `known`."""
+    policies = {entry.policy for entry in known}
+    return [
+        read_merge(replace(record, validation=rung.validation), {policy: 1.0}, objectives)
+        for record in records
+        if record.state == "complete" and record.is_comparable and record.replicate_of is None
+        for rung in record.rungs
+        if (policy := (record.number, rung.step)) not in policies and rung.step in record.kept_steps
+    ]
 
 
 # The model
@@ -249,18 +263,25 @@ def compute_shortfalls(bounds: Floats, means: Floats, errors: Floats) -> Floats:
 
 
 def choose_merge(
-    records: Sequence[TrialRecord], objectives: Sequence[Objective], most_parts: int
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Objective],
+    most_parts: int,
+    *,
+    with_rungs: bool = False,
 ) -> tuple[Part, ...] | None:
     """Choose the merge that is expected to add most hypervolume on validation prompts.
 
     Parents are the ends and checkpoints of trainings that were kept, even if they break a
-    constraint: a merge of them may meet it. Merges in any state count as tried. One that runs
+    constraint: a merge of them may meet it. With `with_rungs`, checkpoints that are no candidates
+    are parents too, by their values at the rung. Merges in any state count as tried. One that runs
     counts as if it had its predicted values, so that merges that run together differ. None if no
     merge is expected to add `WORTHWHILE`.
     """
     goals = tuple(objectives)
     known = read_merges(records, goals)
-    policies = [entry for entry in known if entry.is_measured and len(entry.mixture) == 1]
+    candidates = [entry for entry in known if entry.is_measured and len(entry.mixture) == 1]
+    rungs = _read_rungs(records, goals, candidates) if with_rungs else []
+    policies = [*candidates, *rungs]
     tried = [entry for entry in known if len(entry.mixture) > 1]
     failed = [p for m in tried if m.record and m.record.state == "failed" for p in m.mixture]
     measured = {policy for merge in tried if merge.is_measured for policy in merge.mixture}
@@ -273,7 +294,7 @@ def choose_merge(
         return None
     seen = [
         entry
-        for entry in [*policies, *tried]
+        for entry in [*candidates, *tried]
         if entry.is_allowed and (entry.is_measured or (entry.record and entry.record.is_open))
     ]
     predicted = [*mixtures, *(entry.mixture for entry in seen)]

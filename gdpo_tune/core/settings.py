@@ -106,6 +106,11 @@ class TrainingSettings(Section):
     0 never ends it."""
 
     @property
+    def validation_completions(self) -> int:
+        """Completions of an evaluation on validation prompts."""
+        return self.validation_prompts * self.samples_per_prompt
+
+    @property
     def mini_batches(self) -> int:
         """Optimizer steps of a pass over the completions of a step."""
         return self.completions_per_step // (self.mini_batch_size or self.completions_per_step)

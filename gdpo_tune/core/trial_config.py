@@ -16,7 +16,7 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.task_info import STRICT, Scoring
-from gdpo_tune.core.trials import Params, ParamValue
+from gdpo_tune.core.trials import Params, ParamValue, Rung
 
 MUTABLE_WHILE_TRAINING = ("learning_rate", "reward_weights.")
 """Parameters, by the beginning of their names, that may change while a trial trains."""
@@ -83,6 +83,8 @@ class TrialConfig:
     """Changes of `params` during the training."""
     parts: tuple[TrainedPart, ...] = ()
     """Policies to merge and evaluate, where `train` is False; their weights sum to 1."""
+    measured: Rung | None = None
+    """The merge on validation prompts, where an earlier attempt has evaluated it."""
     keep_at: tuple[int, ...] = ()
     """Steps whose checkpoints stay, because each may become a candidate."""
     scoring: Scoring = STRICT

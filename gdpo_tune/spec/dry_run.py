@@ -11,7 +11,7 @@ from gdpo_tune.core.text import format_bytes, join_names, show
 from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
 from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, measure_disk
-from gdpo_tune.spec.model import MERGES_PER_TRAINING, PbtSettings, SweepSpec, dump_public_yaml
+from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
 
@@ -122,7 +122,7 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     )
     usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
     validations = len(usual) + sum(step not in usual for step in meetings) + 1
-    validation = settings.validation_prompts * settings.samples_per_prompt
+    validation = settings.validation_completions
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
     trained = search.trials + replicates + 1
@@ -130,8 +130,8 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     each = f"{validations} x {validation} + {test} a trained run"
     candidates: dict[str, int] = {}
     if spec.has_candidates:
-        seeds = replicates if search.most_merges else 0
-        candidates = {"merges": search.most_merges + seeds}
+        seeds = replicates if spec.most_merges else 0
+        candidates = {"merges": spec.most_merges + seeds}
         candidates["checkpoints"] = search.checkpoints.budget
     one = validation + test
     shares = [
@@ -158,19 +158,20 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     if replicates := search.replicates.max_trainings:
         most = replicates * settings.steps * each
         shares.append(("replicates", most, f"{replicates} x at most {settings.steps} steps"))
-    validation, test = (
-        prompts * settings.samples_per_prompt
-        for prompts in (settings.validation_prompts, settings.test_prompts)
-    )
+    validation = settings.validation_completions
+    test = settings.test_prompts * settings.samples_per_prompt
     trained = count * (len(levels) * validation + test) + validation + test
     shares.append(
         ("held-out evaluation", trained, f"{len(levels)} x {validation} + {test} a training")
     )
     if spec.has_candidates:
-        merges = min(search.merges.budget, MERGES_PER_TRAINING * (count - 1))
-        for name, most in (("merges", merges), ("checkpoints", search.checkpoints.budget)):
-            total = f"{most} x {validation + test}"
-            shares += [(name, most * (validation + test), total)] * bool(most)
+        tried, merges = spec.most_merges, min(spec.most_merges, search.merges.budget)
+        if tried:
+            total = f"{tried} x {validation}, at most {merges} x {test}"
+            shares.append(("merges", tried * validation + merges * test, total))
+        if checkpoints := search.checkpoints.budget:
+            total = f"at most {checkpoints} x {validation + test}"
+            shares.append(("checkpoints", checkpoints * (validation + test), total))
     return [(name, f"{number:,}".rjust(12), formula) for name, number, formula in shares]
 
 

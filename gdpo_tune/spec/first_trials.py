@@ -72,9 +72,8 @@ def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
     budget = spec.search.budget.completions / training.completions_per_step
     affordable = settings.first_share * budget / count_first_trials(spec)
     most = affordable if budget else training.steps / UNKNOWN_BUDGET
-    evaluation = training.validation_prompts * training.samples_per_prompt
-    least = evaluation / EVALUATED / training.completions_per_step
+    evaluation = training.validation_completions / training.completions_per_step
     levels = [training.steps]
-    while levels[0] > max(most, 1) and levels[0] / 2 >= least:
+    while levels[0] > max(most, 1) and levels[0] / 2 * EVALUATED >= evaluation:
         levels.insert(0, math.ceil(levels[0] / 2))
     return tuple(levels)

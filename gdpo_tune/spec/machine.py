@@ -272,9 +272,10 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
         ended = max(ended, KEPT * running)  # it waits with what it needs to continue
     evaluated, candidates = list_evaluated_steps(spec), 0
     if spec.has_candidates:
-        seeds = search.replicates.max_trainings if search.most_merges else 0
+        merges = min(spec.most_merges, search.merges.budget)
+        seeds = search.replicates.max_trainings if merges else 0
         checkpoints = search.checkpoints.budget if evaluated else 0
-        candidates = (search.most_merges + seeds) * last + checkpoints * WEIGHT * trained
+        candidates = (merges + seeds) * last + checkpoints * WEIGHT * trained
     # Configurations, replicates and the baseline.
     planned = search.trials + search.replicates.max_trainings + 1
     return SweepDisk(

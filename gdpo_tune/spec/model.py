@@ -47,6 +47,8 @@ FARTHEST = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
 MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
+MERGED = 0.33
+"""Completions of evaluating merges on validation prompts for each one in training, under `auto`."""
 FEWEST_TRAININGS = 4
 """Trainings of full length that a budget pays for, where `training.steps` is not given."""
 CONSTRAINT = re.compile(
@@ -256,11 +258,6 @@ class Search(Section):
         if settings["plan"] == "auto":
             settings.setdefault("scheduler", {"type": "growth"})
         return settings
-
-    @property
-    def most_merges(self) -> int:
-        """Most merges of a sweep whose trainings have all ended."""
-        return min(self.merges.budget, MERGES_PER_TRAINING * self.trials)
 
 
 def choose_plan(search: Mapping[str, Any]) -> Any:
@@ -609,6 +606,22 @@ class SweepSpec(Section):
         so they do not join a front on which costs are judged.
         """
         return self.keep != "none" and not COST_METRICS.keys() & {*self.required_metrics}
+
+    @property
+    def most_merges(self) -> int:
+        """Most merges that are evaluated on validation prompts."""
+        search, most = self.search, self.search.merges.budget
+        if search.plan == "fixed":
+            return min(most, MERGES_PER_TRAINING * search.trials)
+        return self.count_merges(search.budget.completions) if search.budget.completions else most
+
+    def count_merges(self, completions: int) -> int:
+        """Return how many merges the plan `auto` evaluates after so many completions in training.
+
+        Those that join the front are as many as `search.merges.budget` at most.
+        """
+        affordable = int(MERGED * completions / self.training.validation_completions)
+        return affordable if self.search.merges.budget else 0
 
     def build_trial_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:
         """Return the input of `train()` for one trial, in a directory of its own."""

@@ -72,8 +72,8 @@ def train(
     a checkpoint of the step just done is on disk.
 
     With `config.parts` and without `config.train`, it merges these policies and evaluates the merge
-    on validation prompts, which `report` gets as step 0. The merge is kept as `checkpoint-0` and, if
-    `report` returns, evaluated on test prompts.
+    on validation prompts. `report` gets that as step 0 and may end the trial, of which no policy
+    then stays. Otherwise the merge is kept as `checkpoint-0` and evaluated on test prompts.
 
     Without `with_test`, nothing is evaluated on test prompts; a run that resumes may do so later.
     A run that resumes from a checkpoint of the same trial first reports its evaluation, if any,
@@ -120,7 +120,8 @@ def run_prepared_trial(
     keeps_policy = config.train or config.parts
     start = read_checkpoint(resume) if resume is not None and keeps_policy else None
     steps = config.training.steps if config.train else 0
-    before = Cost() if start is None else start.cost
+    earlier = start or config.measured
+    before = Cost() if earlier is None else earlier.cost
     clock = Clock(before, config.training.completions_per_step)
     if start is not None and start.validation:
         # An earlier process may have been killed before its report arrived.
@@ -232,9 +233,9 @@ def merge_and_validate(
 ) -> tuple[PreTrainedModel, Checkpoint]:
     """Merge the parts of a trial, evaluate the merge on validation prompts, and report it.
 
-    The merge is kept as `checkpoint-0` once `report` returns or raises `SystemExit`: a run that
-    resumes there does not evaluate it again. The weights that are evaluated are those that
-    `from_pretrained` reads from the checkpoint.
+    A merge that `config.measured` knows is neither evaluated nor reported again.
+    If `report` returns, the merge is kept as `checkpoint-0`; if it raises, nothing of it stays. The
+    weights that are evaluated are those that `from_pretrained` reads from the checkpoint.
     """
     check_parts(config.parts, evaluator.cache.initial)
     token = TrialWriterToken(config.directory) if distributed.is_first() else None
@@ -245,28 +246,25 @@ def merge_and_validate(
                 restore_base_files(draft, config.policy, config.model.revision)
         distributed.broadcast_from_first(None)  # it is written
         model = load_merge(config, draft)
-        validation = evaluator.evaluate(model, "validation", 0)
-        metrics = {f"validation/{name}": estimate.mean for name, estimate in validation.items()}
-        cost = clock.read(0, evaluator.sampled)
-        measurement = Measurement(0, metrics, cost, validation, time.time())
-        if token is not None:
-            token.append_step(measurement, "the measurement of a merge")
-
-        def fill(target: Path) -> None:
-            for path in draft.iterdir():
-                path.rename(target / path.name)
-
-        def keep() -> Checkpoint | None:
-            if token is None:
-                return None
-            return write_checkpoint(config.directory, 0, cost, fill, validation)
-
-        try:
+        if config.measured is not None:
+            evaluator.cache.load_split("validation")  # counts the prompts that are left out
+            validation, cost = config.measured.validation, config.measured.cost
+        else:
+            validation = evaluator.evaluate(model, "validation", 0)
+            metrics = {f"validation/{name}": estimate.mean for name, estimate in validation.items()}
+            cost = clock.read(0, evaluator.sampled)
+            measurement = Measurement(0, metrics, cost, validation, time.time())
+            if token is not None:
+                token.append_step(measurement, "the measurement of a merge")
             report(measurement, None)
-        except SystemExit:
-            keep()
-            raise
-        checkpoint = keep()
+        checkpoint = None
+        if token is not None:
+
+            def fill(target: Path) -> None:
+                for path in draft.iterdir():
+                    path.rename(target / path.name)
+
+            checkpoint = write_checkpoint(config.directory, 0, cost, fill, validation)
     checkpoint = distributed.broadcast_from_first(checkpoint)
     assert checkpoint is not None, "the first process has written it, or has raised"
     return model, checkpoint

@@ -409,7 +409,8 @@ class Lifecycle:
                 TrainedPart(ledger.get_checkpoint(part.trial, part.step), part.weight)
                 for part in record.parts
             )
-            return replace(config, train=False, parts=parts)
+            measured = record.rungs[-1] if record.ends_at is not None else None
+            return replace(config, train=False, parts=parts, measured=measured)
         training = trace_training(records, record.number)
         keep_at = list_kept_steps(spec, records, record)
         config = spec.build_trial_config(training.params, training.seed, directory)

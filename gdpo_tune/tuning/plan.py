@@ -318,9 +318,10 @@ def plan_merge_or_checkpoint(
     """
     if not spec.has_candidates:
         return None
-    if spec.search.plan == "auto" and any(r.is_open and r.is_training for r in records):
-        return None  # what is merged now would be replaced by merges of longer trainings
     search, counts = spec.search, Counter(record.role for record in records)
+    is_auto = search.plan == "auto"
+    if is_auto and any(record.is_open and record.is_training for record in records):
+        return None  # what is merged now would be replaced by merges of longer trainings
     trained = sum(r.role in ("search", "member") and not r.is_open for r in records)
     share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
     if counts["checkpoint"] < int(share * search.checkpoints.budget):
@@ -329,9 +330,13 @@ def plan_merge_or_checkpoint(
             params = records[part.trial].params
             return PlannedTrial("checkpoint", "candidate", params, parts=(part,))
     is_spanned = at_end or trained >= min(len(list_corners(spec)), search.trials)
-    allowed = min(int(share * search.merges.budget), MERGES_PER_TRAINING * trained)
+    if is_auto:
+        allowed = spec.count_merges(sum(record.cost.completions for record in records))
+    else:
+        allowed = min(int(share * search.merges.budget), MERGES_PER_TRAINING * trained)
     if is_spanned and counts["merge"] < allowed:
-        parts = choose_merge(records, tighten_references(spec), search.merges.most_parts)
+        goals = tighten_references(spec)
+        parts = choose_merge(records, goals, search.merges.most_parts, with_rungs=is_auto)
         if parts is not None:
             return PlannedTrial("merge", "candidate", {}, parts=parts)
     return None
@@ -340,7 +345,7 @@ def plan_merge_or_checkpoint(
 def count_merges_and_checkpoints(spec: SweepSpec) -> int:
     """Return the most merges and checkpoints that a sweep evaluates, fresh seeds included."""
     search = spec.search
-    most = search.most_merges + search.checkpoints.budget if spec.has_candidates else 0
+    most = spec.most_merges + search.checkpoints.budget if spec.has_candidates else 0
     return most + search.replicates.max_trainings * (most > 0)
 
 
@@ -374,9 +379,12 @@ def explain_stop(
 def choose_tested(spec: SweepSpec, records: Sequence[TrialRecord]) -> int | None:
     """Return the waiting merge or checkpoint that adds most and deserves a test evaluation.
 
-    Each that was chosen counts for the next choice: what lies between others adds little.
+    Each that was chosen counts for the next choice: what lies between others adds little. Of merges
+    at most `search.merges.budget` are chosen.
     """
-    waiting = [r for r in records if r.parts and r.state == "paused"]
+    merges = sum(r.role == "merge" and r.ends_at is not None for r in records)
+    roles = ("checkpoint", "merge") if merges < spec.search.merges.budget else ("checkpoint",)
+    waiting = [r for r in records if r.state == "paused" and r.role in roles]
     judged = [(_judge_candidate(r, r.rungs[-1], records, spec), r.number) for r in waiting]
     worthy = [(gain, -number) for (gain, reason), number in judged if not reason]
     return -max(worthy)[1] if worthy else None

@@ -262,7 +262,7 @@ def print_deleted_policies(ledger: Ledger) -> None:
     ended = [r for r in ledger.get_records() if r.is_training and r.state == "complete"]
     lost = [record.name for record in ended if record.checkpoint is None]
     was_finished = any(session.get("ending") for session in ledger.get_sessions()[-1:])
-    if lost and was_finished and ledger.spec.has_candidates and ledger.spec.search.most_merges:
+    if lost and was_finished and ledger.spec.has_candidates and ledger.spec.most_merges:
         kept, names = len(ended) - len(lost), format_list(lost)
         print(
             f"note: merges choose among the {kept} policies that keep: {ledger.spec.keep} left at "
