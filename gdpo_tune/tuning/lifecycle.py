@@ -360,7 +360,7 @@ class Lifecycle:
         number = None
         if scheduler.promotes_beyond_budget or not self._plan.is_budget_spent():
             number = scheduler.find_promotable(alone=alone)
-        ends = alone and number is None
+        ends = alone and number is None and not self._is_proposing
         if ends:
             number = scheduler.find_ending()
         if number is None:

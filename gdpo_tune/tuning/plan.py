@@ -24,7 +24,7 @@ from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRe
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget
 from gdpo_tune.spec import PbtSettings, SweepSpec
-from gdpo_tune.spec.first_trials import count_first_trials, list_corners, list_growth_levels
+from gdpo_tune.spec.first_trials import count_first_trials, list_corners
 from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
 from gdpo_tune.tuning.startup import draw_point, draw_startup_point
@@ -139,14 +139,14 @@ def _plan_growing(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTri
 def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
     """Return whether the plan `auto` may begin a configuration after the first ones have ended.
 
-    So it is if the budget pays for its first rung and the last ones moved the hypervolume.
+    So it is if the budget pays for one as long as the longest, since a shorter one hardly reaches
+    the front, and if the last ones moved the hypervolume.
     """
     begun, first = count_started(records), count_first_trials(spec) - 1
     if begun >= max(first, spec.search.trials):
         return False
-    each, limit = spec.training.completions_per_step, spec.search.budget.completions
-    spent = sum(record.cost.completions for record in records)
-    if limit and limit - spent < list_growth_levels(spec)[0] * each:
+    limit, spent = spec.search.budget.completions, [r.cost.completions for r in records]
+    if limit and limit - sum(spent) < max(spent):
         return False
     patience = spec.search.patience or PATIENCE
     return begun - first < patience or not has_stagnated(records, spec.list_objectives(), patience)
