@@ -379,6 +379,8 @@ class Origin(NamedTuple):
     share: float
     """Part of the front's hypervolume that this kind adds to those before it; 0 without any."""
     cost: Cost
+    continued: int
+    """Completions of trainings after the rung at which each had waited first."""
 
 
 def summarize_origins(front: Front) -> tuple[Origin, ...]:
@@ -399,9 +401,11 @@ def summarize_origins(front: Front) -> tuple[Origin, ...]:
         points += [c.get_values(front.objectives) for c in ranked]
         volume = compute_hypervolume(points, front.objectives)
         share = (volume - before) / front.hypervolume if front.hypervolume else 0.0
-        cost = sum_costs([r.cost for r in front.records if r.number in numbers])
+        own = [r for r in front.records if r.number in numbers]
+        cost, waited = sum_costs([r.cost for r in own]), [r for r in own if r.paused_at]
+        continued = sum(r.cost.completions - r.rungs[0].completions for r in waited)
         members = sum(c.is_on_front for c in ranked)
-        origins.append(Origin(kind, len(numbers), members, volume, share, cost))
+        origins.append(Origin(kind, len(numbers), members, volume, share, cost, continued))
         before = volume
     return tuple(origin for origin in origins if origin.trials)
 

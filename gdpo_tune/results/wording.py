@@ -136,9 +136,11 @@ def describe_origins(front: Front) -> list[str]:
     return [
         f"{ORIGINS[kind]} {'give' if kind == 'ends' else 'add'} {format_percent(share)} of the "
         f"hypervolume ({members} on the front): {format_count(trials, 'trial')}, "
-        f"{cost.completions:,} completions in training, {cost.evaluation_completions:,} in "
-        f"evaluations, {format_duration(cost.cpu_seconds)} of CPU time"
-        for kind, trials, members, _, share, cost in summarize_origins(front)
+        f"{cost.completions:,} completions in training"
+        f"{f' ({continued:,} of them beyond the first rung)' if continued else ''}, "
+        f"{cost.evaluation_completions:,} in evaluations, {format_duration(cost.cpu_seconds)} of "
+        "CPU time"
+        for kind, trials, members, _, share, cost, continued in summarize_origins(front)
     ]
 
 

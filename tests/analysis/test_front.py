@@ -249,6 +249,19 @@ def test_costs_are_of_all_trials_of_a_kind():
     assert lines[2].startswith("merges add 27 % of the hypervolume (1 on the front): 3 trials, 0")
 
 
+def test_completions_beyond_the_first_rung_count_apart():
+    rungs = (Rung(20, {}, Cost(completions=1280)), Rung(40, {}, Cost(completions=2560)))
+    waited = [
+        replace(r, rungs=rungs, paused_at=2560) if r.number == ENDS[-1].number else r
+        for r in RECORDS
+    ]
+    beyond = ENDS[-1].cost.completions - 1280
+    assert summarize_origins(build_front(waited, GOALS))[0].continued == beyond > 0
+    assert f"({beyond:,} of them beyond the first rung)" in describe_origins(
+        build_front(waited, GOALS)
+    )[0]
+
+
 def test_a_sweep_of_trainings_alone_has_no_other_origin():
     assert summarize_origins(build_front(ENDS, GOALS)) == ()
     assert summarize_origins(build_front([], GOALS)) == ()
