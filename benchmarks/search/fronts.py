@@ -1,18 +1,22 @@
-"""Fronts of real sweeps for equal completions: the default against plain TPE.
+"""Fronts of real sweeps for equal completions: a divided budget against a fixed plan.
 
     python benchmarks/search/fronts.py [--tasks code math tools] [--seeds 3] [--out DIRECTORY]
+                                       [--rows auto equal random tpe]
 
-For each task and seed two sweeps of `search_spaces/<task>.yaml` run with the ordinary command, one
-trial at a time: the default, with merges and checkpoints as candidates, and TPE with one point a
-training, of which none is stopped. Neither has replicates. All completions count, those of
-evaluations included; the published baseline counts on both sides, the untrained policy on neither.
+For each task and seed, sweeps of `search_spaces/<task>.yaml` run with the ordinary command, one
+trial at a time and without replicates:
 
-The budget is what TPE has spent at its end. The default may spend `IN_TRAINING` of it in training;
-evaluations take the rest. Both sides are compared when shares of the budget are spent; trials that
-end later do not count. At each share the front is chosen by the sweep's own test
-values. Then the policies on it are evaluated on the test prompts with fresh seeds, and the
-hypervolume is that of the new values: so no side gains by luck. In the row `default, ends only` no
-merge and no checkpoint counts, although all are paid for.
+    fixed    16 configurations of 60 steps, of which ASHA stops some; merges and checkpoints
+    auto     `search.plan: auto`, with a budget for what `fixed` has spent at its end
+    third    the same for a third of it
+    equal    four configurations of equal length, the corners of the reward weights
+    random   four configurations of equal length, drawn at random
+    tpe      16 configurations of 60 steps by TPE, without merges, checkpoints and stops
+
+All completions count, those of evaluations included; the published baseline counts on every
+side, the untrained policy on none. A sweep's front is chosen by its own test values. Then the
+policies on it are evaluated on the test prompts with fresh seeds, and the hypervolume is that of
+the new values: so no side gains by luck.
 
 DIRECTORY keeps sweeps and evaluations, so that the same command resumes. It also gets `table.md`
 and `fronts.png`. The last line is JSON.
@@ -48,12 +52,32 @@ from gdpo_tune.spec import SweepSpec, load_spec
 
 SPACES = Path(__file__).resolve().parents[2] / "search_spaces"
 SHARES = (1 / 3, 2 / 3, 1.0)
-"""Shares of TPE's budget at which the fronts are compared."""
+"""Shares of what `fixed` spends at which its own front is measured."""
+BOXES = {"code": 1.0, "math": 1.0, "tools": 6.0}
+"""Task -> largest hypervolume that its objectives allow."""
 FRESH_SEEDS = (1_000_001, 1_000_002)
 """Seeds of the evaluations that are compared; no trial has them."""
+COMPLETIONS_PER_STEP = 64
+LENGTHS = 4
+"""Trainings of full length that the budget of `auto` pays for, and of `equal` and `random`."""
+MERGED, EVALUATED = 1 / 3, 10_500
+"""Completions in evaluations: for each one in training, and besides; rungs, tests and merges."""
+FIXED = ("search.plan=fixed", "search.trials=16", "search.scheduler={type: asha}")
 CONTESTANTS: Mapping[str, Sequence[str]] = {
-    "default": (),
+    "fixed": (*FIXED, "training.steps=60"),
+    "auto": (),
+    "third": (),
+    "equal": ("search.plan=fixed", f"search.trials={LENGTHS}", "search.scheduler={type: fifo}"),
+    "random": (
+        "search.plan=fixed",
+        f"search.trials={LENGTHS}",
+        "search.sampler=random",
+        "search.scheduler={type: fifo}",
+    ),
     "tpe": (
+        "search.plan=fixed",
+        "search.trials=16",
+        "training.steps=60",
         "search.sampler=tpe",
         "search.scheduler={type: fifo}",
         "search.merges.budget=0",
@@ -61,15 +85,10 @@ CONTESTANTS: Mapping[str, Sequence[str]] = {
     ),
 }
 """Contestant -> its changes of the file."""
-IN_TRAINING = 0.65
-"""Share of the budget after which the default starts no further training."""
-ENDS_ONLY = "default, ends only"
-ROWS = ("default", ENDS_ONLY, "tpe")
-SMALL = (
-    "search.trials=3",
-    "training={steps: 4, evaluate_every: 2, checkpoint_every: 2}",
-    "training={validation_prompts: 8, test_prompts: 8}",
-)
+SMALL = ("training={validation_prompts: 8, test_prompts: 8}",)
+SMALL_PLAN = ("search.trials=3", "training.steps=4")
+LEAST_BUDGET = 4_096
+"""Completions, for small runs."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +106,11 @@ class Side:
         """Return the cost of all trials up to the end of each."""
         return [float(total) for total in np.cumsum([price(r.cost) for r in self.ended])]
 
-    def choose_front(self, budget: float, *, ends_only: bool = False) -> list[Configuration]:
+    def choose_front(self, budget: float) -> list[Configuration]:
         """Return the front of the trials that ended within a budget, in completions."""
         spent = self.list_spent(count_completions)
         within = [r for r, by_then in zip(self.ended, spent, strict=True) if by_then <= budget]
-        counted = [record for record in within if record.is_training or not ends_only]
-        pooled = pool_trials(counted, self.spec.list_objectives())
+        pooled = pool_trials(within, self.spec.list_objectives())
         return [candidate for candidate in pooled if candidate.is_on_front]
 
 
@@ -114,10 +132,22 @@ def run_sweep(task: str, seed: int, name: str, out: Path, changes: Sequence[str]
     return Side(task, seed, name, spec, records)
 
 
-def limit_training(tpe: Side) -> str:
-    """Return the setting that ends the default's trainings about when TPE's budget is spent."""
-    budget = tpe.list_spent(count_completions)[-1]
-    return f"search.budget.completions={int(IN_TRAINING * budget)}"
+def list_limits(name: str, total: float, *, small: bool) -> list[str]:
+    """Return the settings by which a contestant spends about `total` completions, or a third."""
+    if name in ("fixed", "tpe"):
+        return [*SMALL_PLAN] if small else []
+    share = 1 / 3 if name == "third" else 1.0
+    training = max(LEAST_BUDGET, int((share * total - EVALUATED) / (1 + MERGED)))
+    steps = training // (LENGTHS * COMPLETIONS_PER_STEP)
+    lengths = [f"training.steps={steps}", f"training.evaluate_every={steps}"]
+    if name in ("equal", "random"):
+        return lengths
+    return [
+        "search.plan=auto",
+        "search.scheduler={type: growth}",
+        f"search.budget.completions={training}",
+        *lengths,
+    ]
 
 
 def evaluate_fresh(side: Side, candidates: Sequence[Configuration], out: Path) -> dict[int, Any]:
@@ -158,81 +188,92 @@ def evaluate_policy(spec: SweepSpec, record: TrialRecord) -> dict[str, float]:
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
-def compare_pair(default: Side, tpe: Side, out: Path) -> dict[str, Any]:
-    """Build the figures of one task and seed."""
-    budget = tpe.list_spent(count_completions)[-1]
-    rows = {"default": (default, False), ENDS_ONLY: (default, True), "tpe": (tpe, False)}
-    figures: dict[str, Any] = {"task": tpe.task, "seed": tpe.seed, "budget": budget}
-    for name, (side, ends_only) in rows.items():
-        volumes: list[float] = []
-        for share in SHARES:
-            front = side.choose_front(share * budget, ends_only=ends_only)
-            fresh = evaluate_fresh(side, front, out)
-            goals = side.spec.list_objectives()
-            points = [[fresh[c.first][goal.name] for goal in goals] for c in front]
-            volumes.append(round(compute_hypervolume(points, goals), 4))
-        figures[name] = {"hypervolume": volumes, **describe_costs(side, budget)}
-    figures["reaches tpe at a third"] = bool(
-        figures["default"]["hypervolume"][0] >= figures["tpe"]["hypervolume"][-1]
-    )
+def measure(side: Side, shares: Sequence[float], total: float, out: Path) -> dict[str, Any]:
+    """Build the figures of one sweep: its front at shares of what it spent, with fresh seeds."""
+    spent, goals = side.list_spent(count_completions)[-1], side.spec.list_objectives()
+    volumes: list[float] = []
+    for share in shares:
+        front = side.choose_front(share * spent)
+        fresh = evaluate_fresh(side, front, out)
+        points = [[fresh[c.first][goal.name] for goal in goals] for c in front]
+        volumes.append(round(compute_hypervolume(points, goals), 4))
+    roles = [record.role for record in side.ended]
+    return {
+        "shares": [round(share * spent / total, 3) for share in shares],
+        "hypervolume": volumes,
+        "trials": {role: roles.count(role) for role in sorted({*roles})},
+        "training_completions": sum(r.cost.completions for r in side.ended),
+        "evaluation_completions": sum(r.cost.evaluation_completions for r in side.ended),
+        "cpu_seconds": round(sum(r.cost.cpu_seconds for r in side.ended), 1),
+    }
+
+
+def compare_sides(
+    task: str, seed: int, names: Sequence[str], out: Path, *, small: bool
+) -> dict[str, Any]:
+    """Run the missing sweeps of one task and seed, and build their figures."""
+    figures: dict[str, Any] = {"task": task, "seed": seed}
+    changes, total = SMALL if small else (), 0.0
+    for name in ("fixed", *names):
+        limits = list_limits(name, total, small=small)
+        side = run_sweep(task, seed, name, out, [*changes, *limits])
+        total = total or side.list_spent(count_completions)[-1]
+        figures[name] = measure(side, SHARES if name == "fixed" else (1.0,), total, out)
     return figures
 
 
-def describe_costs(side: Side, budget: float) -> dict[str, Any]:
-    """Return how often trials of each role ended within the budget, and what they cost."""
-    spent = side.list_spent(count_completions)
-    within = [r for r, by_then in zip(side.ended, spent, strict=True) if by_then <= budget]
-    return {
-        "trials": {role: sum(r.role == role for r in within) for role in {r.role for r in within}},
-        "training_completions": sum(r.cost.completions for r in within),
-        "evaluation_completions": sum(r.cost.evaluation_completions for r in within),
-        "cpu_seconds": round(sum(r.cost.cpu_seconds for r in within), 1),
-    }
-
-
 def render_markdown(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Render a row for each sweep."""
-    shares = " | ".join(f"at {share:.2f}" for share in SHARES)
+    """Render a row for each sweep; `fixed` at each share of what it spent."""
     lines = [
-        f"| task | seed | | {shares} | trainings, merges, checkpoints | CPU s |",
-        "|---|---|---|" + "---|" * (len(SHARES) + 2),
+        "| task | seed | | completions | share | hypervolume | trainings, merges, checkpoints "
+        "| CPU s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for figure, name in product(figures, ROWS):
-        row = figure[name]
-        volumes = " | ".join(f"{volume:.3f}" for volume in row["hypervolume"])
-        trials = row["trials"]
-        trained = sum(n for role, n in trials.items() if role not in ("merge", "checkpoint"))
-        counts = f"{trained}, {trials.get('merge', 0)}, {trials.get('checkpoint', 0)}"
-        lines.append(
-            f"| {figure['task']} | {figure['seed']} | {name} | {volumes} | {counts} | "
-            f"{row['cpu_seconds']:,.0f} |"
-        )
+    for figure in figures:
+        for name in (key for key in CONTESTANTS if key in figure):
+            row = figure[name]
+            trials, spent = row["trials"], row["training_completions"]
+            spent += row["evaluation_completions"]
+            trained = sum(n for role, n in trials.items() if role not in ("merge", "checkpoint"))
+            counts = f"{trained}, {trials.get('merge', 0)}, {trials.get('checkpoint', 0)}"
+            shares = ", ".join(f"{share:.2f}" for share in row["shares"])
+            volumes = ", ".join(f"{volume:.3f}" for volume in row["hypervolume"])
+            lines.append(
+                f"| {figure['task']} | {figure['seed']} | {name} | {spent:,} | {shares} | {volumes}"
+                f" | {counts} | {row['cpu_seconds']:,.0f} |"
+            )
     return "\n".join([*lines, ""])
 
 
-def summarise(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how often the goals are reached, and the median lead at the whole budget."""
-    leads = [f["default"]["hypervolume"][-1] - f["tpe"]["hypervolume"][-1] for f in figures]
-    return {
-        "reaches_tpe_at_a_third": sum(f["reaches tpe at a third"] for f in figures),
-        "of": len(figures),
-        "median_lead": round(median(leads), 4),
-        "leads": [round(lead, 4) for lead in leads],
-    }
+def summarise(figures: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Return the leads of each contestant over the end of `fixed`, as shares of the box."""
+    result: dict[str, Any] = {"of": len(figures)}
+    for name in names:
+        leads = [
+            (f[name]["hypervolume"][-1] - f["fixed"]["hypervolume"][-1]) / BOXES[f["task"]]
+            for f in figures
+        ]
+        result[name] = {
+            "ahead": sum(lead >= 0 for lead in leads),
+            "median_lead": round(median(leads), 4),
+            "leads": [round(lead, 4) for lead in leads],
+        }
+    return result
 
 
-def compare(tasks: Sequence[str], seeds: Sequence[int], out: Path, changes: Sequence[str]) -> None:
+def compare(
+    tasks: Sequence[str], seeds: Sequence[int], names: Sequence[str], out: Path, *, small: bool
+) -> None:
     """Run the missing sweeps, write the report and print the figures."""
     out.mkdir(parents=True, exist_ok=True)
     figures: list[dict[str, Any]] = []
     for seed, task in product(seeds, tasks):
-        tpe = run_sweep(task, seed, "tpe", out, changes)
-        default = run_sweep(task, seed, "default", out, [*changes, limit_training(tpe)])
-        figures.append(compare_pair(default, tpe, out))
+        figures.append(compare_sides(task, seed, names, out, small=small))
         (out / "table.md").write_text(render_markdown(figures), encoding="utf-8")
-    write_fronts_picture(figures, ROWS, SHARES, out / "fronts.png")
+    write_fronts_picture(figures, ["fixed", *names], out / "fronts.png")
     print(render_markdown(figures))
-    print(json.dumps({"benchmark": "search/fronts", **summarise(figures), "figures": figures}))
+    found = {"benchmark": "search/fronts", **summarise(figures, names), "figures": figures}
+    print(json.dumps(found))
 
 
 def main() -> None:
@@ -240,46 +281,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", nargs="+", default=["code", "math", "tools"])
+    parser.add_argument("--tasks", nargs="+", default=[*BOXES], choices=[*BOXES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    others = [name for name in CONTESTANTS if name != "fixed"]
+    parser.add_argument("--rows", nargs="+", default=others, choices=others)
     parser.add_argument("--out", type=Path, default=Path("runs/search/fronts"))
     parser.add_argument("--small", action="store_true", help="one task and seed, short trials")
     options = parser.parse_args()
     if options.small:
         with tempfile.TemporaryDirectory() as directory:
-            compare(options.tasks[:1], options.seeds[:1], Path(directory), SMALL)
+            compare(["code"], [0], ["auto"], Path(directory), small=True)
         return
-    compare(options.tasks, options.seeds, options.out.absolute(), ())
+    compare(options.tasks, options.seeds, options.rows, options.out.absolute(), small=False)
 
 
 COLORS = [mark.color for mark in style.MODES.values()]
 
 
 def write_fronts_picture(
-    figures: Sequence[Mapping[str, Any]], names: Sequence[str], shares: Sequence[float], path: Path
+    figures: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path
 ) -> None:
-    """Draw the hypervolume of each contestant at each share of the budget; write it atomically.
+    """Draw the hypervolume of each contestant against what it spent; write it atomically.
 
-    A dotted line marks where the last contestant ends, in the median over seeds.
+    The rows of `auto` with different budgets are points of one line.
     """
     tasks = list(dict.fromkeys(figure["task"] for figure in figures))
     figure = Figure(figsize=(len(tasks) * 1.1 * SIDE, SIDE + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+    lines = {name: [name] for name in names if name != "third"}
+    if "auto" in lines and "third" in names:
+        lines["auto"] = ["third", "auto"]
     for axis, task in zip(axes, tasks, strict=True):
-        for name, color in zip(names, COLORS, strict=False):
-            volumes = np.array([f[name]["hypervolume"] for f in figures if f["task"] == task])
-            axis.plot(shares, volumes.T, color=color, linewidth=0.7, alpha=0.45)
-            middle = np.median(volumes, axis=0)
-            axis.plot(shares, middle, color=color, linewidth=2, marker="o", label=name)
-            if name == names[-1]:
-                axis.axhline(middle[-1], color=color, linewidth=1, linestyle=":")
+        of_task = [f for f in figures if f["task"] == task]
+        for (name, rows), color in zip(lines.items(), COLORS, strict=False):
+            shares, volumes = (
+                np.array([[x for row in rows for x in f[row][key]] for f in of_task])
+                for key in ("shares", "hypervolume")
+            )
+            axis.plot(shares.T, volumes.T, color=color, linewidth=0.7, marker=".", alpha=0.45)
+            middle = np.median(shares, axis=0), np.median(volumes, axis=0)
+            axis.plot(*middle, color=color, linewidth=2, marker="o", label=name)
         axis.set_title(task, size=10, color=style.INK)
-        axis.set_xticks(shares, [f"{share:.2f}" for share in shares])
-        style_axis(axis, "share of the budget", "hypervolume, fresh test seeds")
+        style_axis(axis, "completions, as a share of what `fixed` spends", "hypervolume")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=FONT_SIZE
+        handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=FONT_SIZE
     )
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)

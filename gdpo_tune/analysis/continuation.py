@@ -56,6 +56,8 @@ class Outlook:
     """Hypervolume that they add together with all that the budget has left."""
     noise: float
     """Standard error of the hypervolume of the front with its merges, from its evaluations."""
+    volume: float = 0.0
+    """Predicted hypervolume of the front with its merges."""
     is_early: bool = False
     """True if one of them has been measured only once: a slow start is no sign of an end."""
 
@@ -63,6 +65,16 @@ class Outlook:
     def is_worthwhile(self) -> bool:
         """True if going on moves the front by more than its noise."""
         return bool(self.continuations) and (self.is_early or self.total > self.noise)
+
+    def explain_end(self) -> str:
+        """Explain why no training goes on."""
+        if not self.continuations or not self.volume:
+            return "no next part fits into what is left of the budget"
+        gain, noise = self.total / self.volume, self.noise / self.volume
+        return (
+            f"more steps are expected to add {gain:.2%} to the hypervolume with its merges, whose "
+            f"noise is {noise:.2%}"
+        )
 
 
 def estimate_outlook(
@@ -108,6 +120,7 @@ def estimate_outlook(
         tuple(found),
         predict_volume([*soon, *farthest], objectives, merges=merges) - volume,
         _estimate_noise(soon, objectives, merges=merges),
+        volume,
         any(not courses[c.number].is_known for c in found),
     )
 

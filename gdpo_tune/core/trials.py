@@ -218,7 +218,7 @@ class TrialRecord:
     """Steps at which its training ends before the most that it could have; None: it has them."""
     cost: Cost = field(default_factory=Cost)
     reason: str = ""
-    """Why a failed or pruned trial ended."""
+    """Why a failed or pruned trial ended, or a training before its last step."""
     lineage: tuple[Exploit, ...] = ()
     """Trainings that a member of a population took over from others, by step."""
     directory: Path | None = None

@@ -293,12 +293,12 @@ class Ledger(CloseableResource):
         self._set(number, "pause", {"at": rung.completions, "waits": True})
         return self.get_record(number)
 
-    def resume(self, number: int, *, ends: bool = False) -> TrialRecord:
-        """Record that a paused trial runs again; with `ends` its training ends where it waited."""
+    def resume(self, number: int, *, ends: str | None = None) -> TrialRecord:
+        """Record that a paused trial runs again; `ends` says why it ends where it waited."""
         record = self.get_record(number)
         pause: dict[str, object] = {"at": record.paused_at, "waits": False}
-        if ends:
-            pause["ends_at"] = record.rungs[-1].step
+        if ends is not None:
+            pause |= {"ends_at": record.rungs[-1].step, "why": ends}
         self._set(number, "pause", pause)
         return self.get_record(number)
 

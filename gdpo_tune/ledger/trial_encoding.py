@@ -107,7 +107,7 @@ def decode_trial(
         paused_at=pause["at"],
         ends_at=pause.get("ends_at"),
         cost=cost,
-        reason=end.get("reason", ""),
+        reason=end.get("reason") or pause.get("why", ""),
         lineage=lineage,
         directory=directory,
         checkpoint=checkpoint if checkpoint and checkpoint.is_dir() else None,

@@ -55,13 +55,16 @@ class Growth(Scheduler):
         outlook = self._look_ahead()
         return outlook.continuations[0].number if outlook.is_worthwhile else None
 
-    def find_ending(self) -> int | None:
+    def find_ending(self) -> tuple[int, str] | None:
         """Return what ends where it waits: trainings at once, candidates by what they add."""
         spec, records = self._ledger.spec, self._ledger.get_records()
         if any(record.state == "running" and record.ends_at is None for record in records):
             return None
-        growing = [r.number for r in records if r.role in GROWING and r.state == "paused"]
-        return min(growing, default=None) or choose_tested(spec, records)
+        for record in records:
+            if record.role in GROWING and record.state == "paused":
+                return record.number, self._look_ahead().explain_end()
+        number = choose_tested(spec, records)
+        return None if number is None else (number, "")
 
     def _look_ahead(self) -> Outlook:
         spec, records = self._ledger.spec, self._ledger.get_records()

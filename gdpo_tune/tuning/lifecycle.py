@@ -360,13 +360,14 @@ class Lifecycle:
         number = None
         if scheduler.promotes_beyond_budget or not self._plan.is_budget_spent():
             number = scheduler.find_promotable(alone=alone)
-        ends = alone and number is None and not self._is_proposing
-        if ends:
-            number = scheduler.find_ending()
+        why = None
+        if alone and number is None and not self._is_proposing:
+            number, why = scheduler.find_ending() or (None, None)
+            why = "the budget is spent" if why and self._plan.is_budget_spent() else why
         if number is None:
             return None
         scheduler.promote(number)
-        return self._ledger.resume(number, ends=ends)
+        return self._ledger.resume(number, ends=why)
 
     def _start_trial(self) -> TrialRecord | None:
         """Record the next trial of the plan; None if there is none now."""

@@ -217,7 +217,8 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     if find_dead_start(spec, records) is not None:
         return "no training had a signal"
     if spec.search.plan == "auto":
-        return "more training exceeds the budget, or moves the front by less than its noise"
+        why = [r.reason for r in records if r.is_training and r.ends_at is not None]
+        return why[-1] if why else "no further training fits into the budget"
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"

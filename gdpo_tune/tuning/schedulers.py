@@ -61,8 +61,8 @@ class Scheduler:
         """Return the waiting trial that may continue now; `alone`: no other one can be started."""
         return None
 
-    def find_ending(self) -> int | None:
-        """Return a waiting trial whose training ends where it waits; no other one can go on."""
+    def find_ending(self) -> tuple[int, str] | None:
+        """Return a waiting trial that ends where it waits, and why; no other one can go on."""
         return None
 
     def promote(self, number: int) -> None:
