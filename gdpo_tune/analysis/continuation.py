@@ -55,7 +55,7 @@ class Outlook:
     total: float
     """Hypervolume that they add together with all that the budget has left."""
     noise: float
-    """Standard error of the hypervolume of the front with its merges, from its evaluations."""
+    """Standard error of the hypervolume of the front with its merges, on test prompts."""
     volume: float = 0.0
     """Predicted hypervolume of the front with its merges."""
     is_early: bool = False
@@ -85,11 +85,13 @@ def estimate_outlook(
     doublings: float,
     *,
     merges: bool,
+    precision: float = 1.0,
 ) -> Outlook:
     """Estimate what trainings add: number -> steps at the end of the next part of each.
 
     Those that are `running` count as if they had ended it. `doublings` of the steps of all waiting
     ones is what the budget pays for. Without `merges`, only trained policies join the front.
+    `precision` is the number of test prompts for each validation prompt.
     Trainings that failed, were stopped, or are not comparable do not count.
     """
     untrained = next((r for r in records if r.role == "untrained" and r.validation), None)
@@ -107,19 +109,22 @@ def estimate_outlook(
         course.extend(running[number]) if number in running else course.last
         for number, course in courses.items()
     ]
-    volume = predict_volume(soon, objectives, merges=merges)
+    front = predict_front(soon, merges=merges)
+    volume = compute_loss_hypervolume(front, objectives)
     found: list[Continuation] = []
     farthest: list[Merge] = []
     for number in waiting.keys() & courses.keys():
         course, target = courses[number], waiting[number]
-        gain = predict_volume([*soon, course.extend(target)], objectives, merges=merges) - volume
+        longer = predict_front([*soon, course.extend(target)], merges=merges)
+        gain = compute_loss_hypervolume(longer, objectives) - volume
         found.append(Continuation(number, target, gain / (target - course.step)))
         farthest.append(course.extend(max(target, round(course.step * 2**doublings))))
     found.sort(key=lambda c: (courses[c.number].is_known, -c.rate, c.step, c.number))
     return Outlook(
         tuple(found),
-        predict_volume([*soon, *farthest], objectives, merges=merges) - volume,
-        _estimate_noise(soon, objectives, merges=merges),
+        compute_loss_hypervolume(predict_front([*soon, *farthest], merges=merges), objectives)
+        - volume,
+        _estimate_noise(front, soon, objectives, precision),
         volume,
         any(not courses[c.number].is_known for c in found),
     )
@@ -164,13 +169,11 @@ def _read_course(
     return _Course(last, change, bool(before) or record.role == "published")
 
 
-def predict_volume(
-    policies: Sequence[Merge], objectives: Sequence[Objective], *, merges: bool
-) -> float:
-    """Predict the hypervolume of policies together with merges of two and three of them."""
+def predict_front(policies: Sequence[Merge], *, merges: bool) -> Floats:
+    """Predict the front `[F, M]` of policies together with merges of two and three of them."""
     mixtures = _list_blends(policies) if merges else [p.mixture for p in policies]
     means, _ = predict_losses(mixtures, policies, policies)
-    return compute_loss_hypervolume(select_front(means), objectives)
+    return select_front(means)
 
 
 def _list_blends(policies: Sequence[Merge]) -> list[dict[tuple[int, int], float]]:
@@ -184,15 +187,13 @@ def _list_blends(policies: Sequence[Merge]) -> list[dict[tuple[int, int], float]
 
 
 def _estimate_noise(
-    policies: Sequence[Merge], objectives: Sequence[Objective], *, merges: bool
+    front: Floats, policies: Sequence[Merge], objectives: Sequence[Objective], precision: float
 ) -> float:
+    """Estimate the error of a front whose members are evaluated as precisely as `policies`."""
     random = np.random.default_rng(0)  # equal records give equal decisions
-    volumes: list[float] = []
-    for _ in range(DRAWS):
-        drawn = [replace(p, losses=_draw(random, p)) for p in policies]
-        volumes.append(predict_volume(drawn, objectives, merges=merges))
+    errors = np.mean([policy.errors for policy in policies], axis=0) / math.sqrt(precision)
+    volumes = [
+        compute_loss_hypervolume(front + errors * random.standard_normal(front.shape), objectives)
+        for _ in range(DRAWS)
+    ]
     return float(np.std(volumes))
-
-
-def _draw(random: np.random.Generator, entry: Merge) -> Floats:
-    return entry.losses + entry.errors * random.standard_normal(len(entry.losses))

@@ -88,6 +88,7 @@ class Growth(Scheduler):
                 running,
                 math.log2(1 + min(left, MOST_AHEAD * at) / at) if at else 0.0,
                 merges=bool(spec.has_candidates and spec.search.merges.budget),
+                precision=spec.training.test_prompts / spec.training.validation_prompts,
             )
             self._outlook = state, outlook
         return self._outlook[1]

@@ -257,9 +257,10 @@ def test_completions_beyond_the_first_rung_count_apart():
     ]
     beyond = ENDS[-1].cost.completions - 1280
     assert summarize_origins(build_front(waited, GOALS))[0].continued == beyond > 0
-    assert f"({beyond:,} of them beyond the first rung)" in describe_origins(
-        build_front(waited, GOALS)
-    )[0]
+    assert (
+        f"({beyond:,} of them beyond the first rung)"
+        in describe_origins(build_front(waited, GOALS))[0]
+    )
 
 
 def test_a_sweep_of_trainings_alone_has_no_other_origin():

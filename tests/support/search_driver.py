@@ -109,5 +109,5 @@ class SteppedDriver(Driver):
             answer = self.ask()
             if answer == self.searcher.FINISHED:
                 return
-            if answer is None:
+            if answer is None and self.in_flight:  # else a sampler is thinking
                 self.advance(next(iter(self.in_flight)))

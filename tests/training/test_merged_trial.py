@@ -15,6 +15,7 @@ from gdpo_tune.core.errors import DiskFullError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import ADAPTER, read_steps
+from gdpo_tune.core.trials import Rung
 from gdpo_tune.training import merging, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
 from tests.support.merging import LORA, PLAIN, configure, merge, read_weights
@@ -125,6 +126,19 @@ def test_no_policy_stays_of_a_merge_that_is_stopped(policy, parts, tmp_path):
     with pytest.raises(SystemExit):
         train(config, resume=None, report=report)
     assert {path.name for path in config.directory.iterdir()} == {"steps.jsonl", "writer"}
+
+
+def test_a_merge_that_was_measured_is_only_tested(policy, parts, tmp_path):
+    chosen = parts({0: 0.5, 1: 0.5})
+    reports, expected = run(configure(policy, tmp_path / "whole", chosen))
+    first = reports[0][0]
+    config = configure(policy, tmp_path / "t", chosen)
+    known = dataclasses.replace(config, measured=Rung(0, first.validation, first.cost))
+    again, outcome = run(known)
+    assert again == []
+    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
+    assert outcome.cost.evaluation_completions == 2 * HELD_OUT
+    assert outcome.environment.keys() == expected.environment.keys()
 
 
 def test_a_merge_that_is_killed_before_its_report_starts_over(policy, parts, tmp_path):

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdpo_tune.analysis.merge_choice import choose_merge
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Part, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, Uniform, list_warnings
 from gdpo_tune.spec.first_trials import list_corners
-from gdpo_tune.spec.model import MERGES_PER_TRAINING
+from gdpo_tune.spec.model import MERGES_PER_TRAINING, Merges
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.plan import (
     PlannedTrial,
@@ -128,6 +129,35 @@ def test_most_parts_bounds_a_merge(tmp_path: Path):
             found.add(len(candidate.parts))
             add_merge(records, candidate.parts)
         assert found == sizes
+
+
+def test_kept_rungs_are_parents_where_the_plan_says_so(tmp_path: Path):
+    spec, records = load_code_spec(tmp_path, MERGES), build_records(4)
+    far = {**records[3].validation, "format": Estimate(0.95, 0.01)}
+    rungs = (replace(records[3].rungs[0], validation=far), records[3].rungs[1])
+    records[3] = replace(records[3], rungs=rungs)
+    goals = tighten_references(spec)
+    for with_rungs in (False, True):
+        parts = choose_merge(records, goals, 2, with_rungs=with_rungs)
+        assert parts is not None
+        assert ((3, 20) in {(part.trial, part.step) for part in parts}) == with_rungs
+    records[3] = replace(records[3], kept_steps=())
+    assert all(part.step == 60 for part in choose_merge(records, goals, 2, with_rungs=True) or ())
+
+
+def test_a_divided_budget_tries_as_many_merges_as_a_third_of_it_costs(tmp_path: Path):
+    """Arithmetic: .33 x 61,440 / (128 prompts x 2 completions) = 79.2."""
+    spec = load_code_spec(
+        tmp_path,
+        ["search.plan=auto", "search.scheduler={type: growth}", "search.budget.completions=61440"],
+    )
+    spec = spec.model_copy(
+        update={"search": spec.search.model_copy(update={"merges": Merges(budget=8)})}
+    )
+    assert spec.training.validation_completions == 256
+    assert (spec.most_merges, spec.count_merges(2560)) == (79, 3)
+    none = spec.search.model_copy(update={"merges": Merges(budget=0)})
+    assert spec.model_copy(update={"search": none}).most_merges == 0
 
 
 def test_a_promising_checkpoint_is_evaluated(tmp_path: Path):

@@ -85,7 +85,7 @@ class GrowthDriver(SteppedDriver):
         if (config.directory / HALT).exists():
             self.end(trial_id, interrupted=True)
         else:
-            self.tested.append(config.directory.name)
+            self.tested.append(f"merge-{config.directory.name}")
             self.end(trial_id, outcome=build_outcome(**values))
 
 
@@ -204,10 +204,29 @@ def test_only_candidates_on_the_front_are_tested_and_only_at_the_end(tmp_path: P
     tested = [record for record in merges if record.state == "complete"]
     assert 0 < len(tested) < len(merges)
     assert {record.state for record in merges} == {"complete", "pruned"}
-    assert [int(name) for name in driver.tested] != sorted(map(int, driver.tested)), "best first"
-    assert {int(name) for name in driver.tested} == {record.number for record in tested}
+    assert driver.tested != sorted(driver.tested), "the best first"
+    assert {*driver.tested} == {record.name for record in tested}
     for record in merges:
         if record.state == "pruned":
             assert "on validation prompts" in record.reason
     first = min(record.started or 0.0 for record in merges)
     assert all(record.finished and record.finished >= first for record in tested)
+
+
+def test_no_candidate_ends_while_a_proposal_is_awaited(tmp_path: Path):
+    spec = load_growing(tmp_path, 960, "search.merges.budget=12")
+    with Ledger.open(spec) as ledger:
+        driver = GrowthDriver(ledger, rise)
+        poll, asked = driver.searcher._proposals.poll, count()
+
+        def think(*, idle: bool) -> object:
+            return poll(idle=idle) if next(asked) % 3 == 2 else None
+
+        driver.searcher._proposals.poll = think
+        driver.run()
+        records = list(ledger.get_records())
+    trainings = [record.started for record in records if record.is_training]
+    assert next(asked) > 3, "further configurations were proposed"
+    assert min(record.finished for record in records if record.name in driver.tested) > max(
+        trainings
+    )
