@@ -3,9 +3,11 @@
 A training that waits at a rung was measured there and at rungs before it. The change that the last
 doubling of its steps brought is expected of the next one too, but for a part that is lost:
 `LASTING` of it remains, and as much of that for the doubling after. At the first rung, the next
-doubling brings half of the change since the untrained policy. What counts is the hypervolume of the
-front *with its merges*: a training that is dominated everywhere may still be the end of a line of
-merges that are not.
+doubling brings half of the change since the untrained policy. Evaluations are noisy, so the next to
+go on is the one whose gain is largest if every objective gets better by a standard error more than
+expected (as in UCB): what was measured poorly is not left behind for long. What counts is the
+hypervolume of the front *with its merges*: a training that is dominated everywhere may still be the
+end of a line of merges that are not.
 
 All values are losses on validation prompts; M objectives.
 """
@@ -43,7 +45,7 @@ class Continuation:
     step: int
     """Steps at the end of its next part."""
     rate: float
-    """Hypervolume a step that the part is expected to add to the front with its merges."""
+    """Hypervolume a step that the part may add to the front with its merges."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def estimate_outlook(
     Trainings that failed, were stopped, or are not comparable do not count.
     """
     untrained = next((r for r in records if r.role == "untrained" and r.validation), None)
-    start = None if untrained is None else read_merge(untrained, {}, objectives).losses
+    start = None if untrained is None else read_merge(untrained, {}, objectives)
     courses = {
         record.number: _read_course(record, objectives, start)
         for record in records
@@ -115,10 +117,11 @@ def estimate_outlook(
     farthest: list[Merge] = []
     for number in waiting.keys() & courses.keys():
         course, target = courses[number], waiting[number]
-        longer = predict_front([*soon, course.extend(target)], merges=merges)
-        gain = compute_loss_hypervolume(longer, objectives) - volume
-        found.append(Continuation(number, target, gain / (target - course.step)))
         farthest.append(course.extend(max(target, round(course.step * 2**doublings))))
+        longer = predict_front([*soon, course.extend(target, hopes=True)], merges=merges)
+        gain = compute_loss_hypervolume(longer, objectives) - volume
+        if gain > 0:
+            found.append(Continuation(number, target, gain / (target - course.step)))
     found.sort(key=lambda c: (courses[c.number].is_known, -c.rate, c.step, c.number))
     return Outlook(
         tuple(found),
@@ -136,6 +139,8 @@ class _Course:
 
     last: Merge
     change: Floats
+    doubt: Floats
+    """Standard error of `change`."""
     is_known: bool
     """False if it was not measured at about half of its steps."""
 
@@ -143,17 +148,18 @@ class _Course:
     def step(self) -> int:
         return self.last.policy[1]
 
-    def extend(self, step: int) -> Merge:
-        """Predict the training at more steps."""
+    def extend(self, step: int, *, hopes: bool = False) -> Merge:
+        """Predict the training at more steps; `hopes`: each objective by an error better."""
         doublings = max(0.0, math.log2(step / self.step))
         # 1 + LASTING + LASTING^2 + ..., continued to parts of a doubling
         factor = (1 - LASTING**doublings) / (1 - LASTING)
         mixture = {(self.last.policy[0], step): 1.0}
-        return replace(self.last, mixture=mixture, losses=self.last.losses + factor * self.change)
+        change = self.change - self.doubt if hopes else self.change
+        return replace(self.last, mixture=mixture, losses=self.last.losses + factor * change)
 
 
 def _read_course(
-    record: TrialRecord, objectives: Sequence[Objective], start: Floats | None
+    record: TrialRecord, objectives: Sequence[Objective], start: Merge | None
 ) -> _Course:
     end = record.rungs[-1]
     before = [rung for rung in record.rungs if rung.step <= EARLIER * end.step]
@@ -162,11 +168,13 @@ def _read_course(
     )
     if before:
         earlier = read_merge(replace(record, validation=before[-1].validation), {}, objectives)
-        change = LASTING * (last.losses - earlier.losses) / math.log2(end.step / before[-1].step)
+        share = LASTING / math.log2(end.step / before[-1].step)
     else:
-        change = FIRST * (last.losses - (last.losses if start is None else start))
+        earlier, share = last if start is None else start, FIRST
+    change = share * (last.losses - earlier.losses)
+    doubt = share * np.hypot(last.errors, earlier.errors)
     # the published setting is a baseline: it goes on only for what it promises
-    return _Course(last, change, bool(before) or record.role == "published")
+    return _Course(last, change, doubt, bool(before) or record.role == "published")
 
 
 def predict_front(policies: Sequence[Merge], *, merges: bool) -> Floats:

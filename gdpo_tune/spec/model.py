@@ -49,8 +49,9 @@ MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
 MERGED = 0.33
 """Completions of evaluating merges on validation prompts for each one in training, under `auto`."""
-FEWEST_TRAININGS = 4
-"""Trainings of full length that a budget pays for, where `training.steps` is not given."""
+FULL_TRAININGS = 4.3
+"""Trainings of full length that a budget pays for, where `training.steps` is not given: those that
+span two reward weights beside a third, and the first rung of the published setting."""
 CONSTRAINT = re.compile(
     r"\s*(?P<op>>=|<=)\s*(?P<baseline>[a-z]+)?"
     r"\s*(?P<number>[-+]?\s*(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)?\s*"
@@ -542,7 +543,7 @@ class SweepSpec(Section):
         each = settings.get("completions_per_step", TrainingSettings().completions_per_step)
         limit = budget.get("completions")
         if isinstance(limit, int) and isinstance(each, int) and limit > 0 and each > 0:
-            settings.setdefault("steps", max(1, limit // (FEWEST_TRAININGS * each)))
+            settings.setdefault("steps", max(1, int(limit / (FULL_TRAININGS * each))))
         if "steps" in settings:  # trainings are measured where they wait
             settings.setdefault("evaluate_every", settings["steps"])
         return {**data, "training": settings}

