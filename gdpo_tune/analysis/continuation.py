@@ -58,8 +58,8 @@ class Outlook:
     """Hypervolume that they add together with all that the budget has left."""
     noise: float
     """Standard error of the hypervolume of the front with its merges, on test prompts."""
-    volume: float = 0.0
-    """Predicted hypervolume of the front with its merges."""
+    fits: bool = False
+    """True if the budget pays for the next part of any."""
     is_early: bool = False
     """True if one of them has been measured only once: a slow start is no sign of an end."""
 
@@ -70,12 +70,11 @@ class Outlook:
 
     def explain_end(self) -> str:
         """Explain why no training goes on."""
-        if not self.continuations or not self.volume:
+        if not self.fits:
             return "no next part fits into what is left of the budget"
-        gain, noise = self.total / self.volume, self.noise / self.volume
         return (
-            f"more steps are expected to add {gain:.2%} to the hypervolume with its merges, whose "
-            f"noise is {noise:.2%}"
+            f"more steps are expected to add {self.total:.2g} to the hypervolume of the front with "
+            f"its merges, whose noise is {self.noise:.2g}"
         )
 
 
@@ -128,7 +127,7 @@ def estimate_outlook(
         compute_loss_hypervolume(predict_front([*soon, *farthest], merges=merges), objectives)
         - volume,
         _estimate_noise(front, soon, objectives, precision),
-        volume,
+        bool(waiting),
         any(not courses[c.number].is_known for c in found),
     )
 

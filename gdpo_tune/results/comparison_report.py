@@ -88,7 +88,9 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     for mode in (first, second):
         if mode not in modes:
             guess = "" if mode in NORMALIZATIONS else suggest(mode, NORMALIZATIONS)
-            fix = "\n    fix: set search.trials, such as 16: search.budget alone trains few settings"
+            fix = (
+                "\n    fix: set search.trials, such as 16: search.budget alone trains few settings"
+            )
             raise UsageError(
                 f"--modes {first} {second}: {guess}{sweep.spec.name} has no trial with "
                 f"normalization = {mode}; it has {join_names(modes) or 'none yet'}"

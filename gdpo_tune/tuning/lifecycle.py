@@ -525,6 +525,7 @@ class Lifecycle:
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
         if record.parts:
             reason = explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
+            reason = reason or "search.merges.budget is spent"
         else:
             reason = prefix + self._scheduler.explain(record.number, rung)
         return trim_ended_trial(

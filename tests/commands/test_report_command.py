@@ -242,7 +242,7 @@ def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
         report.main([str(run_made_up_sweep(tmp_path, "none", trials=0)), "--modes", "gdpo", "grpo"])
     auto = ["search.plan=auto", "search.scheduler={type: growth}", "search.budget.hours=1"]
     few = run_made_up_sweep(tmp_path, "few", trials=0, overrides=auto)
-    with pytest.raises(UsageError, match="fix: set search.trials, such as 16"):
+    with pytest.raises(UsageError, match=r"fix: set search\.trials, such as 16"):
         report.main([str(few), "--modes", "gdpo", "grpo"])
     with pytest.raises(UsageError, match="none cannot be compared: no configuration of it"):
         report.main([one, str(tmp_path / "none")])

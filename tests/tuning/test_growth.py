@@ -148,7 +148,7 @@ def test_what_does_not_rise_ends_at_its_second_rung(tmp_path: Path):
     spec = load_growing(tmp_path)
     records = run(spec, stay)
     assert set(list_lengths(records).values()) == {60}, "one measurement is no course"
-    why = "more steps are expected to add 0.00% to the hypervolume with its merges, whose noise is "
+    why = "more steps are expected to add 0 to the hypervolume of the front with its merges, whose "
     assert explain_end(spec, records).startswith(why)
     assert all(record.reason for record in records if record.is_training)
 
@@ -230,3 +230,10 @@ def test_no_candidate_ends_while_a_proposal_is_awaited(tmp_path: Path):
     assert min(record.finished for record in records if record.name in driver.tested) > max(
         trainings
     )
+
+
+def test_no_more_merges_are_tested_than_the_file_allows(tmp_path: Path):
+    records = run(load_growing(tmp_path, 960, "search.merges.budget=2"), rise)
+    merges = [record for record in records if record.role == "merge"]
+    assert [record.state for record in merges].count("complete") == 2 < len(merges)
+    assert "search.merges.budget is spent" in {record.reason for record in merges}
