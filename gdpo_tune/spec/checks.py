@@ -479,16 +479,27 @@ def _check_plan(spec: SweepSpec) -> Findings:
         fix = f"write budget: {{completions: {product}}}, or gpu_hours or hours; or plan: fixed"
         yield Finding("search.plan", "auto divides a budget, and there is none", fix)
     elif budget.completions and isinstance(scheduler, GrowthSettings):
-        steps, count = budget.completions // training.completions_per_step, count_first_trials(spec)
+        steps = spec.search_completions // training.completions_per_step
+        least, count = 0, count_first_trials(spec)
         if steps < LEAST_RUNG * count / scheduler.first_share:
             least = math.ceil(LEAST_RUNG * count / scheduler.first_share)
             least *= training.completions_per_step
+        if least and search.replicates.max_trainings and steps < training.steps:
+            reason = (
+                f"{search.replicates.max_trainings} replicates of up to {training.steps} steps "
+                f"leave {steps} steps of the budget for the search"
+            )
+            fix = "write max_runs: 0, a larger search.budget.completions or fewer training.steps"
+            inputs = ("search.budget.completions", "training.steps")
+            yield Finding("search.replicates.max_runs", reason, fix, inputs)
+        elif least:
             reason = (
                 f"it pays for {steps} steps of all trainings together, and the first rungs of "
                 f"{count} trainings may take {scheduler.first_share:.2g} of them"
             )
-            fix = f"write {least} or more; a useful sweep takes ten times as many"
-            inputs = ("training.completions_per_step",)
+            fix = f"write {least * budget.completions // spec.search_completions + 1} or more; a "
+            fix += "useful sweep takes ten times as many"
+            inputs = ("training.completions_per_step", "search.replicates.max_runs")
             yield Finding("search.budget.completions", reason, fix, inputs)
     for key, value, plain in (
         ("lr_schedule", training.lr_schedule, "constant"),

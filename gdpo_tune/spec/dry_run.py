@@ -149,7 +149,7 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """Return what the plan `auto` expects to spend on what; hours are not known in completions."""
     settings, search, levels = spec.training, spec.search, list_growth_levels(spec)
     each, count = settings.completions_per_step, count_first_trials(spec)
-    first, budget = count * levels[0] * each, search.budget.completions
+    first, budget = count * levels[0] * each, spec.search_completions
     rungs = f"{count} trainings x {levels[0]} steps, with the published setting"
     shares = [("first rungs", first, rungs)]
     if budget:

@@ -69,7 +69,7 @@ def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
     """
     settings, training = spec.search.scheduler, spec.training
     assert isinstance(settings, GrowthSettings)
-    budget = spec.search.budget.completions / training.completions_per_step
+    budget = spec.search_completions / training.completions_per_step
     affordable = settings.first_share * budget / count_first_trials(spec)
     most = affordable if budget else training.steps / UNKNOWN_BUDGET
     evaluation = training.validation_completions / training.completions_per_step

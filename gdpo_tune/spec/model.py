@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ResourcesError
@@ -52,6 +59,8 @@ MERGED = 0.33
 FULL_TRAININGS = 4.3
 """Trainings of full length that a budget pays for, where `training.steps` is not given: those that
 span two reward weights beside a third, and the first rung of the published setting."""
+AUTO_REPLICATES = 4
+"""Most replicates under the plan `auto`: a fresh seed of each of those trainings."""
 CONSTRAINT = re.compile(
     r"\s*(?P<op>>=|<=)\s*(?P<baseline>[a-z]+)?"
     r"\s*(?P<number>[-+]?\s*(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)?\s*"
@@ -172,7 +181,8 @@ class Replicates(Section):
     per_point: Annotated[int, Ge(0), Le(10**6)] = 2
     """Fresh seeds for each front configuration, besides the first run."""
     max_runs: Annotated[int, Ge(0), Le(10**6)] = 8
-    """Most replicate trainings in all; 0 leaves every front point provisional."""
+    """Most replicate trainings in all; 0 leaves every front point provisional. Under `plan: auto`
+    by default 4, for which the budget is reserved."""
 
     @property
     def max_trainings(self) -> int:
@@ -258,7 +268,19 @@ class Search(Section):
         settings = {"plan": choose_plan(data), **data}
         if settings["plan"] == "auto":
             settings.setdefault("scheduler", {"type": "growth"})
+            replicates = settings.get("replicates", {})
+            if isinstance(replicates, Mapping):
+                settings["replicates"] = {"max_runs": AUTO_REPLICATES, **replicates}
         return settings
+
+
+def _count_replicates(search: Mapping[str, Any]) -> int:
+    """Return the most replicate trainings of a file with the plan `auto`; 0 if it is invalid."""
+    written = search.get("replicates", {})
+    try:
+        return Replicates(**{"max_runs": AUTO_REPLICATES, **written}).max_trainings
+    except (TypeError, ValidationError):
+        return 0
 
 
 def choose_plan(search: Mapping[str, Any]) -> Any:
@@ -541,9 +563,9 @@ class SweepSpec(Section):
             return data
         settings = dict(training)
         each = settings.get("completions_per_step", TrainingSettings().completions_per_step)
-        limit = budget.get("completions")
+        limit, count = budget.get("completions"), FULL_TRAININGS + _count_replicates(search)
         if isinstance(limit, int) and isinstance(each, int) and limit > 0 and each > 0:
-            settings.setdefault("steps", max(1, int(limit / (FULL_TRAININGS * each))))
+            settings.setdefault("steps", max(1, int(limit / (count * each))))
         if "steps" in settings:  # trainings are measured where they wait
             settings.setdefault("evaluate_every", settings["steps"])
         return {**data, "training": settings}
@@ -609,12 +631,22 @@ class SweepSpec(Section):
         return self.keep != "none" and not COST_METRICS.keys() & {*self.required_metrics}
 
     @property
+    def search_completions(self) -> int:
+        """Completions in training that a budget leaves beside replicates; 0: it has no limit.
+
+        Each replicate may train as long as the longest training.
+        """
+        longest = self.training.steps * self.training.completions_per_step
+        limit = self.search.budget.completions
+        return max(1, limit - self.search.replicates.max_trainings * longest) if limit else 0
+
+    @property
     def most_merges(self) -> int:
         """Most merges that are evaluated on validation prompts."""
         search, most = self.search, self.search.merges.budget
         if search.plan == "fixed":
             return min(most, MERGES_PER_TRAINING * search.trials)
-        return self.count_merges(search.budget.completions) if search.budget.completions else most
+        return self.count_merges(self.search_completions) if self.search_completions else most
 
     def count_merges(self, completions: int) -> int:
         """Return how many merges the plan `auto` evaluates after so many completions in training.

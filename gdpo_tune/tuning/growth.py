@@ -20,7 +20,7 @@ from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started
 from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
-from gdpo_tune.tuning.plan import choose_tested, tighten_references
+from gdpo_tune.tuning.plan import choose_tested, count_completions_left, tighten_references
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
 
 MOST_AHEAD = 7
@@ -103,11 +103,10 @@ class Growth(Scheduler):
     ) -> float:
         """Count the steps that the budget leaves beside what runs."""
         spec = self._ledger.spec
-        each, limit = spec.training.completions_per_step, spec.search.budget.completions
-        spent = sum(record.cost.completions for record in records)
+        each = spec.training.completions_per_step
         promised = sum(
             targets.get(record.number, spec.training.steps) * each - record.cost.completions
             for record in records
             if record.state == "running" and record.is_training
         )
-        return (limit - spent - promised) / each if limit else math.inf
+        return (count_completions_left(spec, records) - promised) / each

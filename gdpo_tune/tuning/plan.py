@@ -145,11 +145,20 @@ def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
     begun, first = count_started(records), count_first_trials(spec) - 1
     if begun >= max(first, spec.search.trials):
         return False
-    limit, spent = spec.search.budget.completions, [r.cost.completions for r in records]
-    if limit and limit - sum(spent) < max(spent):
+    if count_completions_left(spec, records) < max(r.cost.completions for r in records):
         return False
     patience = spec.search.patience or PATIENCE
     return begun - first < patience or not has_stagnated(records, spec.list_objectives(), patience)
+
+
+def count_completions_left(spec: SweepSpec, records: Sequence[TrialRecord]) -> float:
+    """Count the completions in training that the budget leaves beside the replicates to come."""
+    limit, settings = spec.search.budget.completions, spec.training
+    begun = sum(record.role == "replicate" and record.is_training for record in records)
+    missing = max(0, spec.search.replicates.max_trainings - begun)
+    reserved = missing * settings.steps * settings.completions_per_step
+    spent = sum(record.cost.completions for record in records)
+    return limit - reserved - spent if limit else math.inf
 
 
 def _find_enqueued_point(spec: SweepSpec, records: Sequence[TrialRecord]) -> Params | None:

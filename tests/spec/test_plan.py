@@ -51,11 +51,22 @@ def test_a_budget_without_trials_is_divided_by_the_plan(tmp_path: Path, search: 
 
 def test_one_training_takes_at_most_a_quarter_unless_the_file_says_so(tmp_path: Path):
     budget = "budget: {completions: 64000}"
-    assert load(tmp_path, budget).training.steps == 232  # 1,000 steps of 64 / 4.3
-    assert load(tmp_path, budget, "completions_per_step: 128").training.steps == 116
-    assert load(tmp_path, budget, "steps: 40").training.steps == 40
-    more = load(tmp_path, budget, "", "search.budget.completions=128000")
+    alone = f"replicates: {{max_runs: 0}}, {budget}"
+    assert load(tmp_path, alone).training.steps == 232  # 1,000 steps of 64 / 4.3
+    assert load(tmp_path, alone, "completions_per_step: 128").training.steps == 116
+    assert load(tmp_path, alone, "steps: 40").training.steps == 40
+    more = load(tmp_path, alone, "", "search.budget.completions=128000")
     assert more.training.steps == 465
+    assert load(tmp_path, budget).training.steps == 120  # / (4.3 + 4)
+
+
+def test_replicates_have_their_part_of_the_budget(tmp_path: Path):
+    spec = load(tmp_path, "budget: {completions: 64000}")
+    assert spec.search.replicates.max_trainings == 4
+    assert spec.search_completions == 64000 - 4 * 120 * 64
+    none = load(tmp_path, "replicates: {per_point: 0}, budget: {completions: 64000}")
+    assert (none.search_completions, none.training.steps) == (64000, 232)
+    assert load(tmp_path, "budget: {hours: 2}").search_completions == 0
 
 
 def test_a_larger_budget_is_the_same_sweep(tmp_path: Path):
@@ -85,6 +96,8 @@ def test_the_stored_file_means_the_same(tmp_path: Path):
          "lr_schedule: constant"),
         ("budget: {completions: 64000}", "warmup_share: 0.1", "training.warmup_share",
          "plan: fixed"),
+        ("budget: {completions: 64000}", "steps: 250", "search.replicates.max_runs",
+         "leave 0 steps of the budget"),
         ("plan: later", "", "search.plan", "auto"),
     ],
 )  # fmt: skip

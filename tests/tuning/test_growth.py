@@ -237,3 +237,16 @@ def test_no_more_merges_are_tested_than_the_file_allows(tmp_path: Path):
     merges = [record for record in records if record.role == "merge"]
     assert [record.state for record in merges].count("complete") == 2 < len(merges)
     assert "search.merges.budget is spent" in {record.reason for record in merges}
+
+
+def test_replicates_train_as_long_as_the_first_and_have_their_part_of_the_budget(tmp_path: Path):
+    replicates = "search.replicates={per_point: 1, max_runs: 3}"
+    records = run(load_growing(tmp_path, 1920, replicates), rise)
+    by_role = {role: [r for r in records if r.role == role] for role in ("search", "replicate")}
+    assert len(by_role["replicate"]) == 3
+    for record in by_role["replicate"]:
+        assert record.state == "complete"
+        assert record.replicate_of is not None
+        assert record.last_step == records[record.replicate_of].last_step
+    searched = sum(r.cost.completions for r in records if r.role in ("search", "published"))
+    assert (1920 - 3 * 240) * STEP / 2 < searched <= (1920 - 3 * 240) * STEP
