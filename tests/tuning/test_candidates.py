@@ -149,7 +149,12 @@ def test_a_divided_budget_tries_as_many_merges_as_a_third_of_it_costs(tmp_path: 
     """Arithmetic: .33 x 61,440 / (128 prompts x 2 completions) = 79.2."""
     spec = load_code_spec(
         tmp_path,
-        ["search.plan=auto", "search.scheduler={type: growth}", "search.budget.completions=61440"],
+        [
+            "search.plan=auto",
+            "search.scheduler={type: growth}",
+            "search.budget.completions=61440",
+            "search.replicates.max_runs=0",
+        ],
     )
     spec = spec.model_copy(
         update={"search": spec.search.model_copy(update={"merges": Merges(budget=8)})}
