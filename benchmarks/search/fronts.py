@@ -49,6 +49,7 @@ from gdpo_tune.figures import style
 from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, style_axis
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.model import FULL_TRAININGS
 
 SPACES = Path(__file__).resolve().parents[2] / "search_spaces"
 SHARES = (1 / 3, 2 / 3, 1.0)
@@ -58,26 +59,19 @@ BOXES = {"code": 1.0, "math": 1.0, "tools": 6.0}
 FRESH_SEEDS = (1_000_001, 1_000_002)
 """Seeds of the evaluations that are compared; no trial has them."""
 COMPLETIONS_PER_STEP = 64
-LENGTHS = 4
-"""Trainings of full length that the budget of `auto` pays for, and of `equal` and `random`."""
 MERGED, EVALUATED = 1 / 3, 10_500
 """Completions in evaluations: for each one in training, and besides; rungs, tests and merges."""
-FIXED = ("search.plan=fixed", "search.trials=16", "search.scheduler={type: asha}")
+PLAN = ("search.plan=fixed", "search.budget.completions=0")
+EQUAL = (*PLAN, "search.trials=4", "search.scheduler={type: fifo}")
+SIXTEEN = (*PLAN, "search.trials=16", "training.steps=60")
 CONTESTANTS: Mapping[str, Sequence[str]] = {
-    "fixed": (*FIXED, "training.steps=60"),
+    "fixed": (*SIXTEEN, "search.scheduler={type: asha}"),
     "auto": (),
     "third": (),
-    "equal": ("search.plan=fixed", f"search.trials={LENGTHS}", "search.scheduler={type: fifo}"),
-    "random": (
-        "search.plan=fixed",
-        f"search.trials={LENGTHS}",
-        "search.sampler=random",
-        "search.scheduler={type: fifo}",
-    ),
+    "equal": EQUAL,
+    "random": (*EQUAL, "search.sampler=random"),
     "tpe": (
-        "search.plan=fixed",
-        "search.trials=16",
-        "training.steps=60",
+        *SIXTEEN,
         "search.sampler=tpe",
         "search.scheduler={type: fifo}",
         "search.merges.budget=0",
@@ -138,16 +132,9 @@ def list_limits(name: str, total: float, *, small: bool) -> list[str]:
         return [*SMALL_PLAN] if small else []
     share = 1 / 3 if name == "third" else 1.0
     training = max(LEAST_BUDGET, int((share * total - EVALUATED) / (1 + MERGED)))
-    steps = training // (LENGTHS * COMPLETIONS_PER_STEP)
-    lengths = [f"training.steps={steps}", f"training.evaluate_every={steps}"]
     if name in ("equal", "random"):
-        return lengths
-    return [
-        "search.plan=auto",
-        "search.scheduler={type: growth}",
-        f"search.budget.completions={training}",
-        *lengths,
-    ]
+        return [f"training.steps={int(training / (FULL_TRAININGS * COMPLETIONS_PER_STEP))}"]
+    return [f"search.budget.completions={training}"]
 
 
 def evaluate_fresh(side: Side, candidates: Sequence[Configuration], out: Path) -> dict[int, Any]:

@@ -27,7 +27,7 @@ SPACE = ROOT / "search_spaces" / "code.yaml"
 FIXED = (
     "search.trials=16",
     "search.replicates={per_point: 2, max_runs: 6}",
-    "search.budget={}",
+    "search.budget.completions=0",
     "training.steps=60",
 )
 """Overrides of a sweep that trains a number of configurations instead of dividing a budget."""
