@@ -34,7 +34,7 @@ DEAD_STARTS = 3
 PATIENCE = 2
 """Further configurations in a row of the plan `auto` that may leave the hypervolume as it is."""
 LEAST_GAIN = 0.002
-"""Share of the validation hypervolume that a merge or checkpoint has to add."""
+"""Share of the validation hypervolume that a merge or checkpoint of a fixed plan has to add."""
 
 
 @dataclass(frozen=True)
@@ -432,6 +432,8 @@ def _judge_candidate(
         return 0.0, f"dominated on validation prompts by {format_first(better, MAX_NAMED)}"
     before = compute_hypervolume([*rivals.values()], goals) if rivals else 0.0
     gain = compute_hypervolume([*rivals.values(), values], goals) - before
-    if gain > LEAST_GAIN * before or not before:
+    # under `auto` few merges follow on one training, and each on the front is worth its test
+    least = LEAST_GAIN * before if spec.search.plan == "fixed" else 0.0
+    if gain > least or not before:
         return gain, ""
     return gain, f"adds {gain / before:.2%} to the hypervolume on validation prompts"
