@@ -73,8 +73,9 @@ class GrowthDriver(SteppedDriver):
             self.end(trial_id, interrupted=True)
 
     def _evaluate_merge(self, trial_id: str, config: TrialConfig) -> None:
-        """Give a merge the weighted mean of its parents' values, and a little more."""
-        values = dict.fromkeys(("correctness", "format", "length"), 0.02)
+        """Give a merge its parents' weighted mean and a little more, or less near one of them."""
+        bump = 0.02 if min(part.weight for part in config.parts) > 0.1 else -0.05
+        values = dict.fromkeys(("correctness", "format", "length"), bump)
         for part in config.parts:
             parent = self.searcher._ledger.get_record(int(part.checkpoint.parent.name))
             for name in values:
@@ -195,7 +196,7 @@ def test_trials_wait_without_a_process(tmp_path: Path):
 
 
 def test_only_candidates_on_the_front_are_tested_and_only_at_the_end(tmp_path: Path):
-    spec = load_growing(tmp_path, 960, "search.merges.budget=12")
+    spec = load_growing(tmp_path, 960, "search.merges.budget=40")
     with Ledger.open(spec) as ledger:
         driver = GrowthDriver(ledger, rise)
         driver.run()
