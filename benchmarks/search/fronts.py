@@ -132,9 +132,12 @@ def list_limits(name: str, total: float, *, small: bool) -> list[str]:
         return [*SMALL_PLAN] if small else []
     share = 1 / 3 if name == "third" else 1.0
     training = max(LEAST_BUDGET, int((share * total - EVALUATED) / (1 + MERGED)))
+    steps = int(training / (FULL_TRAININGS * COMPLETIONS_PER_STEP))
+    lengths = [f"training.steps={steps}", f"training.evaluate_every={steps}"]
     if name in ("equal", "random"):
-        return [f"training.steps={int(training / (FULL_TRAININGS * COMPLETIONS_PER_STEP))}"]
-    return [f"search.budget.completions={training}"]
+        return lengths
+    plan = ["search.plan=auto", "search.scheduler={type: growth}"]
+    return [*plan, f"search.budget.completions={training}", *lengths]
 
 
 def evaluate_fresh(side: Side, candidates: Sequence[Configuration], out: Path) -> dict[int, Any]:
