@@ -198,7 +198,7 @@ class Merges(Section):
 
     budget: Annotated[int, Ge(0), Le(10**6)] = 40
     """Most merges that are evaluated, spread over the sweep as its trainings end, and at most five
-    for each training; 0: none."""
+    for each training; 0: none. Under `plan: auto` the most that are evaluated on test prompts."""
     most_parts: Annotated[int, Ge(2), Le(16)] = 3
     """Most policies of one merge."""
 

@@ -36,9 +36,7 @@ def load_code_spec(
     Its storage is in `directory`.
     """
     bound = 'constraints.correctness=">= 0.2"'
-    return load_spec(
-        space, [f"storage={directory}", *ENDS_ONLY, bound, *overrides], "sweep"
-    )
+    return load_spec(space, [f"storage={directory}", *ENDS_ONLY, bound, *overrides], "sweep")
 
 
 def build_outcome(
