@@ -59,8 +59,8 @@ BOXES = {"code": 1.0, "math": 1.0, "tools": 6.0}
 FRESH_SEEDS = (1_000_001, 1_000_002)
 """Seeds of the evaluations that are compared; no trial has them."""
 COMPLETIONS_PER_STEP = 64
-MERGED, EVALUATED = 1 / 3, 10_500
-"""Completions in evaluations: for each one in training, and besides; rungs, tests and merges."""
+EVALUATED, RUNGS = 0.73, 4_000
+"""Completions of evaluating merges for each one in training, and of evaluations at rungs."""
 PLAN = ("search.plan=fixed", "search.budget.completions=0")
 EQUAL = (*PLAN, "search.trials=4", "search.scheduler={type: fifo}")
 SIXTEEN = (*PLAN, "search.trials=16", "training.steps=60")
@@ -131,7 +131,7 @@ def list_limits(name: str, total: float, *, small: bool) -> list[str]:
     if name in ("fixed", "tpe"):
         return [*SMALL_PLAN] if small else []
     share = 1 / 3 if name == "third" else 1.0
-    training = max(LEAST_BUDGET, int((share * total - EVALUATED) / (1 + MERGED)))
+    training = max(LEAST_BUDGET, int((share * total - RUNGS) / (1 + EVALUATED)))
     steps = int(training / (FULL_TRAININGS * COMPLETIONS_PER_STEP))
     lengths = [f"training.steps={steps}", f"training.evaluate_every={steps}"]
     if name in ("equal", "random"):

@@ -565,7 +565,7 @@ class SweepSpec(Section):
         each = settings.get("completions_per_step", TrainingSettings().completions_per_step)
         limit, count = budget.get("completions"), FULL_TRAININGS + _count_replicates(search)
         if isinstance(limit, int) and isinstance(each, int) and limit > 0 and each > 0:
-            settings.setdefault("steps", max(1, int(limit / (count * each))))
+            settings.setdefault("steps", max(1, limit * 10 // (round(10 * count) * each)))
         if "steps" in settings:  # trainings are measured where they wait
             settings.setdefault("evaluate_every", settings["steps"])
         return {**data, "training": settings}

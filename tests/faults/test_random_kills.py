@@ -40,7 +40,7 @@ MERGES = (
 
 
 GROWTH = (
-    "search={plan: auto, scheduler: {type: growth}, budget: {completions: 5120}, "
+    "search={plan: auto, scheduler: {type: growth}, budget: {completions: 9600}, "
     "merges: {budget: 6}, checkpoints: {budget: 2}}",
     "search.replicates={per_point: 1, max_runs: 2}",
     "training={steps: 16, evaluate_every: 16}",
