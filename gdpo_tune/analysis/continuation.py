@@ -110,22 +110,30 @@ def estimate_outlook(
         course.extend(running[number]) if number in running else course.last
         for number, course in courses.items()
     ]
-    front = predict_front(soon, merges=merges)
-    volume = compute_loss_hypervolume(front, objectives)
+    growing = {number: courses[number] for number in sorted(waiting.keys() & courses.keys())}
+    hoped = {n: course.extend(waiting[n], hopes=True) for n, course in growing.items()}
+    farthest = [
+        course.extend(max(waiting[number], round(course.step * 2**doublings)))
+        for number, course in growing.items()
+    ]
+    # one scale for all, so that a further policy never makes the others look worse
+    scale = [*soon, *hoped.values(), *farthest]
+
+    def measure(*more: Merge) -> tuple[Floats, float]:
+        front = predict_front([*soon, *more], scale, merges=merges)
+        return front, compute_loss_hypervolume(front, objectives)
+
+    front, volume = measure()
     found: list[Continuation] = []
-    farthest: list[Merge] = []
-    for number in waiting.keys() & courses.keys():
-        course, target = courses[number], waiting[number]
-        farthest.append(course.extend(max(target, round(course.step * 2**doublings))))
-        longer = predict_front([*soon, course.extend(target, hopes=True)], merges=merges)
-        gain = compute_loss_hypervolume(longer, objectives) - volume
-        if gain > 0:
-            found.append(Continuation(number, target, gain / (target - course.step)))
+    for number, course in growing.items():
+        gain = measure(hoped[number])[1] - volume
+        if gain > 0 or not course.is_known:
+            rate = gain / (waiting[number] - course.step)
+            found.append(Continuation(number, waiting[number], rate))
     found.sort(key=lambda c: (courses[c.number].is_known, -c.rate, c.step, c.number))
     return Outlook(
         tuple(found),
-        compute_loss_hypervolume(predict_front([*soon, *farthest], merges=merges), objectives)
-        - volume,
+        measure(*farthest)[1] - volume,
         _estimate_noise(front, soon, objectives, precision),
         bool(waiting),
         any(not courses[c.number].is_known for c in found),
@@ -176,10 +184,13 @@ def _read_course(
     return _Course(last, change, doubt, bool(before) or record.role == "published")
 
 
-def predict_front(policies: Sequence[Merge], *, merges: bool) -> Floats:
-    """Predict the front `[F, M]` of policies together with merges of two and three of them."""
+def predict_front(policies: Sequence[Merge], scale: Sequence[Merge], *, merges: bool) -> Floats:
+    """Predict the front `[F, M]` of policies together with merges of two and three of them.
+
+    The policies of `scale` give the span of each objective.
+    """
     mixtures = _list_blends(policies) if merges else [p.mixture for p in policies]
-    means, _ = predict_losses(mixtures, policies, policies)
+    means, _ = predict_losses(mixtures, scale, policies)
     return select_front(means)
 
 

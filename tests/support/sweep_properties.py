@@ -53,7 +53,13 @@ def check_every_trial_once(sweep: KilledSweep) -> None:
         assert roles["search"] == spec.search.trials
     trained_again = sum(r.role == "replicate" and r.is_training for r in records)
     assert 1 <= trained_again <= spec.search.replicates.max_runs
-    assert roles["merge"] <= spec.search.merges.budget
+    if spec.search.plan == "auto":
+        trained = sum(record.cost.completions for record in records)
+        assert roles["merge"] <= spec.count_merges(trained)
+        tested = [r for r in records if r.role == "merge" and r.state == "complete"]
+        assert len(tested) <= spec.search.merges.budget
+    else:
+        assert roles["merge"] <= spec.search.merges.budget
     assert roles["checkpoint"] <= spec.search.checkpoints.budget
     candidates = [r.parts for r in records if r.role in ("merge", "checkpoint")]
     assert len(set(candidates)) == len(candidates)
