@@ -425,7 +425,8 @@ def _judge_candidate(
     }
     for other in records:
         is_tested = other.state == "running" and other.ends_at is not None
-        if other.parts and (is_tested or {record.state, other.state} == {"running", "paused"}):
+        waits = other.state == "paused" and record.state == "running"
+        if other.parts and (is_tested or waits):
             rivals[other.name] = read_values(spec, other.rungs[-1])[0]
     better = [n for n, own in rivals.items() if list(rank_points([own, values], goals)) == [0, 1]]
     if better:

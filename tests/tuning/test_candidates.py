@@ -19,6 +19,7 @@ from gdpo_tune.spec.model import MERGES_PER_TRAINING, Merges
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.plan import (
     PlannedTrial,
+    choose_tested,
     count_planned,
     explain_stop,
     find_next_trial,
@@ -163,6 +164,15 @@ def test_a_divided_budget_tries_as_many_merges_as_a_third_of_it_costs(tmp_path: 
     assert (spec.most_merges, spec.count_merges(2560)) == (79, 3)
     none = spec.search.model_copy(update={"merges": Merges(budget=0)})
     assert spec.model_copy(update={"search": none}).most_merges == 0
+
+
+def test_a_merge_that_has_only_begun_is_no_rival_of_one_that_waits(tmp_path: Path):
+    spec, records = load_code_spec(tmp_path, MERGES), build_records(3)
+    add_merge(records, (Part(2, 60, 0.5), Part(3, 60, 0.5)))
+    values = {name: Estimate(0.6, 0.01) for name in spec.objectives}
+    records[-1] = replace(records[-1], state="paused", rungs=(Rung(0, values, Cost()),))
+    add_merge(records, (Part(2, 60, 0.25), Part(3, 60, 0.75)))
+    assert choose_tested(spec, records) == records[-2].number
 
 
 def test_a_promising_checkpoint_is_evaluated(tmp_path: Path):

@@ -233,8 +233,9 @@ def test_no_candidate_ends_while_a_proposal_is_awaited(tmp_path: Path):
     )
 
 
-def test_no_more_merges_are_tested_than_the_file_allows(tmp_path: Path):
-    records = run(load_growing(tmp_path, 960, "search.merges.budget=2"), rise)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_no_more_merges_are_tested_than_the_file_allows(tmp_path: Path, slots: int):
+    records = run(load_growing(tmp_path, 960, "search.merges.budget=2"), rise, slots=slots)
     merges = [record for record in records if record.role == "merge"]
     assert [record.state for record in merges].count("complete") == 2 < len(merges)
     assert "search.merges.budget is spent" in {record.reason for record in merges}
