@@ -81,7 +81,11 @@ class Driver:
             if answer == self.searcher.FINISHED:
                 return
             if answer is None and self.in_flight:  # else a sampler is thinking
-                self.end(next(iter(self.in_flight)))
+                self.advance(next(iter(self.in_flight)))
+
+    def advance(self, trial_id: str) -> None:
+        """Run one trial to its end."""
+        self.end(trial_id)
 
 
 class Killed(Exception):
@@ -103,11 +107,3 @@ class SteppedDriver(Driver):
         self._writes_left -= 1
         if self._writes_left < 0:
             raise Killed
-
-    def run(self) -> None:
-        while True:
-            answer = self.ask()
-            if answer == self.searcher.FINISHED:
-                return
-            if answer is None and self.in_flight:  # else a sampler is thinking
-                self.advance(next(iter(self.in_flight)))
