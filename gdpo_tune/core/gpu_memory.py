@@ -17,6 +17,9 @@ CUDA_CONTEXT_BYTES = GIB // 2
 """Bytes of a GPU that CUDA takes for a process beside what torch allocates and can limit."""
 CUDA_GRAPHS_BYTES = GIB // 2
 """Bytes of an engine's compiled graphs."""
+MOST_SEQUENCES = 1024
+"""Completions that an engine samples side by side; vLLM allows no more than batched tokens, which
+TRL fixes at 4,096, and each costs `SAMPLING_BYTES_PER_LOGIT` for every token of the vocabulary."""
 BATCHED_TOKENS = 4096
 """Tokens that an engine of TRL computes at once."""
 SAMPLING_BYTES_PER_LOGIT = 16
@@ -72,7 +75,7 @@ def estimate_engine(
         weights=parameters * number_bytes,
         workspace=CUDA_GRAPHS_BYTES
         + activations
-        + SAMPLING_BYTES_PER_LOGIT * vocabulary * completions,
+        + SAMPLING_BYTES_PER_LOGIT * vocabulary * min(completions, MOST_SEQUENCES),
         longest=length * kv_elements_per_token * number_bytes,
     )
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, EngineError, GdpoTuneError, ResourcesError
-from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, estimate_engine
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOST_SEQUENCES, estimate_engine
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
@@ -135,8 +135,10 @@ def _choose_options(
     precision = "bfloat16" if bfloat16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
     needed, rank = 0.0, source.largest_rank or config.model.lora_rank
-    if source.slots > 1:
-        options["max_num_seqs"] = source.slots * config.training.completions_per_step
+    options["max_num_seqs"] = min(
+        source.slots * config.training.completions_per_step // distributed.count_processes(),
+        MOST_SEQUENCES,
+    )
     if config.rollout.sleep:
         if not torch.cuda.is_available():
             raise EngineError(
@@ -295,6 +297,7 @@ class ColocatedEngine:
                     max_tokens=decoding.max_new_tokens,
                     stop_token_ids=list(decoding.end_tokens),
                     seed=seed,
+                    detokenize=False,
                 ),
                 self._adapter,
             )
@@ -366,7 +369,7 @@ class _StepSampler:
         seeds = torch.randint(2**31, (len(prompts),)).tolist()
         for prompt, seed in zip(prompts, seeds, strict=True):
             seeded = copy.copy(sampling_params)
-            seeded.seed = seed
+            seeded.seed, seeded.detokenize = seed, False
             requests.append(SampleRequest(prompt["prompt_token_ids"], seeded, self._adapter))
 
         def note_sampled(row: int, output: Any) -> None:

@@ -290,6 +290,22 @@ def test_the_cache_is_computed_and_nothing_is_measured(config, policy, engine, g
     assert cache - engine[1]["kv_cache_memory_bytes"] == pytest.approx(8 * GIB, abs=2)
 
 
+@pytest.mark.parametrize(("completions", "side_by_side"), [(512, 512), (8192, 1024)])
+def test_more_completions_than_vllm_batches_wait(
+    config, policy, engine, gpu, completions: int, side_by_side: int
+):
+    """vLLM refuses `max_num_seqs` above `max_num_batched_tokens`, which TRL fixes at 4,096.
+
+    Its `SchedulerConfig`: "max_num_batched_tokens must be greater than or equal to max_num_seqs".
+    """
+    training = config.training.replace(completions_per_step=completions)
+    start(replace(config, training=training), policy)
+    assert engine[0]["max_num_seqs"] == side_by_side
+    stated = TrialMemory(measure_policy(policy), completions=completions, tokens=128)
+    fewer = replace(stated, completions=side_by_side)
+    assert stated.engine.workspace == fewer.engine.workspace
+
+
 def test_a_policy_too_large_for_the_engines_part_is_refused(config, policy, engine, gpu):
     part = replace(config, gpu_share=1e-7, rollout=RolloutSettings(engine="vllm"))
     with pytest.raises(ResourcesError, match=r"rollout.vllm_memory_share = 0.45: vLLM's part of"):
@@ -519,7 +535,8 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     assert once == again != other
     assert len({one["seed"] for one in once}) == 3
     del once[0]["seed"]
-    assert once[0] == {"temperature": 1.0, "max_tokens": 9, "stop_token_ids": [1, 5]}
+    wanted = {"temperature": 1.0, "max_tokens": 9, "stop_token_ids": [1, 5]}
+    assert once[0] == {**wanted, "detokenize": False}, "its texts are read by nobody"
     sampler.generate(None, [[3]], replace(DECODING, temperature=None), torch.Generator())
     greedy = trainer.vllm_generation.llm.slot.engine.llm.requests[-1][1][0]
     assert greedy["temperature"] == 0
