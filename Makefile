@@ -64,4 +64,4 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU without 
 	python benchmarks/sandbox.py --small
 	python benchmarks/real_data.py --small
 	python benchmarks/sandbox_endurance.py --small
-	python benchmarks/gpu_check.py --small --only device memory adapters resume engine sleep evaluation step shards
+	python benchmarks/gpu_check.py --small --only device adapters follows step sleep evaluation memory resume shards

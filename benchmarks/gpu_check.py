@@ -10,21 +10,23 @@ Each step has its own processes, so that one that dies ends alone. A device on w
 trained ends the check early.
 
     device      driver, kernels, bfloat16, C compiler, versions of libraries
-    memory      peak of a trial that trains every weight, against the bound that refuses a share
-    adapters    engine and trainer with a small adapter; the base, bit for bit
-    resume      a trial from its checkpoint, on the CPU and on the GPU; generator states
-    engine      seconds to the first step of a trial, and of the next one, which keeps the engine
+    adapters    seconds to the first step of a trial, and of the next one, which keeps the engine;
+                engine and trainer with a small adapter; the base, bit for bit
+    follows     engine and trainer after a sync of every weight, and after a change without one
+    step        seconds of a step, against plain TRL with the same engine
     sleep       memory and first step of a trial whose engine sleeps, and of one whose does not
     evaluation  the untrained policy on long prompts, where a step is large
-    step        seconds of a step, against plain TRL with the same engine
-    sweep       four trials through Ray, the process of one of them killed
-    neighbour   a trial on half a GPU, beside a process that grows and shrinks
+    memory      peak of a trial that trains every weight, against the bound that refuses a share
+    resume      a trial from its checkpoint, on the CPU and on the GPU; generator states
     packs       trials an hour of processes that train 2, 4 and 8 trials of LoRA on one base
+    neighbour   a trial on half a GPU, beside a process that grows and shrinks
+    sweep       four trials through Ray, the process of one of them killed
     shards      two processes that divide a policy, where there are two GPUs
     packing     trials an hour with 1, 1/2 and 1/4 of the GPU each
 
 It prints a table, one row a check, and a line of JSON. Both are also in the output directory, as
-`table.txt` and `figures.json`, beside a log of each step. Exit status 0: every check that was run
+`table.txt` and `figures.json`, from the first step on, beside a log of each step; where a step does
+not end in time, its log has the stacks of its threads. Exit status 0: every check that was run
 held; 1: one did not; 2: nothing was run.
 """
 
@@ -127,8 +129,13 @@ def prepare(options: argparse.Namespace, processes: Processes, directory: Path) 
     )
 
 
-def run_steps(context: Context, names: Sequence[str]) -> list[Row]:
-    """Run steps in their order until the time is over or a check stops the rest."""
+def run_steps(
+    context: Context, names: Sequence[str], write: Callable[[Sequence[Row]], None]
+) -> list[Row]:
+    """Run steps in their order until the time is over or a check stops the rest.
+
+    `write` gets all rows after each step, so that a check which is killed leaves what it found.
+    """
     rows: list[Row] = []
     for name in names:
         if stop := find_stop(rows):
@@ -137,6 +144,7 @@ def run_steps(context: Context, names: Sequence[str]) -> list[Row]:
             rows.append(skip(name, "all", "the time of the whole check was over"))
         else:
             rows += run_step(context, name)
+        write(rows)
     return rows
 
 
@@ -169,31 +177,38 @@ def run_check(options: argparse.Namespace) -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
         devices = hide_other_gpus()
+    # TRL would lower it to errors; the logs of the steps say how long an engine takes to start.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
     started = time.monotonic()
     options.output.mkdir(parents=True, exist_ok=True)
     for log in options.output.glob("*.log"):
         log.unlink()
     preload = PRELOADED if options.small else ()
+    device = "cpu" if options.small else name_device()
+    engine, policy = "none", "none"
+
+    def write(rows: Sequence[Row]) -> None:
+        seconds = round(time.monotonic() - started, 1)
+        summary = build_summary(
+            rows, small=options.small, device=device, engine=engine, policy=policy, seconds=seconds
+        )
+        (options.output / "table.txt").write_text(f"{format_table(rows)}\n")
+        (options.output / "figures.json").write_text(f"{json.dumps(summary)}\n")
+
     processes = Processes(options.output.resolve(), options.minutes * 60, preload)
     with tempfile.TemporaryDirectory() as directory:
         try:
             plan = replace(prepare(options, processes, Path(directory)), devices=devices)
         except StepError as error:
             rows = [fail("policy", "all", str(error))]
-            engine, policy = "none", "none"
         else:
-            rows = run_steps(Context(plan, processes), options.only or list(STEPS))
             engine = "vllm" if plan.vllm else "transformers"
             policy = Path(plan.policy).name
-    summary = build_summary(
-        rows,
-        small=options.small,
-        device="cpu" if options.small else name_device(),
-        engine=engine,
-        policy=policy,
-        seconds=round(time.monotonic() - started, 1),
-    )
-    write_output(options.output, format_table(rows), json.dumps(summary))
+            rows = run_steps(Context(plan, processes), options.only or list(STEPS), write)
+    write(rows)
+    print((options.output / "table.txt").read_text())
+    print(f"logs of the steps: {options.output}")
+    print((options.output / "figures.json").read_text(), end="")
     return compute_exit_status(rows)
 
 
@@ -203,13 +218,6 @@ def name_device() -> str:
         return query_gpu("name")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-
-
-def write_output(directory: Path, table: str, line: str) -> None:
-    """Print the table and the line of JSON, and write both to files."""
-    (directory / "table.txt").write_text(f"{table}\n")
-    (directory / "figures.json").write_text(f"{line}\n")
-    print(f"{table}\n\nlogs of the steps: {directory}\n{line}")
 
 
 def main() -> None:

@@ -14,7 +14,12 @@ from paired_timing import LENGTH_TOLERANCE, Pair, find_peak
 
 if TYPE_CHECKING:
     from gpu_check_sweeps import SweepFigures
-    from gpu_check_trials import AdapterFigures, ResumedTrial, TrainedTrial
+    from gpu_check_trials import (
+        AdapterFigures,
+        FollowingFigures,
+        ResumedTrial,
+        TrainedTrial,
+    )
 
 
 Result = Literal["held", "did not hold", "not run"]
@@ -114,6 +119,9 @@ SEEN = 0.2
 """Distance from 1 of what the engine sees of an update, by what the trainer sees."""
 FURTHER = 1.25
 """Factor by which an adapter may increase the distance between engine and trainer."""
+ROUNDING, MOVED = 0.05, 4
+"""Nats a token between an engine and a trainer with the same weights; factor without a sync."""
+FOLLOWS_LIMIT = f"synced at most {ROUNDING} nats a token, perturbed {MOVED} times as much"
 RESUME_LIMIT = "next steps follow; equal bits are promised on a CPU alone"
 STATES_LIMIT = "one for each GPU"
 NO_FAILURE = "no trial fails"
@@ -173,6 +181,15 @@ def judge_adapters(figures: AdapterFigures) -> list[Row]:
     ]
 
 
+def judge_following(figures: FollowingFigures) -> Row:
+    """Judge whether the engine has the trainer's weights after a sync, and only then."""
+    values = {name: round(value, 5) for name, value in vars(figures).items()}
+    figure = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values.items())
+    apart = max(figures.synced, figures.synced_again)
+    held = apart <= ROUNDING and figures.perturbed >= MOVED * apart
+    return judge("follows", "engine against trainer", figure, FOLLOWS_LIMIT, held, **values)
+
+
 def judge_bitwise_resume(resumed: ResumedTrial) -> Row:
     """Judge a trial on a CPU that continued from its checkpoint."""
     figure = f"steps {name_steps(resumed.steps)} equal"
@@ -212,9 +229,9 @@ def judge_engine(cold: float, reused: float, *, small: bool) -> Row:
     ratio = reused / cold
     figure = f"{cold:.1f} s, then {reused:.1f} s: ratio {ratio:.2f}"
     if small:
-        return skip("engine", ENGINE_CHECK, f"no GPU; on this CPU {figure}", ENGINE_LIMIT)
+        return skip("adapters", ENGINE_CHECK, f"no GPU; on this CPU {figure}", ENGINE_LIMIT)
     values = {"cold_seconds": round(cold, 2), "reused_seconds": round(reused, 2)}
-    return judge("engine", ENGINE_CHECK, figure, ENGINE_LIMIT, ratio <= REUSED, **values)
+    return judge("adapters", ENGINE_CHECK, figure, ENGINE_LIMIT, ratio <= REUSED, **values)
 
 
 def judge_sleep(

@@ -45,6 +45,8 @@ BETA = 0.01
 """Weight of the KL, so that a reference policy is in memory too."""
 UPDATE = 7.5e-5
 """Size of an adapter's entries after 25 steps at a learning rate of 3e-6."""
+PERTURBATION = 0.3
+"""Noise on the weights, by their standard deviation."""
 EVALUATED = 512
 """Completions of a step, in whose number held-out prompts may be sampled."""
 EVALUATION_BYTES = 16 << 30
@@ -85,23 +87,46 @@ def check_memory(context: Context) -> list[Row]:
 
 
 def check_adapters(context: Context) -> list[Row]:
-    """Check that the engine samples with a small adapter, and that the base stays as it is."""
+    """Check the start of an engine, the next trial on it, and what it sees of a small adapter.
+
+    The base has to stay as it is, too. Without vLLM a single trial is trained.
+    """
     step, plan = "adapters", context.plan
-    steps, completions = (1, 8) if plan.small else (2, 16)
+    simple = plan.small and plan.vllm
+    configs = [
+        plan.build_config(
+            f"{step}_{number}",
+            params={"learning_rate": 3e-6},
+            training={"steps": 2, "evaluate_every": 2},
+            policy=plan.tiny_policy if simple else plan.policy,
+            model=ModelSettings(dtype="bfloat16" if simple else "auto", lora_rank=RANK),
+            rollout=RolloutSettings(engine="vllm" if plan.vllm else "transformers"),
+        )
+        for number in range(3 if plan.vllm else 1)
+    ]
+    seconds, figures = context.processes.call(
+        step, "gpu_check_trials:measure_adapters", configs, UPDATE, plan.vllm, seconds=300
+    )
+    if seconds:
+        engine = gpu_check_rows.judge_engine(*seconds, small=plan.small)
+    else:
+        engine = skip(step, gpu_check_rows.ENGINE_CHECK, "no vLLM", gpu_check_rows.ENGINE_LIMIT)
+    return [engine, *gpu_check_rows.judge_adapters(figures)]
+
+
+def check_following(context: Context) -> list[Row]:
+    """Check that the engine samples from the weights of full training, from each sync on."""
+    step, plan = "follows", context.plan
+    if not plan.vllm:
+        return [skip(step, "engine against trainer", "no vLLM", gpu_check_rows.FOLLOWS_LIMIT)]
     config = plan.build_config(
         step,
-        params={"learning_rate": 3e-6},
-        training={"steps": steps, "completions_per_step": completions},
-        policy=plan.tiny_policy if plan.small and plan.vllm else plan.policy,
-        model=ModelSettings(
-            dtype="bfloat16" if plan.small and plan.vllm else "auto", lora_rank=RANK
-        ),
-        rollout=RolloutSettings(engine="vllm" if plan.vllm else "transformers"),
+        policy=plan.tiny_policy or plan.policy,
+        rollout=RolloutSettings(engine="vllm"),
     )
-    figures = context.processes.call(
-        step, "gpu_check_trials:measure_adapter", config, UPDATE, plan.vllm, seconds=300
-    )
-    return gpu_check_rows.judge_adapters(figures)
+    function = "gpu_check_trials:measure_following"
+    figures = context.processes.call(step, function, config, PERTURBATION, seconds=240)
+    return [gpu_check_rows.judge_following(figures)]
 
 
 def check_resume(context: Context) -> list[Row]:
@@ -127,26 +152,6 @@ def check_resume(context: Context) -> list[Row]:
     config = plan.build_config("resume_gpu")
     resumed = context.processes.call(step, "gpu_check_trials:resume_trial", config, seconds=300)
     return [*rows, *gpu_check_rows.judge_device_resume(resumed)]
-
-
-def check_engine(context: Context) -> list[Row]:
-    """Compare the start of a trial with that of the next one, which keeps the engine."""
-    step, plan = "engine", context.plan
-    if not plan.vllm:
-        return [skip(step, gpu_check_rows.ENGINE_CHECK, "no vLLM", gpu_check_rows.ENGINE_LIMIT)]
-    configs = [
-        plan.build_config(
-            f"{step}_{number}",
-            training={"steps": 2, "evaluate_every": 2},
-            policy=plan.tiny_policy or plan.policy,
-            model=ModelSettings(dtype="bfloat16" if plan.small else "auto", lora_rank=RANK),
-            rollout=RolloutSettings(engine="vllm"),
-        )
-        for number in range(2)
-    ]
-    function = "gpu_check_trials:measure_first_steps"
-    cold, reused = context.processes.call(step, function, configs, seconds=300)
-    return [gpu_check_rows.judge_engine(cold, reused, small=plan.small)]
 
 
 def check_sleep(context: Context) -> list[Row]:
@@ -207,8 +212,8 @@ def check_step(context: Context) -> list[Row]:
             dtype="bfloat16" if plan.small else "auto", gradient_checkpointing="on"
         ),
     )
-    blocks = 1 if plan.small else 2
-    pair = paired_timing.measure(work, blocks, blocks, context.processes, step, seconds=240)
+    # One block a side: each has a process, whose engine takes longer to start than to sample.
+    pair = paired_timing.measure(work, 1, 1, context.processes, step, seconds=240)
     return gpu_check_rows.judge_step(pair, small=plan.small)
 
 
@@ -452,17 +457,17 @@ def resume_trial_on_cpu(config: TrialConfig) -> ResumedTrial:
 Step = Callable[[Context], Iterable[Row]]
 STEPS: Mapping[str, Step] = {
     "device": check_device,
-    "memory": check_memory,
     "adapters": check_adapters,
-    "resume": check_resume,
-    "engine": check_engine,
+    "follows": check_following,
+    "step": check_step,
     "sleep": check_sleep,
     "evaluation": check_evaluation,
-    "step": check_step,
-    "sweep": check_sweep,
-    "neighbour": check_neighbour,
+    "memory": check_memory,
+    "resume": check_resume,
     "packs": check_packs,
+    "neighbour": check_neighbour,
+    "sweep": check_sweep,
     "shards": check_shards,
     "packing": check_packing,
 }
-"""In their order: what takes longest comes last."""
+"""In their order: what tells most about a new machine comes first."""

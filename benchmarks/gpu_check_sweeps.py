@@ -6,6 +6,7 @@ their own, with a deadline and a file that keeps what they print. Importing this
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -398,6 +399,8 @@ def compute_trials_per_hour(records: Sequence[TrialRecord]) -> float:
     return trained / hours
 
 
+DUMP_BEFORE = 2.0
+"""Seconds before the end of its time at which a process writes the stacks of its threads."""
 GRACE = 5.0
 """Seconds that a process gets to end after its answer."""
 
@@ -435,11 +438,18 @@ class Processes:
         """Return the file with what a step prints."""
         return self.logs / f"{step.replace(' ', '_')}.log"
 
-    def start(self, step: str, function: str, *arguments: Any) -> RunningFunction:
-        """Start `module:function` in a new process, whose output is added to the step's log."""
+    def start(
+        self, step: str, function: str, *arguments: Any, seconds: float | None = None
+    ) -> RunningFunction:
+        """Start `module:function` in a new process, whose output is added to the step's log.
+
+        So are the stacks of its threads shortly before it has run for `seconds`.
+        """
         ours, theirs = self._context.Pipe(duplex=False)
         log = str(self.find_log(step))
-        process = self._context.Process(target=_serve, args=(theirs, log, function, arguments))
+        process = self._context.Process(
+            target=_serve, args=(theirs, log, function, arguments, seconds)
+        )
         process.start()
         theirs.close()
         return RunningFunction(process, ours)
@@ -452,7 +462,7 @@ class Processes:
             OutOfTimeError: the time of the whole check is over.
         """
         allowed = min(seconds, self.read_remaining())
-        running = self.start(step, function, *arguments)
+        running = self.start(step, function, *arguments, seconds=allowed)
         try:
             return running.wait(allowed)
         except TimeoutError:
@@ -505,12 +515,20 @@ def describe_exit(status: int | None) -> str:
     return f"its process ended with status {status}"
 
 
-def _serve(answers: Connection, log: str, function: str, arguments: Sequence[Any]) -> None:
+def _serve(
+    answers: Connection,
+    log: str,
+    function: str,
+    arguments: Sequence[Any],
+    seconds: float | None,
+) -> None:
     """Run a function in this new process and send its result or its error."""
     os.setsid()
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    if seconds is not None:
+        faulthandler.dump_traceback_later(max(seconds - DUMP_BEFORE, 1))
     module, _, name = function.partition(":")
     try:
         answer = ("result", getattr(import_module(module), name)(*arguments))

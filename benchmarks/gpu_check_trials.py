@@ -124,6 +124,17 @@ def measure_first_steps(configs: Sequence[TrialConfig]) -> list[float]:
     return seconds
 
 
+def measure_adapters(
+    configs: Sequence[TrialConfig], size: float, uses_vllm: bool
+) -> tuple[list[float], AdapterFigures]:
+    """Train all trials but the last one, and see what their engine sees of an adapter of it.
+
+    Returns:
+        Seconds to the first step of each trained trial, and `measure_adapter` of the last one.
+    """
+    return measure_first_steps(configs[:-1]), measure_adapter(configs[-1], size, uses_vllm)
+
+
 def count_device_states(checkpoint: Path) -> int:
     states = torch.load(checkpoint / "rng_state.pth", weights_only=False).get("cuda")
     if states is None:
@@ -200,9 +211,15 @@ def grow_and_shrink(share: float) -> None:
         time.sleep(PAUSE)
 
 
-SYNCS = 100
+SYNCS = 20
 """Number of times that the engine gets the weights."""
 COMPLETIONS = 512
+FOLLOWED = 64
+"""Completions that show whether the engine follows."""
+ROWS = 32
+"""Completions whose logits are computed at once."""
+PAD, END = 0, 1
+"""Tokens of the embedded policy's tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -298,10 +315,7 @@ class LogProbabilities:
 
 def compare_log_probabilities(trainer: Any, prompts: Sequence[list[int]]) -> LogProbabilities:
     """Sample with the engine, and compute the log-probabilities of its tokens in other ways."""
-    _, completions, theirs, _ = trainer.vllm_generation.generate(
-        prompts=list(prompts), images=None, num_generations=1
-    )
-    pairs = list(zip(prompts, map(list, completions), strict=True))
+    pairs, engine = sample(trainer, prompts)
     temperature = trainer.temperature
     exact = copy.deepcopy(trainer.policy.get_base_model()).float().eval()
     # The trainer has replaced it by one that computes in bfloat16, with the original's weights.
@@ -309,24 +323,85 @@ def compare_log_probabilities(trainer: Any, prompts: Sequence[list[int]]) -> Log
     with_adapter = compute_log_probabilities(exact, pairs, temperature)
     fill_adapter(exact, 0.0)
     return LogProbabilities(
-        engine=torch.tensor([values[0] for row in theirs for values in row]),
+        engine=engine,
         trainer=compute_log_probabilities(trainer.policy.eval(), pairs, temperature),
         exact=with_adapter,
         base=compute_log_probabilities(exact, pairs, temperature),
     )
 
 
+Pairs = list[tuple[list[int], list[int]]]
+"""Tokens of prompts, each with those of a completion."""
+
+
+def sample(trainer: Any, prompts: Sequence[list[int]]) -> tuple[Pairs, Tensor]:
+    """Sample a completion a prompt; return both, and the engine's log-probabilities of N tokens."""
+    _, completions, scores, _ = trainer.vllm_generation.generate(
+        prompts=list(prompts), images=None, num_generations=1
+    )
+    pairs = list(zip(prompts, map(list, completions), strict=True))
+    return pairs, torch.tensor([values[0] for row in scores for values in row])
+
+
+@dataclass(frozen=True)
+class FollowingFigures:
+    """Mean absolute differences between engine and trainer, in nats a token."""
+
+    synced: float
+    perturbed: float
+    """After the trainer's weights alone have changed."""
+    synced_again: float
+
+
+def measure_following(config: TrialConfig, size: float) -> FollowingFigures:
+    """Send weights, change them in the trainer by `size` of their spread, and send them again."""
+    with open_worker_cache(config) as cache:
+        trainer: Any = build_trainer(config, cache)[0]
+        prompts = cache.load_split("train").prompts
+        rows = [list(prompts[row % len(prompts)]) for row in range(FOLLOWED)]
+
+        def measure_distance() -> float:
+            pairs, engine = sample(trainer, rows)
+            policy = trainer.policy.eval()
+            ours = compute_log_probabilities(policy, pairs, trainer.temperature)
+            return float((engine - ours).abs().mean())
+
+        trainer.vllm_generation.sync_weights()
+        synced = measure_distance()
+        perturb(trainer.policy, size)
+        perturbed = measure_distance()
+        trainer.vllm_generation.sync_weights()
+        return FollowingFigures(synced, perturbed, measure_distance())
+
+
 @torch.no_grad()
-def compute_log_probabilities(
-    model: Any, pairs: Sequence[tuple[list[int], list[int]]], temperature: float
-) -> Tensor:
+def perturb(policy: Any, size: float) -> None:
+    """Add normal noise to every matrix, of `size` times the standard deviation of its entries."""
+    torch.manual_seed(0)
+    for weight in policy.parameters():
+        if weight.ndim > 1:
+            weight.add_(torch.randn_like(weight) * weight.std() * size)
+
+
+@torch.no_grad()
+def compute_log_probabilities(model: Any, pairs: Pairs, temperature: float) -> Tensor:
     """Compute the log-probabilities of completions, given their prompts; N on the CPU."""
     rows: list[Tensor] = []
-    for prompt, completion in pairs:
-        tokens = torch.tensor([prompt + completion], device=model.device)
-        logits = model(input_ids=tokens).logits[0, len(prompt) - 1 : -1].float() / temperature
-        chosen = tokens[0, len(prompt) :, None]
-        rows.append(logits.log_softmax(-1).gather(-1, chosen)[:, 0].cpu())
+    for start in range(0, len(pairs), ROWS):
+        batch = pairs[start : start + ROWS]
+        longest = max(len(prompt) + len(completion) for prompt, completion in batch)
+        tokens = torch.full((len(batch), longest), PAD, device=model.device)
+        mask = torch.zeros_like(tokens)
+        for row, (prompt, completion) in enumerate(batch):
+            length = len(prompt) + len(completion)
+            tokens[row, :length] = tokens.new_tensor(prompt + completion)
+            mask[row, :length] = 1
+        logits = model(input_ids=tokens, attention_mask=mask).logits
+        for row, (prompt, completion) in enumerate(batch):
+            first, end = len(prompt), len(prompt) + len(completion)
+            scores = logits[row, first - 1 : end - 1].float() / temperature
+            chosen = tokens[row, first:end, None]
+            rows.append(scores.log_softmax(-1).gather(-1, chosen)[:, 0].cpu())
     return torch.cat(rows)
 
 
@@ -345,10 +420,10 @@ def fit_ratio(one: Tensor, other: Tensor, weights: Tensor) -> tuple[float, float
     return float(ratio), float(rest / total.abs())
 
 
+SPREAD = 0.02
+"""Standard deviation of the weights, as Qwen's are initialised."""
 VOCABULARY = 151_936
 """Tokens of the Qwen policies: the logits are as wide as theirs."""
-PAD, END = 0, 1
-"""Tokens of the embedded policy's tokenizer."""
 TOKENIZER = Path(gdpo_tune.__file__).parent / "policies" / "embedded"
 SHAPES: Mapping[str, Callable[[], Any]] = {
     "qwen3-0.6b": lambda: Qwen3Config(
@@ -385,9 +460,18 @@ def write_policy(directory: str, shape: str) -> int:
     """
     config = SHAPES[shape]()
     config.pad_token_id, config.eos_token_id = PAD, END
-    torch.manual_seed(0)
-    # On the CPU: on a device that does not work, the first step of the check has to say so.
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    # On the CPU: on a device that does not work, the first step of the check has to say so. Drawn
+    # here: Transformers draws every number several times, which takes a minute.
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        drawn = torch.empty(weight.shape)
+        weight.data = drawn.normal_(std=SPREAD, generator=generator).to(weight.dtype)
+        if weight.ndim == 1:  # of a normalization
+            weight.data.fill_(1)
+    model.tie_weights()
     model.generation_config = GenerationConfig(eos_token_id=END, pad_token_id=PAD)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)

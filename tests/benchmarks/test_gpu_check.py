@@ -13,6 +13,7 @@ import gpu_check_sweeps
 import pytest
 import torch
 from gpu_check_rows import (
+    Row,
     build_summary,
     compute_exit_status,
     fail,
@@ -27,6 +28,7 @@ from gpu_check_rows import (
 from gpu_check_sweeps import OutOfTimeError, Processes, StepError
 from gpu_check_trials import (
     AdapterFigures,
+    FollowingFigures,
     ResumedTrial,
     TrainedTrial,
     count_device_states,
@@ -96,8 +98,9 @@ def test_a_step_that_dies_hangs_or_raises_ends_alone(tmp_path: Path):
     with pytest.raises(StepError, match="SIGABRT"):
         processes.call("aborts", "os:abort", seconds=30)
     started = time.monotonic()
-    with pytest.raises(StepError, match="no end after 1 s") as late:
-        processes.call("hangs", "time:sleep", 100, seconds=1)
+    with pytest.raises(StepError, match="no end after 6 s") as late:
+        processes.call("hangs", "time:sleep", 100, seconds=6)
+    assert "in _serve" in processes.find_log("hangs").read_text(), "its stacks are in the log"
     assert not isinstance(late.value, OutOfTimeError)
     assert time.monotonic() - started < 50
 
@@ -125,7 +128,10 @@ class Clock:
 def run_fake_steps(monkeypatch: pytest.MonkeyPatch, seconds: float, **steps):
     monkeypatch.setattr(gpu_check, "STEPS", steps)
     context = gpu_check_sweeps.Context(None, Clock(seconds))  # type: ignore[arg-type]
-    rows = gpu_check.run_steps(context, list(steps))
+    written: list[list[Row]] = []
+    rows = gpu_check.run_steps(context, list(steps), lambda rows: written.append(list(rows)))
+    assert len(written) == len(steps), "a check that is killed leaves the steps before"
+    assert written[-1] == rows
     return [(row.step, row.describe_result()) for row in rows]
 
 
@@ -254,6 +260,19 @@ def test_what_the_engine_sees_of_an_update_is_a_ratio_without_noise():
 )
 def test_adapters_are_judged_by_the_engine_and_the_base(figures, results):
     assert [row.result for row in judge_adapters(figures)] == results
+
+
+@pytest.mark.parametrize(
+    ("figures", "result"),
+    [
+        ((0.004, 0.3, 0.005), "held"),
+        ((0.004, 0.004, 0.004), "did not hold"),  # it ignores what the trainer computes
+        ((0.004, 0.3, 0.3), "did not hold"),  # a sync that does nothing
+        ((0.3, 0.004, 0.3), "did not hold"),  # syncs make it worse
+    ],
+)
+def test_an_engine_follows_where_syncs_and_only_syncs_bring_it_close(figures, result: str):
+    assert gpu_check_rows.judge_following(FollowingFigures(*figures)).result == result
 
 
 @pytest.mark.parametrize(
