@@ -59,7 +59,7 @@ BOXES = {"code": 1.0, "math": 1.0, "tools": 6.0}
 FRESH_SEEDS = (1_000_001, 1_000_002)
 """Seeds of the evaluations that are compared; no trial has them."""
 COMPLETIONS_PER_STEP = 64
-EVALUATED, RUNGS = 0.73, 4_000
+EVALUATED, RUNGS = 0.3, 4_000
 """Completions of evaluating merges for each one in training, and of evaluations at rungs."""
 PLAN = ("search.plan=fixed", "search.budget.completions=0")
 EQUAL = (*PLAN, "search.trials=4", "search.scheduler={type: fifo}")

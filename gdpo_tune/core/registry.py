@@ -103,7 +103,7 @@ SAMPLERS: dict[str, SamplerInfo] = {
 SCHEDULERS: dict[str, SchedulerInfo] = {
     "growth": SchedulerInfo(
         "gdpo_tune.tuning.growth:Growth",
-        "few trainings: always the one goes on that promises most, with its merges",
+        "few trainings that grow together while more steps promise more",
     ),
     "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers:Scheduler", "every trial to its end"),
     "asha": SchedulerInfo(

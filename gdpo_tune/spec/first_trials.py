@@ -55,9 +55,13 @@ def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
 
 
 def count_first_trials(spec: SweepSpec) -> int:
-    """Count the trainings that the plan `auto` begins together, with the published setting."""
+    """Count the trainings that the plan `auto` begins together, with the published setting.
+
+    That one takes the place of the last spanning point: it lies inside of what can be traded, and
+    so does what a model proposes once these have ended.
+    """
     enqueued = len({tuple(sorted(point.items())) for point in spec.enqueue})
-    return 1 + enqueued + (len(list_spanning_weights(spec)) or FIRST_POINTS)
+    return enqueued + (len(list_spanning_weights(spec)) or 1 + FIRST_POINTS)
 
 
 def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:

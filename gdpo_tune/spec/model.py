@@ -54,11 +54,12 @@ FARTHEST = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
 MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
-MERGED = 0.33
+MERGED = 0.15
 """Completions of evaluating merges on validation prompts for each one in training, under `auto`."""
-FULL_TRAININGS = 4.3
-"""Trainings of full length that a budget pays for, where `training.steps` is not given: those that
-span two reward weights beside a third, and the first rung of the published setting."""
+FULL_TRAININGS = 5
+"""Trainings of full length that a budget pays for, where `training.steps` is not given: the
+published setting, those that span two reward weights beside a third, and one that a model
+proposes."""
 AUTO_REPLICATES = 4
 """Most replicates under the plan `auto`: a fresh seed of each of those trainings."""
 CONSTRAINT = re.compile(
@@ -163,7 +164,7 @@ class PbtSettings(Section):
 
 
 class GrowthSettings(Section):
-    """Few trainings, of which always the one that promises most goes on: `search.plan: auto`."""
+    """Few trainings that grow together while more steps promise more: `search.plan: auto`."""
 
     type: Literal["growth"] = "growth"
     """One of the schedulers below."""
@@ -565,7 +566,7 @@ class SweepSpec(Section):
         each = settings.get("completions_per_step", TrainingSettings().completions_per_step)
         limit, count = budget.get("completions"), FULL_TRAININGS + _count_replicates(search)
         if isinstance(limit, int) and isinstance(each, int) and limit > 0 and each > 0:
-            settings.setdefault("steps", max(1, limit * 10 // (round(10 * count) * each)))
+            settings.setdefault("steps", max(1, limit // (count * each)))
         if "steps" in settings:  # trainings are measured where they wait
             settings.setdefault("evaluate_every", settings["steps"])
         return {**data, "training": settings}

@@ -49,23 +49,23 @@ def test_a_budget_without_trials_is_divided_by_the_plan(tmp_path: Path, search: 
     assert isinstance(spec.search.scheduler, GrowthSettings) == (plan == "auto")
 
 
-def test_one_training_takes_at_most_a_quarter_unless_the_file_says_so(tmp_path: Path):
+def test_one_training_takes_a_fifth_unless_the_file_says_so(tmp_path: Path):
     budget = "budget: {completions: 64000}"
     alone = f"replicates: {{max_runs: 0}}, {budget}"
-    assert load(tmp_path, alone).training.steps == 232  # 1,000 steps of 64 / 4.3
-    assert load(tmp_path, alone, "completions_per_step: 128").training.steps == 116
+    assert load(tmp_path, alone).training.steps == 200  # 1,000 steps of 64 / 5
+    assert load(tmp_path, alone, "completions_per_step: 128").training.steps == 100
     assert load(tmp_path, alone, "steps: 40").training.steps == 40
     more = load(tmp_path, alone, "", "search.budget.completions=128000")
-    assert more.training.steps == 465
-    assert load(tmp_path, budget).training.steps == 120  # / (4.3 + 4)
+    assert more.training.steps == 400
+    assert load(tmp_path, budget).training.steps == 111  # / (5 + 4)
 
 
 def test_replicates_have_their_part_of_the_budget(tmp_path: Path):
     spec = load(tmp_path, "budget: {completions: 64000}")
     assert spec.search.replicates.max_trainings == 4
-    assert spec.search_completions == 64000 - 4 * 120 * 64
+    assert spec.search_completions == 64000 - 4 * 111 * 64
     none = load(tmp_path, "replicates: {per_point: 0}, budget: {completions: 64000}")
-    assert (none.search_completions, none.training.steps) == (64000, 232)
+    assert (none.search_completions, none.training.steps) == (64000, 200)
     assert load(tmp_path, "budget: {hours: 2}").search_completions == 0
 
 
@@ -91,7 +91,7 @@ def test_the_stored_file_means_the_same(tmp_path: Path):
         ("plan: auto, scheduler: {type: asha}, budget: {hours: 1}", "", "search.scheduler.type",
          "decides itself"),
         ("plan: fixed, scheduler: {type: growth}", "", "search.scheduler.type", "plan: auto"),
-        ("budget: {completions: 640}", "", "search.budget.completions", "4 trainings"),
+        ("budget: {completions: 640}", "", "search.budget.completions", "3 trainings"),
         ("budget: {completions: 64000}", "lr_schedule: cosine", "training.lr_schedule",
          "lr_schedule: constant"),
         ("budget: {completions: 64000}", "warmup_share: 0.1", "training.warmup_share",
