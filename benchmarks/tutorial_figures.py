@@ -3,7 +3,7 @@
     python benchmarks/tutorial_figures.py [--pictures DIRECTORY]
 
 It computes the worked examples with the function that training uses, and prints them as tables. The
-picture of a front is drawn from the stored ledger of a real default sweep, `tests/data/code_sweep`.
+picture of a front is drawn from the stored ledger of a real sweep, `tests/data/code_sweep`.
 """
 
 from __future__ import annotations

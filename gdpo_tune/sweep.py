@@ -2,8 +2,8 @@
 
     python -m gdpo_tune.sweep search_spaces/code.yaml
 
-After an interruption, a crash or `kill -9`, run the same command to resume. A larger
-`search.trials` extends a sweep; a finished one starts nothing. On a node of a Ray cluster,
+After an interruption, a crash or `kill -9`, run the same command to resume. A larger budget, or
+`search.trials`, extends a sweep; a finished one starts nothing. On a node of a Ray cluster,
 `--address auto` spreads the trials over all nodes. From any machine, `--submit http://HEAD:8265`
 runs the sweep on the cluster and shows its log.
 """

@@ -485,13 +485,13 @@ def _list_limits_of_effects(effects: Effects) -> list[str]:
         lines.append(
             "Too few configurations to say which parameters mattered: it takes "
             f"{effects.needed} that were trained to the end, and this sweep has "
-            f"{effects.configurations}. Raise search.trials."
+            f"{effects.configurations} (search.trials)."
         )
     if effects.unreliable:
         lines.append(
             "Too few configurations to say which parameters mattered for "
             f"{format_list(effects.unreliable)}: {effects.configurations} do not settle their "
-            f"order, about {MORE * effects.configurations} would. Raise search.trials."
+            f"order, about {MORE * effects.configurations} would (search.trials)."
         )
     if effects.constant:
         lines.append(

@@ -131,7 +131,7 @@ def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, KeyPath]
         address = getattr(settings, key)
         if address:
             overrides[f"{target}={json.dumps(address)}"] = (key,)
-    for key in ("trials", "gpu_hours"):
+    for key in ("trials", "completions", "gpu_hours"):
         limit = getattr(settings.budget, key)
         if limit is not None:
             overrides[f"search.budget.{key}={limit}"] = ("budget", key)

@@ -230,6 +230,9 @@ class ScheduleBudget(Section):
 
     trials: Annotated[int, Gt(0)] | None = None
     """Trials of a run; replaces `search.budget.trials` of the search space."""
+    completions: Annotated[int, Gt(0)] | None = None
+    """Completions of a run in training; replaces `search.budget.completions` of the search
+    space."""
     gpu_hours: Positive | None = None
     """GPU-hours of a run; replaces `search.budget.gpu_hours`."""
     gpu_hours_per_30d: Positive | None = None

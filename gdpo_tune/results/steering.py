@@ -143,8 +143,8 @@ class Steering:
         if ending and not any(record.is_open for record in ledger.get_records()):
             raise UsageError(
                 f"{name} has finished ({ending}), so nothing can be steered\n"
-                "    fix: extend it: run its file again with a larger search.trials, "
-                f"such as --set search.trials={ledger.spec.search.trials + 8}"
+                "    fix: extend it: run its file again with a larger limit, such as "
+                f"--set {ledger.spec.extension}"
             )
         if request.action == "stop":
             raise UsageError(

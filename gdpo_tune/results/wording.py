@@ -224,7 +224,11 @@ def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
     if not front.members:
         return warnings
     shares, cut = _measure_dead_groups(front.records)
-    others = (_warn_of_baselines(front), _warn_of_seeds(spec, front), _warn_of_limits(spec, front))
+    others = (
+        _warn_of_baselines(spec, front),
+        _warn_of_seeds(spec, front),
+        _warn_of_limits(spec, front),
+    )
     return [*warnings, *chain(*others, _warn_of_groups(shares, cut))]
 
 
@@ -234,7 +238,7 @@ def capitalize_warning(warning: str) -> str:
     return warning if is_name else warning[0].upper() + warning[1:]
 
 
-def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
+def _warn_of_baselines(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
     for baseline in front.baselines:
         if not any(
             front.list_clearly_worse(baseline, member)
@@ -246,7 +250,7 @@ def _warn_of_baselines(front: Front) -> Iterator[ResultWarning]:
             yield ResultWarning(
                 f"no policy is clearly better than the {name} in some objective without being "
                 "clearly worse in another.",
-                "More trials (search.trials) may find one.",
+                f"An extended sweep may find one: --set {spec.extension}",
             )
 
 

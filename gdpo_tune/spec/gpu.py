@@ -247,7 +247,8 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     elif slots is not None and slots > CROWDED:
         why = f"{slots} slots would wait for proposals of a Gaussian process"
     else:
-        counts = f"{trials} trials of {len(domains)} parameters and {objectives} objective"
+        most = "at most " if search.plan == "auto" else ""
+        counts = f"{most}{trials} trials of {len(domains)} parameters and {objectives} objective"
         plural = "s" if objectives > 1 else ""
         name, why = "gp", f"{counts}{plural}: small enough for Gaussian-process search"
     return SamplerChoice(name, why)

@@ -60,6 +60,8 @@ FULL_TRAININGS = 5
 """Trainings of full length that a budget pays for, where `training.steps` is not given: the
 published setting, those that span two reward weights beside a third, and one that a model
 proposes."""
+MORE_TRIALS, MORE = 8, 2
+"""Further trials, and factor of a budget, that are proposed to extend a sweep."""
 AUTO_REPLICATES = 4
 """Most replicates under the plan `auto`: a fresh seed of each of those trainings."""
 CONSTRAINT = re.compile(
@@ -640,6 +642,17 @@ class SweepSpec(Section):
         longest = self.training.steps * self.training.completions_per_step
         limit = self.search.budget.completions
         return max(1, limit - self.search.replicates.max_trainings * longest) if limit else 0
+
+    @property
+    def extension(self) -> str:
+        """An override that extends a finished sweep, as text for `--set`."""
+        search, budget = self.search, self.search.budget
+        if search.plan == "fixed":
+            return f"search.trials={search.trials + MORE_TRIALS}"
+        if budget.completions:
+            return f"search.budget.completions={MORE * budget.completions}"
+        name = "gpu_hours" if budget.gpu_hours else "hours"
+        return f"search.budget.{name}={MORE * getattr(budget, name):g}"
 
     @property
     def most_merges(self) -> int:

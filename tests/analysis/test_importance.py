@@ -157,7 +157,7 @@ def test_too_few_configurations_are_said_with_the_number_that_it_takes():
     _, limits = describe_findings(front, found)
     assert limits[0] == (
         "Too few configurations to say which parameters mattered: it takes "
-        f"{found.needed} that were trained to the end, and this sweep has 12. Raise search.trials."
+        f"{found.needed} that were trained to the end, and this sweep has 12 (search.trials)."
     )
     assert estimate_effects(build_front([], GOALS), SPACE).estimates == ()
     assert estimate_effects(front, ()).estimates == ()
@@ -181,7 +181,7 @@ def test_an_objective_without_a_settled_order_is_left_out():
     _, limits = describe_findings(front, found)
     assert limits[0] == (
         "Too few configurations to say which parameters mattered for a: 40 do not settle their "
-        "order, about 80 would. Raise search.trials."
+        "order, about 80 would (search.trials)."
     )
     assert ranks_agree(np.array([0.5, 0.2, 0.1]), np.array([0.4, 0.1, 0.2]))
     assert not ranks_agree(np.array([0.5, 0.2, 0.1]), np.array([0.2, 0.4, 0.1]))
@@ -193,7 +193,7 @@ def test_an_objective_that_did_not_vary_is_called_so():
     assert (found.constant, found.unreliable) == (("b",), ())
     _, limits = describe_findings(front, found)
     assert any(line.startswith("Did not vary: b. All 40 configurations") for line in limits)
-    assert not any("Raise search.trials" in line for line in limits)
+    assert not any("(search.trials)" in line for line in limits)
     assert estimate_effects(sweep(slope, count=1), SPACE).constant == ()
     assert estimate_effects(sweep(lambda _: 1e-5, noise=1e-9), SPACE).constant == ("b",)
 

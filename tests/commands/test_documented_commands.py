@@ -1,7 +1,7 @@
-"""Commands of README and docs that read `runs/code`, on the trials of a real default sweep.
+"""Commands of README and docs that read `runs/code`, on the trials of a real sweep.
 
-`tests/data/code_sweep` is the ledger of `search_spaces/code.yaml`, run as it ships. Its policies
-are not there: commands that load them are run as `--dry-run`.
+`tests/data/code_sweep` is the ledger of a real sweep of `search_spaces/code.yaml`: 16 trainings of
+60 steps. Its policies are not there: commands that load them are run as `--dry-run`.
 """
 
 import gzip
@@ -35,7 +35,7 @@ def list_commands():
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """Unpack the sweep as `runs/code` of the working directory."""
+    """Unpack the sweep as `runs/code` of the working directory, and copy it as `runs/longer`."""
     sweep = tmp_path / "runs" / "code"
     sweep.mkdir(parents=True)
     (sweep / "spec.yaml").write_bytes((STORED / "spec.yaml").read_bytes())
@@ -43,6 +43,7 @@ def directory(tmp_path, monkeypatch):
     (sweep / "ledger.journal").write_bytes(journal)
     for name in re.findall(rb"trials/\d+/checkpoint-\d+", journal):
         (sweep / name.decode()).mkdir(parents=True, exist_ok=True)
+    shutil.copytree(sweep, sweep.with_name("longer"))
     monkeypatch.chdir(tmp_path)
     for record in find_sweep("runs/code").records:
         for part in record.parts:

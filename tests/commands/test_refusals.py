@@ -80,8 +80,8 @@ def test_a_ledger_that_another_process_holds(refuse, tmp_path):
 def test_another_sweep_under_the_same_name(refuse, tmp_path):
     with Ledger.open(load_spec(SPACE)):
         pass
-    message = refuse("training.steps=7", error=IdentityError)
-    assert "training.steps = 60, not 7" in message
+    message = refuse("training.length_limit=20", error=IdentityError)
+    assert "training.length_limit = 26, not 20" in message
     assert "--name" in message
 
 

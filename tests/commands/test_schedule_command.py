@@ -94,7 +94,7 @@ def test_what_this_machine_needs_is_an_error_of_an_enabled_sweep(tmp_path, capsy
 def test_a_problem_of_a_space_is_printed_once(tmp_path, capsys):
     sweep = load_scheduled_sweep(tmp_path, NIGHTLY)
     space = sweep.root / sweep.settings.space
-    space.write_text(space.read_text().replace("steps: ", "steps: -"))
+    space.write_text(space.read_text().replace("length_limit: ", "length_limit: -"))
     (tmp_path / "sweeps" / "second.yaml").write_text(NIGHTLY)
     assert run_schedule(tmp_path, "validate", "--files-only") == 2
     assert capsys.readouterr().err.count("must be at least 1") == 1

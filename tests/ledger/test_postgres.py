@@ -313,7 +313,7 @@ def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
 
 def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):
     begin(spec)
-    other = spec_in(tmp_path, f"ledger={spec.ledger}", "training.steps=7")
+    other = spec_in(tmp_path, f"ledger={spec.ledger}", "training.length_limit=20")
     with pytest.raises(IdentityError, match="holds another sweep"):
         Ledger.open(other)
 

@@ -15,6 +15,7 @@ from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.tasks import code
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
+from tests.support.tuning import FIXED
 
 CODE = ROOT / "search_spaces" / "code.yaml"
 SHAPED = (
@@ -50,7 +51,7 @@ def load(tmp_path):
 
 def test_sweeps_from_before_keep_their_identity():
     """The hash that this file had before there was any shaping."""
-    assert load_spec(CODE).compute_identity() == "6bc9e3d7b520"
+    assert load_spec(CODE, FIXED).compute_identity() == "6bc9e3d7b520"
 
 
 def test_what_is_written_out_at_its_default_keeps_the_identity(load):

@@ -26,6 +26,8 @@ from tests.support.paths import ROOT
 
 KEYS = ROOT / "tests" / "data" / "export_keys"
 FIXED = (
+    "search.plan=fixed",
+    "training.steps=60",
     "space.normalization=gdpo",
     "space.group_size=8",
     "space.learning_rate=3e-5",

@@ -9,6 +9,7 @@ from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core.trials import Cost, Estimate, Part, Role, TrialRecord
 from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
 from tests.support.paths import ROOT
+from tests.support.tuning import FIXED
 
 SPACE = ROOT / "search_spaces" / "code.yaml"
 OBJECTIVES = {
@@ -21,7 +22,7 @@ NASTY = "<script>alert('x')</script> [bold]&amp; \"quoted\"\nsecond line </table
 
 
 def make_spec(storage: Path, objectives: int = 3) -> SweepSpec:
-    spec = load_spec(SPACE, [f"storage={storage}"], "made_up")
+    spec = load_spec(SPACE, [f"storage={storage}", *FIXED], "made_up")
     chosen = dict(list(OBJECTIVES.items())[:objectives])
     return spec.model_copy(update={"objectives": chosen})
 

@@ -24,6 +24,13 @@ from gdpo_tune.tuning.ray import attempt
 from tests.support.paths import ROOT
 
 SPACE = ROOT / "search_spaces" / "code.yaml"
+FIXED = (
+    "search.trials=16",
+    "search.replicates={per_point: 2, max_runs: 6}",
+    "search.budget.completions=0",
+    "training.steps=60",
+)
+"""Overrides of a sweep that trains a number of configurations instead of dividing a budget."""
 ENDS_ONLY = ("search.merges.budget=0", "search.checkpoints.budget=0")
 """Overrides of a sweep whose only candidates are the ends of its trainings."""
 
@@ -31,12 +38,14 @@ ENDS_ONLY = ("search.merges.budget=0", "search.checkpoints.budget=0")
 def load_code_spec(
     directory: Path, overrides: Sequence[str] = (), space: Path = SPACE
 ) -> SweepSpec:
-    """Load the shipped search space, without merges and with an absolute bound.
+    """Load the shipped search space: a fixed plan, without merges and with an absolute bound.
 
     Its storage is in `directory`.
     """
     bound = 'constraints.correctness=">= 0.2"'
-    return load_spec(space, [f"storage={directory}", *ENDS_ONLY, bound, *overrides], "sweep")
+    return load_spec(
+        space, [f"storage={directory}", *FIXED, *ENDS_ONLY, bound, *overrides], "sweep"
+    )
 
 
 def build_outcome(
