@@ -103,7 +103,7 @@ SAMPLERS: dict[str, SamplerInfo] = {
 SCHEDULERS: dict[str, SchedulerInfo] = {
     "growth": SchedulerInfo(
         "gdpo_tune.tuning.growth:Growth",
-        "few trainings that grow together while more steps promise more",
+        "few trainings that grow together: always the shortest goes on",
     ),
     "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers:Scheduler", "every trial to its end"),
     "asha": SchedulerInfo(

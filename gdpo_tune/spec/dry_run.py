@@ -153,7 +153,7 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     rungs = f"{count} trainings x {levels[0]} steps, with the published setting"
     shares = [("first rungs", first, rungs)]
     if budget:
-        longer = f"to {join_names(levels[1:])} steps while more is expected, then further ones"
+        longer = f"to {join_names(levels[1:])} steps, then further trainings"
         shares.append(("longer trainings", max(0, budget - first), longer))
     if replicates := search.replicates.max_trainings:
         most = replicates * settings.steps * each

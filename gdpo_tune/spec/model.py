@@ -166,7 +166,7 @@ class PbtSettings(Section):
 
 
 class GrowthSettings(Section):
-    """Few trainings that grow together while more steps promise more: `search.plan: auto`."""
+    """Few trainings that grow together, always the shortest first: `search.plan: auto`."""
 
     type: Literal["growth"] = "growth"
     """One of the schedulers below."""
@@ -236,9 +236,9 @@ class Search(Section):
     """Search of the space, and its limits. May change and extend a finished sweep."""
 
     plan: Literal["auto", "fixed"] = "fixed"
-    """`fixed` trains `trials` configurations. `auto` decides how many to train, how long each, and
-    when to end: it takes `budget.completions` or hours, and `training.steps` is the most that one
-    may have. Default: `auto` for a budget in completions or hours without `trials`."""
+    """`fixed` trains `trials` configurations. `auto` decides how many to train, and how long
+    each: it takes `budget.completions` or hours, and `training.steps` is the most that one may
+    have. Default: `auto` for a budget in completions or hours without `trials`."""
     trials: Annotated[int, Ge(1), Le(10**6)] = 16
     """Configurations to train, without baselines and replicates; at most, if `plan` is `auto`."""
     sampler: str = "auto"
