@@ -54,7 +54,7 @@ FARTHEST = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
 MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
-MERGED = 0.15
+MERGED = 0.08
 """Completions of evaluating merges on validation prompts for each one in training, under `auto`."""
 FULL_TRAININGS = 5
 """Trainings of full length that a budget pays for, where `training.steps` is not given: the

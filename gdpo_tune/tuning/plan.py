@@ -433,8 +433,6 @@ def _judge_candidate(
         return 0.0, f"dominated on validation prompts by {format_first(better, MAX_NAMED)}"
     before = compute_hypervolume([*rivals.values()], goals) if rivals else 0.0
     gain = compute_hypervolume([*rivals.values(), values], goals) - before
-    # under `auto` few merges follow on one training, and each on the front is worth its test
-    least = LEAST_GAIN * before if spec.search.plan == "fixed" else 0.0
-    if gain > least or not before:
+    if gain > LEAST_GAIN * before or not before:
         return gain, ""
     return gain, f"adds {gain / before:.2%} to the hypervolume on validation prompts"
