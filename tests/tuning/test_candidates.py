@@ -146,8 +146,8 @@ def test_kept_rungs_are_parents_where_the_plan_says_so(tmp_path: Path):
     assert all(part.step == 60 for part in choose_merge(records, goals, 2, with_rungs=True) or ())
 
 
-def test_a_divided_budget_tries_as_many_merges_as_a_seventh_of_it_costs(tmp_path: Path):
-    """Arithmetic: .15 x 61,440 / (128 prompts x 2 completions) = 36."""
+def test_a_divided_budget_tries_as_many_merges_as_a_twelfth_of_it_costs(tmp_path: Path):
+    """Arithmetic: .08 x 61,440 / (128 prompts x 2 completions) = 19.2."""
     spec = load_code_spec(
         tmp_path,
         [
@@ -161,7 +161,7 @@ def test_a_divided_budget_tries_as_many_merges_as_a_seventh_of_it_costs(tmp_path
         update={"search": spec.search.model_copy(update={"merges": Merges(budget=8)})}
     )
     assert spec.training.validation_completions == 256
-    assert (spec.most_merges, spec.count_merges(2560)) == (36, 1)
+    assert (spec.most_merges, spec.count_merges(6400)) == (19, 2)
     none = spec.search.model_copy(update={"merges": Merges(budget=0)})
     assert spec.model_copy(update={"search": none}).most_merges == 0
 
