@@ -41,7 +41,7 @@ MERGES = (
 
 
 GROWTH = (
-    "search={plan: auto, scheduler: {type: growth}, budget: {completions: 7168}, "
+    "search={plan: auto, scheduler: {type: growth}, budget: {completions: 5888}, "
     "merges: {budget: 6}, checkpoints: {budget: 2}}",
     "search.replicates={per_point: 1, max_runs: 2}",
     "training={steps: 16, evaluate_every: 16, validation_prompts: 32}",
