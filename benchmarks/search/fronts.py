@@ -9,7 +9,7 @@ trial at a time and without replicates:
     fixed    16 configurations of 60 steps, of which ASHA stops some; merges and checkpoints
     auto     `search.plan: auto`, with a budget for what `fixed` has spent at its end
     third    the same for a third of it
-    equal    four configurations of equal length, the corners of the reward weights
+    equal    four configurations of equal length: three that span the weights, and one of a model
     random   four configurations of equal length, drawn at random
     tpe      16 configurations of 60 steps by TPE, without merges, checkpoints and stops
 

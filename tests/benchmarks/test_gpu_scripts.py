@@ -31,7 +31,7 @@ def test_a_cpu_does_what_a_cpu_can_do(tmp_path: Path):
     results = {(row["step"], row["check"]): row["result"] for row in line["rows"]}
     held = {
         ("device", "version of trl"),
-        ("adapters", "base after 1 steps"),
+        ("adapters", "base after 2 steps"),
         ("resume", "on a CPU"),
         ("evaluation", "untrained policy"),
         ("step", "completions of ours and TRL"),
