@@ -1,7 +1,7 @@
 """Fronts of real sweeps for equal completions: a divided budget against a fixed plan.
 
     python benchmarks/search/fronts.py [--tasks code math tools] [--seeds 3] [--out DIRECTORY]
-                                       [--rows auto equal random tpe]
+                                       [--rows auto equal random asha promote pbt tpe]
 
 For each task and seed, sweeps of `search_spaces/<task>.yaml` run with the ordinary command, one
 trial at a time and without replicates:
@@ -11,6 +11,9 @@ trial at a time and without replicates:
     third    the same for a third of it
     equal    four configurations of equal length: three that span the weights, and one of a model
     random   four configurations of equal length, drawn at random
+    asha     up to 16 configurations of that length, of which ASHA stops some
+    promote  the same, but what it would stop waits
+    pbt      a population of four of that length
     tpe      16 configurations of 60 steps by TPE, without merges, checkpoints and stops
 
 All completions count, those of evaluations included; the published baseline counts on every
@@ -70,6 +73,9 @@ CONTESTANTS: Mapping[str, Sequence[str]] = {
     "third": (),
     "equal": EQUAL,
     "random": (*EQUAL, "search.sampler=random"),
+    "asha": (*PLAN, "search.trials=16", "search.scheduler={type: asha}"),
+    "promote": (*PLAN, "search.trials=16", "search.scheduler={type: asha, variant: promote}"),
+    "pbt": (*PLAN, "search.trials=4", "search.scheduler={type: pbt}"),
     "tpe": (
         *SIXTEEN,
         "search.sampler=tpe",
@@ -134,10 +140,12 @@ def list_limits(name: str, total: float, *, small: bool) -> list[str]:
     training = max(LEAST_BUDGET, int((share * total - RUNGS) / (1 + EVALUATED)))
     steps = int(training / (FULL_TRAININGS * COMPLETIONS_PER_STEP))
     lengths = [f"training.steps={steps}", f"training.evaluate_every={steps}"]
-    if name in ("equal", "random"):
+    if name in ("equal", "random", "pbt"):
         return lengths
-    plan = ["search.plan=auto", "search.scheduler={type: growth}"]
-    return [*plan, f"search.budget.completions={training}", *lengths]
+    budget = f"search.budget.completions={training}"
+    if name in ("asha", "promote"):
+        return [budget, *lengths]
+    return ["search.plan=auto", "search.scheduler={type: growth}", budget, *lengths]
 
 
 def evaluate_fresh(side: Side, candidates: Sequence[Configuration], out: Path) -> dict[int, Any]:
