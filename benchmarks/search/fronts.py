@@ -311,8 +311,10 @@ def write_fronts_picture(
     if "auto" in lines and "third" in names:
         lines["auto"] = ["third", "auto"]
     for axis, task in zip(axes, tasks, strict=True):
-        of_task = [f for f in figures if f["task"] == task]
         for (name, rows), color in zip(lines.items(), COLORS, strict=False):
+            of_task = [f for f in figures if f["task"] == task and {*rows} <= f.keys()]
+            if not of_task:
+                continue
             shares, volumes = (
                 np.array([[x for row in rows for x in f[row][key]] for f in of_task])
                 for key in ("shares", "hypervolume")
