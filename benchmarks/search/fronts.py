@@ -1,7 +1,7 @@
 """Fronts of real sweeps for equal completions: a divided budget against a fixed plan.
 
     python benchmarks/search/fronts.py [--tasks code math tools] [--seeds 3] [--out DIRECTORY]
-                                       [--rows auto equal random asha promote pbt tpe]
+                                       [--rows auto equal random asha promote tpe]
 
 For each task and seed, sweeps of `search_spaces/<task>.yaml` run with the ordinary command, one
 trial at a time and without replicates:
@@ -13,7 +13,6 @@ trial at a time and without replicates:
     random   four configurations of equal length, drawn at random
     asha     up to 16 configurations of that length, of which ASHA stops some
     promote  the same, but what it would stop waits
-    pbt      a population of four of that length
     tpe      16 configurations of 60 steps by TPE, without merges, checkpoints and stops
 
 All completions count, those of evaluations included; the published baseline counts on every
@@ -75,7 +74,6 @@ CONTESTANTS: Mapping[str, Sequence[str]] = {
     "random": (*EQUAL, "search.sampler=random"),
     "asha": (*PLAN, "search.trials=16", "search.scheduler={type: asha}"),
     "promote": (*PLAN, "search.trials=16", "search.scheduler={type: asha, variant: promote}"),
-    "pbt": (*PLAN, "search.trials=4", "search.scheduler={type: pbt}"),
     "tpe": (
         *SIXTEEN,
         "search.sampler=tpe",
@@ -140,7 +138,7 @@ def list_limits(name: str, total: float, *, small: bool) -> list[str]:
     training = max(LEAST_BUDGET, int((share * total - RUNGS) / (1 + EVALUATED)))
     steps = int(training / (FULL_TRAININGS * COMPLETIONS_PER_STEP))
     lengths = [f"training.steps={steps}", f"training.evaluate_every={steps}"]
-    if name in ("equal", "random", "pbt"):
+    if name in ("equal", "random"):
         return lengths
     budget = f"search.budget.completions={training}"
     if name in ("asha", "promote"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -32,8 +32,7 @@ from gdpo_tune.analysis.replicates import (
 )
 from gdpo_tune.analysis.uncertainty import Interval, compute_quantile, estimate_hypervolume_interval
 from gdpo_tune.core.text import format_first
-from gdpo_tune.core.trial_config import Segment
-from gdpo_tune.core.trials import Cost, Estimate, Objective, Params, TrialRecord, sum_costs
+from gdpo_tune.core.trials import Cost, Estimate, Objective, TrialRecord, sum_costs
 
 MAX_TIES = 3
 """Candidates that are named beside the one they are tied with."""
@@ -425,31 +424,3 @@ def find_parents(front: Front, candidate: Configuration) -> list[Configuration]:
             owners |= {(n, last_steps[n]): configuration for n in configuration.numbers}
     found = [owners.get((part.trial, part.step)) for part in candidate.parts]
     return [parent for parent in found if parent is not None and parent is not candidate]
-
-
-@dataclass(frozen=True)
-class Training:
-    """One training from start to end."""
-
-    began_as: int
-    """Number of the trial that began it, as are the seed and the `params` at the start."""
-    params: Params
-    seed: int
-    schedule: tuple[Segment, ...] = ()
-
-
-def trace_training(records: Sequence[TrialRecord], number: int, step: float = math.inf) -> Training:
-    """Return the training that gives a trial's policy, or its checkpoint at a step.
-
-    A replicate is the training of the trial that it repeats, with its own seed. Takeovers from the
-    step on are left out. `records` holds every trial at the index of its number.
-    """
-    record = records[number]
-    if record.replicate_of is not None:
-        return replace(trace_training(records, record.replicate_of, step), seed=record.seed)
-    exploits = [exploit for exploit in record.lineage if exploit.step < step]
-    if not exploits:
-        return Training(number, record.params, record.seed)
-    last = exploits[-1]
-    before = trace_training(records, last.donor, last.step)
-    return replace(before, schedule=(*before.schedule, Segment(last.step, last.params)))

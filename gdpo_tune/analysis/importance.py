@@ -132,17 +132,16 @@ def estimate_effects(
     """Estimate the effects of the searched parameters on every objective.
 
     `crowded`: the sampler crowds its proposals, so more of them are needed for a right ranking.
-    Only trainings in the space count, without members that took values from others.
+    Only trainings in the space count.
     """
     encoder = Encoder(dimensions)
     needed = MIN_CONFIGURATIONS + MIN_EACH * len(dimensions)
     if crowded:
         needed = max(needed, MIN_CROWDED)
     reliable = RELIABLE_CROWDED if crowded else RELIABLE
-    moved = {record.number for record in front.records if record.lineage}
     rows: list[tuple[Floats, Configuration]] = []
     for configuration in front.configurations:
-        if configuration.is_training and configuration.first not in moved:
+        if configuration.is_training:
             with suppress(KeyError, ValueError):  # the published weights may lie outside
                 rows.append((encoder.convert(configuration.params), configuration))
     values = {g.name: [c.mean[g.name].mean for _, c in rows] for g in front.objectives}

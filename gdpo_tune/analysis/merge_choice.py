@@ -111,7 +111,7 @@ def read_merges(records: Sequence[TrialRecord], objectives: Sequence[Objective])
     comparable = (record for record in records if record.is_comparable)
     for record in sorted(comparable, key=lambda record: record.number):
         mixture = {(part.trial, part.step): part.weight for part in record.parts}
-        if record.role in ("search", "published", "member") and record.rungs:
+        if record.role in ("search", "published") and record.rungs:
             mixture = {(record.number, record.rungs[-1].step): 1.0}
         is_known = record.state == "complete" and record.role != "replicate" and mixture
         if is_known or record.role == "merge":

@@ -180,9 +180,7 @@ def pool_trials(
 def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
     """Group trials with equal parameters, each replicate with its original, by trial number.
 
-    The untrained policy stands alone, and so does a member of a population that took over from
-    others: its record has the parameters that it began with. Trials that are not comparable have
-    groups of their own.
+    The untrained policy stands alone. Trials that are not comparable have groups of their own.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}
@@ -195,8 +193,6 @@ def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]
             key = (original.role,)
         elif original.parts:
             key = (original.role, original.parts)
-        elif original.lineage:
-            key = (original.role, original.number)
         groups.setdefault((record.is_comparable, *key), []).append(record)
     return groups
 

@@ -110,11 +110,14 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
         "gdpo_tune.tuning.halving:Asha",
         "successive halving by dominance: trials that others dominate end at the next rung",
     ),
-    "pbt": SchedulerInfo(
-        "gdpo_tune.tuning.population:Pbt",
-        "a population whose weights and learning rate move: the last take over from the first",
+}
+REMOVED_SCHEDULERS: dict[str, tuple[str, str]] = {
+    "pbt": (
+        "population-based training has left: at equal completions it led on no task",
+        "leave search.scheduler out, or write type: fifo",
     ),
 }
+"""Name of a scheduler that is gone -> the reason, and what to write instead."""
 
 LAYOUTS: dict[str, str] = {
     "gsm8k": "gdpo_tune.tasks.layouts:GSM8K",

@@ -16,29 +16,7 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.core.task_info import STRICT, Scoring
-from gdpo_tune.core.trials import Params, ParamValue, Rung
-
-MUTABLE_WHILE_TRAINING = ("learning_rate", "reward_weights.")
-"""Parameters, by the beginning of their names, that may change while a trial trains."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Values that some parameters have from a step on, while a trial trains.
-
-    Raises:
-        ValueError: a parameter that may not change, or a step before the start.
-    """
-
-    step: int
-    """Steps that are done before the values apply: 0 is the start."""
-    params: Params
-    """Parameters that are not named keep their values."""
-
-    def __post_init__(self) -> None:
-        fixed = [name for name in self.params if not name.startswith(MUTABLE_WHILE_TRAINING)]
-        if fixed or self.step < 0:
-            raise ValueError(f"no trial can change {fixed or 'anything'} at step {self.step}")
+from gdpo_tune.core.trials import Params, Rung
 
 
 @dataclass(frozen=True)
@@ -79,8 +57,6 @@ class TrialConfig:
     """True divides the policy among the trial's processes, False gives each a whole one."""
     evaluate_at: tuple[int, ...] = ()
     """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
-    schedule: tuple[Segment, ...] = ()
-    """Changes of `params` during the training."""
     parts: tuple[TrainedPart, ...] = ()
     """Policies to merge and evaluate, where `train` is False; their weights sum to 1."""
     measured: Rung | None = None
@@ -104,15 +80,7 @@ class TrialConfig:
         """Optimizer steps on the samples of a step: passes times mini-batches."""
         return int(self.params.get("num_iterations", 1)) * self.training.mini_batches
 
-    def get_params_at(self, step: int) -> dict[str, ParamValue]:
-        """Return the parameters that apply once `step` steps are done."""
-        params = dict(self.params)
-        for segment in sorted(self.schedule, key=lambda segment: segment.step):
-            if segment.step <= step:
-                params |= segment.params
-        return params
-
-    def get_reward_weights(self, step: int = 0) -> dict[str, float]:
-        """Return reward name -> weight once `step` steps are done, from `reward_weights.*`."""
-        prefix, params = "reward_weights.", self.get_params_at(step)
-        return {k[len(prefix) :]: float(v) for k, v in params.items() if k.startswith(prefix)}
+    def get_reward_weights(self) -> dict[str, float]:
+        """Return reward name -> weight, from `reward_weights.*`."""
+        prefix = "reward_weights."
+        return {k[len(prefix) :]: float(v) for k, v in self.params.items() if k.startswith(prefix)}

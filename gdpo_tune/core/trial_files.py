@@ -166,17 +166,13 @@ def _parse_line(line: bytes) -> Measurement | None:
         return None
 
 
-SCHEDULE_FILE = "schedule.json"
-"""The one training that the policy of a population's member comes from; the driver rewrites it."""
-
-
 def may_differ(path: Path, size: int | None) -> bool:
     """Return whether a file may differ from a copy that has `size` bytes; None: there is no copy.
 
     Files of equal size count as equal: those of a checkpoint are written once, steps are appended,
-    and other completions have other lengths. Only the size of a schedule tells nothing.
+    and other completions have other lengths.
     """
-    return path.name == SCHEDULE_FILE or not path.is_file() or path.stat().st_size != size
+    return not path.is_file() or path.stat().st_size != size
 
 
 COMPLETIONS_FILE = "completions.jsonl"

@@ -23,11 +23,10 @@ ParamValue = bool | int | float | str
 Params = Mapping[str, ParamValue]
 """Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
 Direction = Literal["maximize", "minimize"]
-Role = Literal["search", "member", "replicate", "untrained", "published", "checkpoint", "merge"]
+Role = Literal["search", "replicate", "untrained", "published", "checkpoint", "merge"]
 """Why a trial was run. `untrained` and `published` are the baselines of every front figure;
-`published` is trained at full budget, so it may be on the front itself. The parameters of a
-`member` of a population changed while it trained; those of its record are the initial ones. A
-`checkpoint` or `merge` trains nothing: it evaluates what other trials have trained."""
+`published` is trained at full budget, so it may be on the front itself. A `checkpoint` or `merge`
+trains nothing: it evaluates what other trials have trained."""
 State = Literal["running", "paused", "complete", "pruned", "failed"]
 """`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
 Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline", "candidate"]
@@ -171,30 +170,6 @@ class Replicate:
 
 
 @dataclass(frozen=True)
-class Exploit:
-    """A member of a population that continues another member's training with new values."""
-
-    member: int
-    """Number of the trial that takes over."""
-    donor: int
-    """Number of the trial whose checkpoint, seed and parameters it takes over."""
-    step: int
-    """Steps that the checkpoint contains."""
-    params: Params
-    """New values of every parameter that moves."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Decisions once the members of a population had met at a step."""
-
-    step: int
-    members: tuple[int, ...]
-    """Numbers of the members that met."""
-    exploits: tuple[Exploit, ...]
-
-
-@dataclass(frozen=True)
 class TrialRecord:
     """One trial as the ledger records it."""
 
@@ -219,8 +194,6 @@ class TrialRecord:
     cost: Cost = field(default_factory=Cost)
     reason: str = ""
     """Why a failed or pruned trial ended, or a training before its last step."""
-    lineage: tuple[Exploit, ...] = ()
-    """Trainings that a member of a population took over from others, by step."""
     directory: Path | None = None
     checkpoint: Path | None = None
     address: str = ""

@@ -135,10 +135,6 @@ class Library:
             fix = "pick a whole number, or export to trl or verl"
             reason = f"{name} takes whole numbers alone"
             yield build("model.lora_alpha", setup.lora_alpha, reason, fix)
-        if setup.schedule:
-            reason = "no library changes values during training, as this member of a population did"
-            fix = "train it here: gdpo_tune.train --from"
-            yield build("schedule", f"{len(setup.schedule)} changes", reason, fix)
         if setup.sandbox.type == "unsafe_no_isolation":
             reason = "code of the policy would run without isolation, wherever it is started"
             yield build("sandbox.type", setup.sandbox.type, reason, "--set sandbox.type=local")

@@ -19,7 +19,6 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.shaping import Shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.task_info import Scoring, TaskInfo
-from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trials import Params
 from gdpo_tune.policies.load_policy import list_end_tokens, read_own_decoding, read_position_limit
 from gdpo_tune.policies.prompt_choice import list_own_tags, load_local_tokenizer, read_chat_template
@@ -90,7 +89,6 @@ class TrainingSetup:
     """Scoring of the rewards: strict, or as the authors' code does."""
     shaping: Shaping
     """Changes of the rewards before the normalization."""
-    schedule: tuple[Segment, ...] = ()
     candidate: str = ""
     """Name in its sweep; empty for a file."""
     sweep: str = ""
@@ -261,7 +259,6 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
         task=spec.task,
         scoring=spec.scoring,
         shaping=build_shaping(params, spec.training, info),
-        schedule=request.schedule,
         candidate=request.name,
         sweep=request.sweep,
         parents=request.parents,

@@ -54,7 +54,6 @@ from gdpo_tune.figures.trial_curves import (
     describe_utilisation,
     draw_hypervolume,
     draw_learning,
-    draw_population,
     draw_rungs,
     draw_shares,
     draw_timeline,
@@ -85,7 +84,6 @@ FIGURES = {
     "training": "Training curves",
     "rungs": "Validation scores during training",
     "shares": "Share of the training signal",
-    "population": "Population",
     "timeline": "Timeline",
 }
 """Name of a figure -> title of its section."""
@@ -179,7 +177,6 @@ def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
             any(len(r.rungs) > 1 and r.is_training for r in records),
             lambda: draw_rungs(front),
         ),
-        "population": (any(r.lineage for r in records), lambda: draw_population(front)),
         "timeline": (started, lambda: draw_timeline(records)),
     }
     return {name: draw for name, (data, draw) in drawers.items() if data}

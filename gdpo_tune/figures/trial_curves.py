@@ -1,4 +1,4 @@
-"""Figures of trials over steps and time: curves, populations, reward shares, hypervolume, slots."""
+"""Figures of trials over steps and time: curves, reward shares, hypervolume, slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_duration,
-    format_parameter,
     format_percent,
     get_mode,
 )
@@ -156,51 +155,6 @@ def draw_rungs(front: Front) -> go.Figure:
     figure.update_layout(**make_layout(360, t=72))
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(title_text="on validation prompts", col=1)
-    return figure
-
-
-def draw_population(front: Front) -> go.Figure:
-    """Draw one row per parameter and one line per member, with a dot where it copied another.
-
-    Some member has to have copied another one.
-    """
-    members = [record for record in front.records if record.role == "member"]
-    names = list(dict.fromkeys(n for r in members for e in r.lineage for n in e.params))
-    members = _sort_by_front(front, members)
-    last = max(rung.step for record in members for rung in record.rungs)
-    figure: go.Figure = make_subplots(
-        rows=len(names), cols=1, shared_xaxes=True, vertical_spacing=0.2 / len(names)
-    )
-    for row, name in enumerate(names, start=1):
-        is_positive = True
-        for record in members:
-            # Step from which a value holds, the value, and the member that was copied for it.
-            points = [(0, record.params[name], "")]
-            points += [(e.step, e.params[name], f" from {e.donor}") for e in record.lineage]
-            points.append((max(last, points[-1][0]), points[-1][1], ""))
-            is_positive &= all(float(value) > 0 for _, value, _ in points)
-            strong = record.number in front.trial_numbers
-            line = _make_line(get_mode(record.params), strong=strong)
-            symbols = ["circle" if origin else "line-ns" for _, _, origin in points]
-            figure.add_scatter(
-                x=[step for step, _, _ in points],
-                y=[value for _, value, _ in points],
-                mode="lines+markers",
-                line=line | {"shape": "hv"},
-                marker={"symbol": symbols, "color": line["color"], "size": 7},
-                text=[
-                    f"trial {record.number}{origin}, step {step}: {format_parameter(value)}"
-                    for step, value, origin in points
-                ],
-                hovertemplate="%{text}<extra></extra>",
-                showlegend=False,
-                row=row,
-                col=1,
-            )
-        kind = "log" if is_positive else "linear"
-        figure.update_yaxes(title_text=abbreviate_parameter(name), type=kind, row=row, col=1)
-    figure.update_layout(**make_layout(ROW * len(names) + 90, l=84, t=24))
-    figure.update_xaxes(title_text="step", row=len(names))
     return figure
 
 

@@ -15,7 +15,7 @@ from gdpo_tune.spec import SweepSpec
 
 def count_started(records: Sequence[TrialRecord]) -> int:
     """Count the configurations that were started, without baselines, replicates and added ones."""
-    return sum(record.role in ("search", "member") and not record.request for record in records)
+    return sum(record.role == "search" and not record.request for record in records)
 
 
 def compute_spending(

@@ -33,8 +33,6 @@ from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     Cost,
-    Exploit,
-    Generation,
     Measurement,
     Outcome,
     Params,
@@ -67,7 +65,7 @@ from gdpo_tune.ledger.requests import (
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import BASELINES
 
-SESSION, INCIDENT, GENERATION, REQUEST = "session:", "incident:", "generation:", "request:"
+SESSION, INCIDENT, REQUEST = "session:", "incident:", "request:"
 CONTENT = "content:"
 """Prefixes of the study's attributes, before a number that starts at 0."""
 
@@ -75,7 +73,7 @@ CONTENT = "content:"
 class Ledger(CloseableResource):
     """Trials of a sweep, and its history. Create it with `open`; use it as a context manager.
 
-    Each session, incident, request, generation and content has an attribute of the study. The
+    Each session, incident, request and content has an attribute of the study. The
     writer keeps all records in memory, so reading them costs no disk access.
     """
 
@@ -96,8 +94,7 @@ class Ledger(CloseableResource):
         """Directory of an earlier sweep of this name, if `open` moved it."""
         self._clock = WorkClock()
         """Runs in a session, which is the time in which one process ran trials."""
-        self._generations: list[Generation] = []  # decoded so far
-        self._requests: list[RecordedRequest] = []
+        self._requests: list[RecordedRequest] = []  # decoded so far
         self._journal = journal
         self._lease = lease
         self._stale: set[int] = set()
@@ -334,11 +331,6 @@ class Ledger(CloseableResource):
         """Record that the scheduler or a person stopped a trial."""
         return self._end(number, "pruned", reason, cost)
 
-    def record_generation(self, generation: Generation) -> None:
-        """Record the decisions of one meeting of a population, in one write."""
-        self._append(GENERATION, asdict(generation))
-        self._stale.update(generation.members)
-
     def record_request(self, request: RecordedRequest) -> None:
         """Record a request in one write, and let `spec` and `steering` follow from it."""
         self._append(REQUEST, asdict(request))
@@ -413,26 +405,12 @@ class Ledger(CloseableResource):
         """
         return self._list(CONTENT)
 
-    def get_generations(self) -> list[Generation]:
-        """Return every generation in order; do not change the list."""
-        attributes = self._storage.get_study_user_attrs(self._study_id)
-        while stored := attributes.get(f"{GENERATION}{len(self._generations)}"):
-            exploits = tuple(Exploit(**exploit) for exploit in stored["exploits"])
-            generation = Generation(stored["step"], tuple(stored["members"]), exploits)
-            self._generations.append(generation)
-        return self._generations
-
     def get_requests(self) -> list[RecordedRequest]:
         """Return every request that was applied or refused, in order; do not change the list."""
         attributes = self._storage.get_study_user_attrs(self._study_id)
         while stored := attributes.get(f"{REQUEST}{len(self._requests)}"):
             self._requests.append(decode_recorded(stored))
         return self._requests
-
-    def find_last_sync_step(self, number: int) -> int:
-        """Return the step at which a member last met others; 0 if it never did."""
-        generations = reversed(self.get_generations())
-        return next((past.step for past in generations if number in past.members), 0)
 
     def take_snapshot(self, now: float | None = None) -> SweepSnapshot:
         """Return the sweep as the rules of requests see it; `now`: Unix time, if it runs."""
@@ -515,15 +493,9 @@ class Ledger(CloseableResource):
 
     def _read(self, trials: Sequence[FrozenTrial]) -> list[TrialRecord]:
         # Each reading of the study's attributes reads the journal, so once for all trials.
-        lineages = defaultdict[int, list[Exploit]](list)
-        for exploit in (exploit for past in self.get_generations() for exploit in past.exploits):
-            lineages[exploit.member].append(exploit)
         contents = self.get_contents()
         return [
-            encoding.decode_trial(
-                trial, self.spec, self.directory, tuple(lineages[trial.number]), contents
-            )
-            for trial in trials
+            encoding.decode_trial(trial, self.spec, self.directory, contents) for trial in trials
         ]
 
     def _set(self, number: int, key: str, value: Mapping[str, Any]) -> None:

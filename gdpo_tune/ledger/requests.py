@@ -33,7 +33,7 @@ from gdpo_tune.core.files import is_directory, write_atomically
 from gdpo_tune.core.text import format_count, join_names, suggest
 from gdpo_tune.core.trials import Params, TrialRecord
 from gdpo_tune.ledger.budget import compute_spending, count_started, describe_spent_budget
-from gdpo_tune.spec import PbtSettings, SweepSpec
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.load import read_point
 from gdpo_tune.spec.model import Budget, Search
 
@@ -122,7 +122,6 @@ def decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
 def decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     """Decide on `trials`: change the number of configurations that the search tries."""
     _check_names(arguments, "number")
-    _refuse_population(sweep.spec, "the number of its members is fixed")
     number, started = arguments["number"], count_started(sweep.records)
     if isinstance(number, int) and number < started:
         raise UsageError(f"trials = {number}: {started} have started already; write at least that")
@@ -205,7 +204,6 @@ def preview_request(sweep: SweepSnapshot, request: Request, now: float) -> Sweep
 
 
 def _add(sweep: SweepSnapshot, effect: RequestEffect) -> Decision:
-    _refuse_population(sweep.spec, "its members meet one another from the start")
     point = effect.point or {}
     for request in sweep.requests:
         if request.effect == effect:
@@ -233,11 +231,6 @@ def _change(sweep: SweepSnapshot, changes: Mapping[str, float]) -> Decision:
 def _refuse_spent_budget(sweep: SweepSnapshot) -> None:
     if reason := describe_spent_budget(sweep.spec, sweep.records, sweep.hours):
         raise UsageError(f"{reason}, so no trial would start; raise it first, with: budget")
-
-
-def _refuse_population(spec: SweepSpec, why: str) -> None:
-    if isinstance(spec.search.scheduler, PbtSettings):
-        raise UsageError(f"this sweep trains a population, and {why}")
 
 
 def _check_section(section: type[Budget] | type[Search], name: str, value: Any) -> None:

@@ -24,7 +24,6 @@ from gdpo_tune.core.trial_files import (
     TRIALS,
     find_checkpoint_name,
     is_marker,
-    iterate_whole_checkpoints,
     may_differ,
 )
 from gdpo_tune.core.trials import parse_step
@@ -99,21 +98,6 @@ class SweepStore:
             for name, trial in trials.items()
             if trial in kept and find_checkpoint_name(name) not in kept[trial]
         )
-
-    def copy_checkpoint(self, donor: int, member: int) -> None:
-        """Replace the checkpoints of a trial by the newest whole one of another trial."""
-        self.prune_checkpoints({member: ()})
-        source, target = f"{TRIALS}/{donor}/", f"{TRIALS}/{member}/"
-        donated = self._files.list_sizes(source)
-        sizes = {name.removeprefix(source): size for name, size in donated.items()}
-        whole = iterate_whole_checkpoints(sizes, lambda name: self._files.read(source + name))
-        newest = next(whole, None)
-        names = [name for name in sizes if newest and find_checkpoint_name(name) == newest]
-        self._files.copy({source + name: target + name for name in names})
-
-    def upload_file(self, file: Path) -> None:
-        """Store a small file of the sweep's directory on this machine."""
-        self._files.upload({file.relative_to(self._copy).as_posix(): file})
 
     def archive(self, name: str) -> None:
         """Move all files to another name of a sweep; a second call completes an interrupted one."""

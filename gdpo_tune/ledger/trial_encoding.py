@@ -33,7 +33,6 @@ from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     Cost,
     Estimate,
-    Exploit,
     Measurement,
     Outcome,
     Params,
@@ -60,7 +59,6 @@ def decode_trial(
     trial: FrozenTrial,
     spec: SweepSpec,
     sweep: Path,
-    lineage: tuple[Exploit, ...] = (),
     contents: Sequence[Mapping[str, Any]] = (),
 ) -> TrialRecord:
     """Return a trial of the study as a record; a checkpoint that does not exist is None.
@@ -91,8 +89,7 @@ def decode_trial(
     directory = sweep.joinpath(*names)
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
     has_policies = spec.address and not is_hub_address(spec.address)
-    earlier = rungs[:-1] if outcome and stored["role"] != "member" else ()
-    steps = (rung.step for rung in earlier)
+    steps = (rung.step for rung in rungs[:-1]) if outcome else ()
     return TrialRecord(
         number=trial.number,
         role=stored["role"],
@@ -108,7 +105,6 @@ def decode_trial(
         ends_at=pause.get("ends_at"),
         cost=cost,
         reason=end.get("reason") or pause.get("why", ""),
-        lineage=lineage,
         directory=directory,
         checkpoint=checkpoint if checkpoint and checkpoint.is_dir() else None,
         address=join_address(spec.address, *names) if has_policies else "",

@@ -11,7 +11,6 @@ from typing import Any
 import jinja2
 
 from gdpo_tune import __version__
-from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core import task_files
 from gdpo_tune.core.files import HUB_ID
@@ -230,7 +229,7 @@ def build_member_rows(
 
 
 def describe_training(publication: Publication, candidate: PublishedPolicy) -> dict[str, Any]:
-    """Return how a policy was made: parameters and schedule, or the parts of a merge."""
+    """Return how a policy was made: its parameters, or the parts of a merge."""
     records, record = publication.sweep.records, candidate.record
     if len(record.parts) > 1:
         parts = [
@@ -245,16 +244,12 @@ def describe_training(publication: Publication, candidate: PublishedPolicy) -> d
     number, until = record.number, float("inf")
     if record.parts:
         number, until = record.parts[0].trial, record.parts[0].step
-    training = trace_training(records, number, until)
+    training = records[number]
     return {
         "parts": [],
         "params": _format_params(publication, training.params),
         "seed": training.seed,
         "steps": min(until, record.ends_at or publication.spec.training.steps),
-        "schedule": [
-            (segment.step, _format_params(publication, {**training.params, **segment.params}))
-            for segment in training.schedule
-        ],
     }
 
 

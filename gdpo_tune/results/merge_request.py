@@ -49,9 +49,8 @@ from gdpo_tune.core.trials import (
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location
 from gdpo_tune.results.picks import Extreme, parse_conditions, parse_pick, pick_trial
-from gdpo_tune.results.retrain import list_decisive_settings
+from gdpo_tune.results.retrain import list_changed_settings, list_decisive_settings
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.model import list_differences
 
 MERGE_FILE = "merge.json"
 EXAMPLE = "7=0.3,12@40=0.7"
@@ -168,16 +167,13 @@ Policies = Mapping[Policy, TrainedPolicy]
 
 
 def list_policies(records: Sequence[TrialRecord]) -> dict[Policy, TrainedPolicy]:
-    """List the policies at which the trainings of a sweep were evaluated, kept or not.
-
-    A member of a population may have taken over another training, so only its end counts.
-    """
+    """List the policies at which the trainings of a sweep were evaluated, kept or not."""
     result: dict[Policy, TrainedPolicy] = {}
     for record in records:
         is_usable = record.is_training and record.state == "complete" and record.is_comparable
         if not is_usable or record.last_step is None:
             continue
-        for rung in () if record.role == "member" else record.rungs:
+        for rung in record.rungs:
             policy, early = (record.number, rung.step), replace(record, test={})
             early = replace(early, validation=rung.validation)
             path = record.directory and record.directory / f"{CHECKPOINT_PREFIX}{rung.step}"
@@ -472,7 +468,7 @@ def read_progress(directory: Path, request: Mapping[str, Any]) -> MergeProgress:
         return MergeProgress()
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        changed = list_differences(stored["request"], request)
+        changed = list_changed_settings(stored["request"], request)
         evaluations = tuple(
             MergeStep(
                 tuple(Part(**part) for part in entry["parts"]),

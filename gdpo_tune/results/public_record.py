@@ -69,7 +69,7 @@ _FIELDS = {
     r"|rung:\d+|end|pause|cost|validation|test|test/WORD|validation/WORD|constraints:WORD|at|waits"
     r"|order|time|seconds|cpu_seconds|evaluation_completions|environment|seed|replicate_of|parts"
     r"|sampler_state|session:\d+|started|finished|slots|gaps|provenance|packages|cpus|memory_bytes"
-    r"|generation:\d+|members|exploits|member|donor|request:\d+|arguments|number|force|asked|applied"
+    r"|request:\d+|arguments|number|force|asked|applied"
     rf"|effect|stop|point|paused|settings|(?:budget\.)?(?:{_BUDGET})|file|content:\d+|digests|first"
     rf"|one_front|train/(?:{'|'.join(KEPT)}|gpu_utilisation|gpu_memory_gib)"
     rf"|train/{REWARDS}WORD/(?:mean|std|share|failed|{ZERO_STD})": NUMBER,
@@ -78,7 +78,7 @@ _FIELDS = {
     "datetime_start|datetime_complete|template_date": r"[\d:T.+-]+",
     "id|request": "[0-9a-f]{1,32}",
     "trial|state": "pruned|failed",
-    "role|proposer": "search|member|replicate|untrained|published|checkpoint|merge|model|startup"
+    "role|proposer": "search|replicate|untrained|published|checkpoint|merge|model|startup"
     "|enqueued|baseline|candidate",
     "checkpoint": r"trials/\d+/checkpoint-\d+",
     "sandbox": "full|seccomp|seccomp[+]landlock|seccomp[+]namespaces|external|unsafe",

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.settings import RolloutSettings, Section
 from gdpo_tune.core.task_info import STRICT
-from gdpo_tune.core.text import join_names, show
-from gdpo_tune.core.trial_config import Segment, TrialConfig
+from gdpo_tune.core.text import show
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     Params,
@@ -28,9 +26,7 @@ from gdpo_tune.core.trials import (
 from gdpo_tune.results.open_sweep import Sweep, split_source
 from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.results.transfer import (
-    FREE,
     OPTION,
-    RATE,
     STEPS,
     Transfer,
     TransferPlan,
@@ -39,6 +35,7 @@ from gdpo_tune.results.transfer import (
 )
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import read_overrides
+from gdpo_tune.spec.model import list_differences
 from gdpo_tune.spec.space import format_domain
 
 INDIFFERENT = (
@@ -100,8 +97,6 @@ class TrainingRequest:
     """Part of a directory's name, such as `knee`."""
     note: str
     """Source of the parameters, for a person."""
-    schedule: tuple[Segment, ...] = ()
-    """Changes of the parameters during the training."""
     trial_lines: tuple[str, ...] = ()
     """Lines about the picked candidate, for a person."""
     name: str = ""
@@ -150,8 +145,7 @@ def build_request_from_sweep(
 ) -> TrainingRequest:
     """Build a request that repeats a candidate of a sweep, for example a trial at another budget.
 
-    For a member of a population it repeats the one training that its policy comes from. For a
-    checkpoint it repeats the training up to its step. A merge has parents instead.
+    For a checkpoint it repeats the training up to its step. A merge has parents instead.
 
     `overrides` change the sweep's file; under another policy, other data or other lengths also the
     parameters that do not carry over, as does `recipe`, the value of `--recipe`. `to_run` is True
@@ -162,7 +156,7 @@ def build_request_from_sweep(
     record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
     note = f"{title_candidate(picked.name)} of {location}"
     request = TrainingRequest(
-        sweep.spec, {}, record.seed, picked.label, note, (), picked.lines, picked.name, location
+        sweep.spec, {}, record.seed, picked.label, note, picked.lines, picked.name, location
     )
     if len(record.parts) > 1:
         if recipe:
@@ -176,7 +170,7 @@ def build_request_from_sweep(
     number, step = record.number, record.ends_at or whole.steps
     if record.parts:
         number, step = record.parts[0].trial, record.parts[0].step
-    training = trace_training(sweep.records, number, step if record.parts else math.inf)
+    training = sweep.records[number]
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
@@ -184,11 +178,6 @@ def build_request_from_sweep(
     if record.parts and (plan is None or not plan.has(STEPS)):
         _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
         note += f", {step} of {whole.steps} steps"
-    moved = FREE if plan is not None and plan.has(RATE) else ()
-    schedule = _stretch_schedule(training.schedule, spec.training.steps / step, moved)
-    if schedule:
-        steps = join_names(segment.step for segment in schedule)
-        note += f", with other values from step {steps} on"
     lines = (*picked.lines, *(_list_changed_content(sweep, spec, number) if to_run else ()))
     params, transfer = training.params, None
     if plan is not None:
@@ -196,20 +185,7 @@ def build_request_from_sweep(
         transfer = plan.describe(spec, params)
         note += f", with {transfer.title}"
     request = dataclasses.replace(request, spec=spec, params=params, seed=training.seed, note=note)
-    return dataclasses.replace(request, schedule=schedule, trial_lines=lines, transfer=transfer)
-
-
-def _stretch_schedule(
-    schedule: Sequence[Segment], factor: float, moved: Sequence[str]
-) -> tuple[Segment, ...]:
-    """Return changes for `factor` times as many steps, without those of `moved` parameters."""
-    stretched: list[Segment] = []
-    for segment in schedule:
-        params = {name: value for name, value in segment.params.items() if name not in moved}
-        if params or not moved:
-            step = round(segment.step * factor)
-            stretched.append(dataclasses.replace(segment, step=step, params=params))
-    return tuple(stretched)
+    return dataclasses.replace(request, trial_lines=lines, transfer=transfer)
 
 
 def _list_changes(
@@ -281,7 +257,7 @@ def build_trial_config(
         request.params, request.seed if seed is None else seed, directory
     )
     threads = config.threads if threads is None else threads
-    return dataclasses.replace(config, schedule=request.schedule, threads=threads)
+    return dataclasses.replace(config, threads=threads)
 
 
 def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
@@ -296,6 +272,13 @@ def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
         if value != default[name]:
             parts[f"rollout.{name}"] = value
     return json.loads(json.dumps(dict(_flatten(parts))))
+
+
+def list_changed_settings(stored: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """Return a line for each of a training's decisive settings that differs from stored ones."""
+    # earlier versions stored an empty schedule
+    known = {key: value for key, value in stored.items() if (key, value) != ("schedule", [])}
+    return list_differences(known, settings)
 
 
 def _flatten(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -213,7 +213,7 @@ class TransferPlan:
             own, others = _list_recipe_values(self.recipe.spec), _list_recipe_values(self.searched)
             taken = {key: value for key, value in own.items() if value != others[key]}
             fixed |= taken | {f"space.{name}": v for name, v in self.recipe.params.items()}
-        # A single training needs no first points, and no scheduler that moves its values.
+        # A single training needs neither first points nor a scheduler.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
         settings = [f"{key}={dump_flow(value)}" for key, value in fixed.items()]
         examples = [f"{key}={show(value)}" for key, value in self.examples.items()]

@@ -49,14 +49,12 @@ from gdpo_tune.core.text import (
     show,
     suggest,
 )
-from gdpo_tune.core.trial_config import MUTABLE_WHILE_TRAINING
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
 from gdpo_tune.spec.first_trials import count_first_trials
 from gdpo_tune.spec.model import (
     LEAST_RESOURCE,
     AshaSettings,
     GrowthSettings,
-    PbtSettings,
     SweepSpec,
 )
 from gdpo_tune.spec.space import Uniform
@@ -435,29 +433,6 @@ def _check_search(spec: SweepSpec) -> Findings:
             key, other = "search.scheduler.grace", "search.scheduler.reduction_factor"
             inputs = ("training.steps", "search.scheduler")
             yield Finding(key, reason, fix, inputs, instead=other)
-    if not isinstance(scheduler, PbtSettings):
-        return
-    remedy = "remove the key, or write another scheduler"
-    if search.trials < 2:
-        reason = "a population of one has no other member to take over from"
-        yield Finding("search.trials", reason, "write 4 or more, or another scheduler")
-    if search.sampler not in ("auto", "qmc"):
-        reason = "the members of a population begin spread over the space: no sampler proposes them"
-        yield Finding("search.sampler", reason, remedy)
-    if search.patience:
-        reason = "every member of a population begins before any ends, so it would skip none"
-        yield Finding("search.patience", reason, remedy)
-    if not any(name.startswith(MUTABLE_WHILE_TRAINING) for name in spec.space.dimensions):
-        reason = "nothing can move: neither the learning rate nor a reward weight is searched"
-        fix = "search one, such as learning_rate: {log: [3.0e-5, 3.0e-4]}"
-        yield Finding("search.scheduler.type", reason, fix, ("space", "task"))
-    if not scheduler.list_sync_steps(steps):
-        reason = f"with {steps} steps, no meeting comes before the last step"
-        fix = f"write {1 / max(2, min(5, steps)):g}"
-        yield Finding("search.scheduler.interval", reason, fix, ("training.steps",))
-    if scheduler.resample == 0 and {*scheduler.factors} == {1}:
-        reason = "no value would ever move: every factor is 1 and resample is 0"
-        yield Finding("search.scheduler.factors", reason, "write [0.8, 1.25]")
 
 
 def _check_plan(spec: SweepSpec) -> Findings:
@@ -734,10 +709,6 @@ def _check_warm_start(spec: SweepSpec) -> Findings:
     search, key = spec.search, "search.warm_start"
     sampler = registry.SAMPLERS.get(search.sampler)
     if not search.warm_start:
-        return
-    if isinstance(search.scheduler, PbtSettings):
-        reason = "the members of a population begin spread over the space: no sampler proposes them"
-        yield Finding(key, reason, "remove the key, or write another scheduler")
         return
     if sampler is not None and not sampler.learns:
         learning = [name for name, info in registry.SAMPLERS.items() if info.learns]

@@ -11,7 +11,7 @@ from gdpo_tune.core.text import format_bytes, join_names, show
 from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
 from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, measure_disk
-from gdpo_tune.spec.model import PbtSettings, SweepSpec, dump_public_yaml
+from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
 
@@ -32,10 +32,6 @@ def render_dry_run(
     tracking, sandbox, budget = spec.tracking, spec.sandbox, spec.search.budget
     packages = f" with {join_names(sandbox.modules)}" if sandbox.modules else ""
     sizes = map(int, spec.space.list_reachable("group_size") or ())
-    population: list[str] = []
-    if isinstance(scheduler, PbtSettings):
-        steps = join_names(scheduler.list_sync_steps(spec.training.steps))
-        population = [f"# Population: {spec.search.trials} members meet at steps {steps}"]
     limits = {
         "trials": budget.trials,
         "completions": budget.completions,
@@ -63,7 +59,6 @@ def render_dry_run(
         f"# A trial: {_describe_workers(spec)}",
         *([f"# Trials a process: {pack}"] if pack else []),
         f"# Sampler: {choose_sampler(spec)}",
-        *population,
         f"# Scheduler: {scheduler.type} ({SCHEDULERS[scheduler.type].doc})",
         f"# Sweep ends early: {ends or 'never'}",
         f"# Sandbox: {sandbox.type}{packages}, up to {sandbox.workers} at a time: "
@@ -116,12 +111,8 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     if spec.search.plan == "auto":
         return _list_planned_completions(spec)
     settings, search = spec.training, spec.search
-    scheduler, replicates = search.scheduler, search.replicates.max_trainings
-    meetings = (
-        scheduler.list_sync_steps(settings.steps) if isinstance(scheduler, PbtSettings) else ()
-    )
-    usual = range(settings.evaluate_every, settings.steps, settings.evaluate_every)
-    validations = len(usual) + sum(step not in usual for step in meetings) + 1
+    replicates = search.replicates.max_trainings
+    validations = len(range(settings.evaluate_every, settings.steps, settings.evaluate_every)) + 1
     validation = settings.validation_completions
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step

@@ -225,8 +225,8 @@ class SamplerChoice(NamedTuple):
 def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     """Return the requested sampler, or for `auto` that of the first of these rules that holds.
 
-    `qmc` for a population, or if all trials run side by side without an earlier sweep. `tpe` for
-    many objectives, many trials, only choices, or many slots. Else `gp`, the Gaussian process.
+    `qmc` if all trials run side by side without an earlier sweep. `tpe` for many objectives, many
+    trials, only choices, or many slots. Else `gp`, the Gaussian process.
     `slots` is the number of trials at the same time; None while that is unknown.
     """
     search, domains = spec.search, spec.space.searched_domains.values()
@@ -234,8 +234,6 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
     name, why = "tpe", ""
     if search.sampler != "auto":
         name, why = search.sampler, "as requested"
-    elif search.scheduler.type == "pbt":
-        name, why = "qmc", "the members of a population begin spread over the space"
     elif slots is not None and slots >= trials and not search.warm_start:
         name, why = "qmc", f"all {trials} trials run side by side, so none can learn from another"
     elif objectives >= MANY_OBJECTIVES:

@@ -44,7 +44,6 @@ from gdpo_tune.spec.model import (
     Checkpoints,
     GrowthSettings,
     Merges,
-    PbtSettings,
     Resources,
     SweepSpec,
 )
@@ -266,7 +265,7 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     ended = 0 if spec.keep == "none" else last
     if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
         ended = max(last, running)
-    if isinstance(scheduler, PbtSettings | GrowthSettings) or (
+    if isinstance(scheduler, GrowthSettings) or (
         isinstance(scheduler, AshaSettings) and scheduler.variant == "promote"
     ):
         ended = max(ended, KEPT * running)  # it waits with what it needs to continue
@@ -296,8 +295,6 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
     """
     scheduler, steps = spec.search.scheduler, spec.training.steps
     if not spec.has_candidates or not spec.search.checkpoints.budget:
-        return []
-    if isinstance(scheduler, PbtSettings):  # a member may take over another training
         return []
     rungs = scheduler.list_rungs(steps) if isinstance(scheduler, AshaSettings) else ()
     if isinstance(scheduler, GrowthSettings):

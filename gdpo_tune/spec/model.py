@@ -48,8 +48,6 @@ LEAST_RESOURCE = 0.0001
 """Smallest share of a resource that Ray can count."""
 MOST_PACKED = 1024
 """Largest `resources.pack`."""
-TOLERANCE = 1e-9
-"""Slack in 1 / interval, so that an interval of 0.2 gives exactly five parts."""
 FARTHEST = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
 MERGES_PER_TRAINING = 5
@@ -98,7 +96,7 @@ EnvironmentName = Annotated[
     ),
 ]
 
-OWN_SETTINGS = ("asha", "pbt", "growth")
+OWN_SETTINGS = ("asha", "growth")
 """Schedulers with more settings than their name."""
 if TYPE_CHECKING:
     PlainScheduler = Literal["fifo"]
@@ -139,32 +137,6 @@ class AshaSettings(Section):
         return tuple(sorted(rungs - {steps}))
 
 
-class PbtSettings(Section):
-    """Population-based training by dominance: weights and learning rate move while trials train."""
-
-    type: Literal["pbt"] = "pbt"
-    """One of the schedulers below."""
-    interval: Annotated[float, Ge(0.001), Lt(1)] = 0.2
-    """Share of the steps between two synchronisation points of all members, called meetings. Each
-    runs up to the meeting, in turns if slots are fewer than members, and continues once all have
-    reached it."""
-    quantile: Annotated[float, Gt(0), Le(0.5)] = 0.25
-    """Share of the members, at least one, that take over a training at a meeting. Each of the last
-    members takes over that of one of as many first members, drawn at random. Members are ordered
-    by constraints, then dominance, then distance to others on their front."""
-    factors: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)] = (0.8, 1.25)
-    """A member that takes over multiplies each value of the other member by one of these, and stays
-    within the domain."""
-    resample: Annotated[float, Ge(0), Le(1)] = 0.25
-    """Probability that the member draws a new value from the domain instead."""
-
-    def list_sync_steps(self, steps: int) -> tuple[int, ...]:
-        """Return the steps at which members with so many steps meet."""
-        count = math.ceil(1 / self.interval - TOLERANCE) - 1
-        meetings = {round(turn * self.interval * steps) for turn in range(1, count + 1)}
-        return tuple(sorted(meetings - {0, steps}))
-
-
 class GrowthSettings(Section):
     """Few trainings that grow together, always the shortest first: `search.plan: auto`."""
 
@@ -175,7 +147,7 @@ class GrowthSettings(Section):
     they are not too short for their evaluations."""
 
 
-SchedulerSettings = FifoSettings | AshaSettings | PbtSettings | GrowthSettings
+SchedulerSettings = FifoSettings | AshaSettings | GrowthSettings
 
 
 class Replicates(Section):
@@ -258,8 +230,8 @@ class Search(Section):
     by more than 1 % and its noise; 0: never stop for that."""
     warm_start: tuple[str, ...] = ()
     """Directories of earlier sweeps over this task and these objectives, such as `runs/code`: the
-    sampler learns from their trials, which are never on this sweep's front. Refused with `random`,
-    `qmc` and a population, which do not learn."""
+    sampler learns from their trials, which are never on this sweep's front. Refused with `random`
+    and `qmc`, which do not learn."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
 

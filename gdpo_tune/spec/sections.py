@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import AfterValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from gdpo_tune.core import registry
 from gdpo_tune.core.settings import Section
 from gdpo_tune.core.text import explain_unknown_name, join_names, show, suggest
 from gdpo_tune.spec.document import KeyPath, Problems, YamlMap, format_path
@@ -31,7 +32,7 @@ MESSAGES = {
     "float_type": ("not a number", "write a number"),
     "finite_number": ("not finite", "write a finite number"),
     "string_type": ("not a piece of text", "write a word, quoted if it looks like a number"),
-    "too_short": ("empty", "write one value or more, such as [0.8, 1.25]"),
+    "too_short": ("empty", "write one value or more in brackets"),
     "string_too_short": ("empty", "write a word, or remove the key"),
     "tuple_type": ("not a list", "write values in brackets"),
     "bool_type": ("not true or false", "write true or false"),
@@ -114,6 +115,8 @@ def _explain(fault: ErrorDetails, path: KeyPath, model: type[Section]) -> tuple[
     kind, context, value = fault["type"], fault.get("ctx", {}), fault["input"]
     key, tag = str(path[-1]) if path else "", str(context.get("discriminator", "")).strip("'")
     if kind == "union_tag_invalid":
+        if context["tag"] in registry.REMOVED_SCHEDULERS:
+            return registry.REMOVED_SCHEDULERS[context["tag"]]
         names = context["expected_tags"].replace("'", "").split(", ")
         return explain_unknown_name(str(path[-2]), context["tag"], names)
     kinds = find_kinds(model, fault["loc"][:-1])

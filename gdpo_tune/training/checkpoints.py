@@ -161,27 +161,6 @@ def create_draft(directory: Path, *, is_writer: bool = True) -> Generator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def adopt_checkpoint(source: Path, directory: Path) -> None:
-    """Make another trial's complete checkpoint the only one from which a trial can resume.
-
-    The trial's own checkpoints are deleted; its directory is created if missing. Where the disk
-    allows it, the copy is hard links to the original, because no checkpoint ever changes.
-
-    Raises:
-        DiskFullError: there is no room for it.
-    """
-    remove_all_but(directory)
-    with _create(directory / source.name) as temporary:
-        for path in sorted(source.rglob("*")):  # a directory comes before its files
-            target = temporary / path.relative_to(source)
-            if path.is_dir():
-                target.mkdir()
-            else:
-                link_or_copy(path, target)
-        for path in (*temporary.rglob("*"), temporary):
-            _sync(path)
-
-
 def keep_newest(directory: Path, steps: Collection[int] = ()) -> None:
     """Delete a running trial's checkpoints but the two newest complete ones and those of `steps`.
 
@@ -205,10 +184,10 @@ def drop_optimizer(path: Path) -> None:
     (path / OPTIMIZER_FILE).unlink()
 
 
-def remove_all_but(directory: Path, *kept: Path | None) -> None:
+def remove_all_but(directory: Path, *kept: Path) -> None:
     """Delete a trial's checkpoints, unfinished ones too, except for `kept`.
 
-    Neither the directory nor a checkpoint (None) has to exist.
+    The directory does not have to exist.
     """
     for path in [*_list_checkpoints(directory), *directory.glob(f"{_UNFINISHED}*")]:
         if path not in kept:

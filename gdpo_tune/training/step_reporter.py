@@ -171,7 +171,7 @@ class StepReporter(TrainerCallback):
             in_a_row = len(list(takewhile(teaches_nothing, reversed(steps))))
             dead = distributed.broadcast_from_first(in_a_row)
             if dead >= min(settings.dead_steps, settings.steps):
-                weights = self.config.get_reward_weights(step - 1)
+                weights = self.config.get_reward_weights()
                 if distributed.is_first():
                     self._keep_examples(weights)
                 raise NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, dead))

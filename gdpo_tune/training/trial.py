@@ -9,16 +9,15 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
 from datasets import Dataset
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 from gdpo_tune.core import task_files
@@ -27,7 +26,7 @@ from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_steps
-from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Params, Report, parse_step
+from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report, parse_step
 from gdpo_tune.policies.load_policy import load_policy, restore_base_files
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import distributed, memory, rollout, vllm_engine
@@ -190,8 +189,7 @@ def sample_policy(
 
 
 def _had_no_gradient(config: TrialConfig) -> bool:
-    # A member of a population has not recorded the steps that it took over.
-    if config.schedule or not (config.train or config.parts):
+    if not (config.train or config.parts):
         return False
     ends = [(p.checkpoint.parent, parse_step(p.checkpoint.name) or 0) for p in config.parts]
     for directory, last in ends or [(config.directory, config.training.steps)]:
@@ -315,53 +313,8 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             rollout_func=rollout.sample_for_trainer if engine == "fast_cpu" else None,
         )
     trainer.remove_callback(PrinterCallback)
-    if config.schedule:
-        trainer.add_callback(MovingParameters(config, cache.task.rewards, trainer))
     if uses_vllm and config.rollout.vllm_mode == "colocate":
         return trainer, vllm_engine.ColocatedEngine(trainer, sleeps=config.rollout.sleep).generate
     if uses_vllm:
         vllm_engine.name_engine_failures(trainer)
     return trainer, rollout.choose_held_out_sampler(config)
-
-
-@dataclass(eq=False)
-class MovingParameters(TrainerCallback):
-    """Callback that sets reward weights and learning rate at the beginning of a step.
-
-    The values come from `TrialConfig.schedule` alone and never from a checkpoint. So a trial is
-    bitwise equal to an uninterrupted one if it resumes from its own checkpoint, or from one of a
-    training that had the same values until then.
-    """
-
-    config: TrialConfig
-    rewards: Sequence[str]
-    """Names in the order of the trainer's weights."""
-    trainer: GDPOTrainer
-    current: Params | None = None
-    """Parameters that were set last; None: those of the trainer's arguments or of a checkpoint."""
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Set the parameters before an optimizer step; the first one of a step samples."""
-        step = state.global_step // self.trainer.updates_per_step
-        params = self.config.get_params_at(step)
-        if params == self.current:
-            return
-        weights = self.config.get_reward_weights(step)
-        self.trainer.reward_weights = torch.tensor(
-            [weights[name] for name in self.rewards], dtype=self.trainer.reward_weights.dtype
-        )
-        # The peak of the learning rate changes; its shape over the steps stays.
-        peak = float(params["learning_rate"])
-        trained: Any = self.trainer  # TRL declares as optional what exists during training
-        scheduler = trained.lr_scheduler
-        # As LambdaLR computes it, so that the same value gives the same bits.
-        rates = [peak * shape(scheduler.last_epoch) for shape in scheduler.lr_lambdas]
-        scheduler.load_state_dict(
-            {**scheduler.state_dict(), "base_lrs": [peak] * len(rates), "_last_lr": list(rates)}
-        )
-        for group, rate in zip(trained.optimizer.param_groups, rates, strict=True):
-            if isinstance(group["lr"], torch.Tensor):  # of an optimizer that torch compiles
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-        self.current = params

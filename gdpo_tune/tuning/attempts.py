@@ -97,8 +97,6 @@ class AttemptConfig:
 
     trial: TrialConfig
     setup: RunSettings
-    stop_steps: Sequence[int] = ()
-    """Steps after which the trial ends whatever the driver says."""
     trial_token: str = ""
     """Distinguishes the trial from another one that had its number."""
 
@@ -163,7 +161,7 @@ class Fatal:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The driver asked the trial to end, or the trial reached one of its `stop_steps`."""
+    """The driver asked the trial to end."""
 
 
 TrialResult = Finished | Failed | Fatal | Interrupted

@@ -43,7 +43,7 @@ class Growth(Scheduler):
         waits = record.state == "paused" and rung.completions == record.paused_at
         return "pause" if waits or rung.completions > record.paused_at else "continue"
 
-    def find_promotable(self, *, alone: bool = False) -> int | None:
+    def find_promotable(self) -> int | None:
         """Return the training to continue; None if no next part fits into the budget."""
         spec, records = self._ledger.spec, self._ledger.get_records()
         if count_started(records) < count_first_trials(spec) - 1:

@@ -75,7 +75,7 @@ class Asha(Scheduler):
             values = read_values(self._ledger.spec, rung)
             self._rungs.replay(record.number, rung.completions, *values)
 
-    def find_promotable(self, *, alone: bool = False) -> int | None:
+    def find_promotable(self) -> int | None:
         """Return the waiting trial to promote next."""
         return self._rungs.find_promotable()
 

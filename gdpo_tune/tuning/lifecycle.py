@@ -23,7 +23,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gdpo_tune.analysis.front import trace_training
 from gdpo_tune.core.errors import (
     DirectoryLostError,
     DiskFullError,
@@ -78,7 +77,6 @@ from gdpo_tune.tuning.plan import (
     explain_stop,
     find_equal_rewards,
 )
-from gdpo_tune.tuning.population import finish_exploits, write_schedule
 from gdpo_tune.tuning.proposals import Proposals, SamplerView, Suggestion, load_earlier_trials
 from gdpo_tune.tuning.retention import list_kept_steps, trim_ended_trial
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
@@ -169,7 +167,7 @@ class Lifecycle:
                 if is_open or self._plan.get_next_trial(idle=True) is not None:
                     return WAIT
             with self._write_guard():
-                record = self._promote() or self._start_trial() or self._promote(alone=True)
+                record = self._promote() or self._start_trial() or self._end_waiting()
         if self.is_stopping:
             return FINISHED
         if record is None:
@@ -186,11 +184,7 @@ class Lifecycle:
             self._emit(TrialStarted(record))
         trial = self._running[name] = self._trials[record.number]
         trial.process = process
-        ends = self._scheduler.ends_at_evaluations
-        stop_steps = self._scheduler.list_evaluation_steps(record) if ends else ()
-        return AttemptConfig(
-            self._build_config(record), self._setup, stop_steps, str(record.started)
-        )
+        return AttemptConfig(self._build_config(record), self._setup, str(record.started))
 
     def on_placed(self, name: str, node: str) -> None:
         """Note the node on which an attempt has begun."""
@@ -355,18 +349,23 @@ class Lifecycle:
             self._give_up(trial, trial.given_up)
         return None
 
-    def _promote(self, *, alone: bool = False) -> TrialRecord | None:
-        scheduler = self._scheduler
-        number = None
-        if scheduler.promotes_beyond_budget or not self._plan.is_budget_spent():
-            number = scheduler.find_promotable(alone=alone)
-        why = None
-        if alone and number is None and not self._is_proposing:
-            number, why = scheduler.find_ending() or (None, None)
-            why = "the budget is spent" if why and self._plan.is_budget_spent() else why
+    def _promote(self) -> TrialRecord | None:
+        """Let a waiting trial continue; None if none may now."""
+        number = None if self._plan.is_budget_spent() else self._scheduler.find_promotable()
         if number is None:
             return None
-        scheduler.promote(number)
+        self._scheduler.promote(number)
+        return self._ledger.resume(number)
+
+    def _end_waiting(self) -> TrialRecord | None:
+        """Let a waiting trial end where it waits, if no other one can go on; None if none does."""
+        ending = None if self._is_proposing else self._scheduler.find_ending()
+        if ending is None:
+            return None
+        number, why = ending
+        if why and self._plan.is_budget_spent():
+            why = "the budget is spent"
+        self._scheduler.promote(number)
         return self._ledger.resume(number, ends=why)
 
     def _start_trial(self) -> TrialRecord | None:
@@ -400,8 +399,6 @@ class Lifecycle:
         """Build the configuration of a trial, with the checkpoints that it keeps or starts from."""
         ledger, spec, records = self._ledger, self._ledger.spec, self._ledger.get_records()
         directory = ledger.get_trial_directory(record.number)
-        if record.role == "member":
-            write_schedule(ledger, record.number)
         if record.parts:
             # a merge has no parameters; any parent's make the same task
             params = records[record.parts[0].trial].params
@@ -412,9 +409,8 @@ class Lifecycle:
             )
             measured = record.rungs[-1] if record.ends_at is not None else None
             return replace(config, train=False, parts=parts, measured=measured)
-        training = trace_training(records, record.number)
         keep_at = list_kept_steps(spec, records, record)
-        config = spec.build_trial_config(training.params, training.seed, directory)
+        config = spec.build_trial_config(record.params, record.seed, directory)
         # a fresh seed trains as long as the first one did
         original = record if record.replicate_of is None else records[record.replicate_of]
         if ends_at := record.ends_at or original.ends_at:
@@ -424,7 +420,6 @@ class Lifecycle:
             train=record.is_training,
             evaluate_at=tuple(sorted({*self._scheduler.list_evaluation_steps(record), *keep_at})),
             keep_at=keep_at,
-            schedule=training.schedule,
         )
 
     def _build_proposals(self) -> Proposals:
@@ -438,7 +433,6 @@ class Lifecycle:
 
     def _restore(self) -> None:
         """Rebuild the scheduler from the ledger and do what is overdue."""
-        finish_exploits(self._ledger)
         for number, rung in self._ledger.get_rungs():
             record = self._ledger.get_record(number)
             if record.parts:

@@ -23,7 +23,7 @@ from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget
-from gdpo_tune.spec import PbtSettings, SweepSpec
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import count_first_trials, list_corners
 from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
@@ -85,14 +85,9 @@ def find_next_trial(
         return planned
     few = len(records) < spec.search.trials  # saves counting
     if few or count_started(records) < spec.search.trials:
-        role = "member" if isinstance(spec.search.scheduler, PbtSettings) else "search"
         point = _find_enqueued_point(spec, records)
         if point is not None:
-            return PlannedTrial(role, "enqueued", _fill_point(spec, point, records))
-        if role == "member":  # together the members cover the space evenly
-            drawn = sum(r.role == "member" and r.proposer == "startup" for r in records)
-            params = spec.space.complete(draw_point(spec, drawn))
-            return PlannedTrial("member", "startup", params)
+            return PlannedTrial("search", "enqueued", _fill_point(spec, point, records))
         if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
             return PlannedTrial("search", "model", None)
         if planned := plan_merge_or_checkpoint(spec, records, at_end=True):
@@ -101,8 +96,6 @@ def find_next_trial(
 
 
 def _plan_replicate(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
-    if any(record.role == "member" and record.is_open for record in records):
-        return None  # the front is unknown until they end
     limits = spec.search.replicates
     replicate = choose_replicate(records, spec.list_objectives(), limits.per_point, limits.max_runs)
     if replicate is None:
@@ -332,7 +325,7 @@ def plan_merge_or_checkpoint(
     is_auto = search.plan == "auto"
     if is_auto and any(record.is_open and record.is_training for record in records):
         return None  # what is merged now would be replaced by merges of longer trainings
-    trained = sum(r.role in ("search", "member") and not r.is_open for r in records)
+    trained = sum(r.role == "search" and not r.is_open for r in records)
     share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
     if counts["checkpoint"] < int(share * search.checkpoints.budget):
         part = choose_checkpoint(records, spec.list_objectives(), spec.meets_constraints)

@@ -12,7 +12,6 @@ from an in-memory study with one entry for each configuration:
     failed          pending for good
     not comparable  left out: what decides results has changed since then
     untrained       left out: its parameters had no effect
-    population      left out, replicates too: the parameters of a member moved while it trained
     out of space    left out (the published baseline may be)
 
 The Gaussian process and TPE keep away from pending points. So they neither propose what runs, nor
@@ -47,8 +46,7 @@ from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.trial_config import Params, ParamValue
-from gdpo_tune.core.trials import Proposer, Rung, TrialRecord
+from gdpo_tune.core.trials import Params, ParamValue, Proposer, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger, compute_violation, convert_to_distribution, create_study
 from gdpo_tune.spec import (
     Choices,
@@ -156,7 +154,6 @@ class SamplerView:
         """Records of this sweep, by point and number."""
         self._states: dict[Point, Mapping[str, Any]] = {}
         self._earlier: dict[Point, list[TrialRecord]] = {}  # trials of earlier sweeps, by point
-        self._population: set[int] = set()  # numbers of the members of a population
         self._has_estimates = False  # True if any trial has estimated values
         self._under_way = count_affordable_trials(spec) <= MAX_WATCHED
         self._startup_count = 0
@@ -258,10 +255,7 @@ class SamplerView:
         if not record.is_training or not record.is_comparable:
             return None, has_moved
         point = self._find_point(record.params)
-        if record.role == "member":
-            self._population.add(record.number)
-        moved = record.number in self._population or record.replicate_of in self._population
-        if moved or point is None:
+        if point is None:
             return None, has_moved
         records = self._records.setdefault(point, {})
         is_new = record.number not in records
@@ -483,9 +477,8 @@ def find_last_rung(record: TrialRecord, *, under_way: bool) -> Rung | None:
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """Load the usable trials of the sweeps of `search.warm_start`, by directory and number.
 
-    A usable trial trained a policy, is complete and has every judged metric. Members of a
-    population and their replicates are left out: their parameters moved while they trained. So are
-    trials before an accepted change of content. An earlier sweep may still run.
+    A usable trial trained a policy, is complete and has every judged metric. Trials before an
+    accepted change of content are left out. An earlier sweep may still run.
 
     Raises:
         SpecError: the file of an earlier sweep is not valid any more.
@@ -495,11 +488,9 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     for directory in map(expand_path, spec.search.warm_start):
         with _open_earlier(directory) as ledger:
             records = ledger.get_records()
-        members = {record.number for record in records if record.role == "member"}
         for record in records:
             trained = record.state == "complete" and record.is_training and record.is_comparable
-            moved = record.number in members or record.replicate_of in members
-            if trained and not moved and record.validation.keys() >= set(spec.required_metrics):
+            if trained and record.validation.keys() >= set(spec.required_metrics):
                 trials.append(record)
     return trials
 

@@ -68,8 +68,8 @@ def list_kept_steps(
 ) -> tuple[int, ...]:
     """Return the steps before the end whose checkpoints a trial keeps while it runs.
 
-    A search trial keeps those at which it is evaluated, a replicate those that a fresh seed of a
-    candidate needs, and a member of a population none.
+    A search trial keeps those at which it is evaluated, and a replicate those that a fresh seed of
+    a candidate needs.
     """
     if record.role == "search":
         return tuple(list_evaluated_steps(spec))

@@ -33,11 +33,6 @@ class Scheduler:
     They leave trials of other roles than `search`, such as baselines and replicates, to their end.
     """
 
-    promotes_beyond_budget = False
-    """True if waiting trials continue after the budget is spent, as running ones do."""
-    ends_at_evaluations = False
-    """True if a trial always ends its process after an evaluation step, and waits."""
-
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
@@ -57,8 +52,8 @@ class Scheduler:
     def replay(self, record: TrialRecord, rung: Rung) -> None:
         """Take in a rung of a trial that has ended, which needs no verdict any more."""
 
-    def find_promotable(self, *, alone: bool = False) -> int | None:
-        """Return the waiting trial that may continue now; `alone`: no other one can be started."""
+    def find_promotable(self) -> int | None:
+        """Return the waiting trial that may continue now."""
         return None
 
     def find_ending(self) -> tuple[int, str] | None:

@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trial_config import ParamValue
+from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec import Choices, SweepSpec, Uniform
 from gdpo_tune.spec.first_trials import list_spanning_weights
 

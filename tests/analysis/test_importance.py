@@ -22,7 +22,6 @@ from gdpo_tune.analysis.importance import (
     ranks_agree,
 )
 from gdpo_tune.analysis.uncertainty import Interval
-from gdpo_tune.core.trials import Exploit
 from gdpo_tune.results.open_sweep import Sweep
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 from tests.support.tuning import load_code_spec
@@ -142,9 +141,6 @@ def test_what_was_not_trained_with_these_parameters_does_not_count():
         build_merge(42, 0.9, 0.9, (3, 60, 0.5), (4, 60, 0.5)),
         build_trial(
             43, 0.9, 0.9, role="published", params={**front.records[0].params, "idle": 2.0}
-        ),
-        build_trial(
-            44, 0.9, 0.9, params=front.records[0].params, lineage=(Exploit(44, 3, 20, {}),)
         ),
     ]
     assert estimate_effects(build_front([*front.records, *others], GOALS), SPACE) == expected

@@ -24,17 +24,16 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
-from gdpo_tune.core.trials import Cost, Exploit, Generation, Measurement, Outcome, Part
+from gdpo_tune.core.trials import Cost, Measurement, Outcome, Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import (
     build_request_from_sweep,
     build_trial_config,
+    list_changed_settings,
     list_decisive_settings,
 )
 from gdpo_tune.spec import load_spec
-from gdpo_tune.spec.model import list_differences
 from gdpo_tune.training.checkpoints import write_checkpoint
 from tests.support.paths import ROOT
 from tests.support.tuning import SPACE, build_outcome, load_code_spec
@@ -354,31 +353,14 @@ def test_a_trial_of_a_sweep_is_trained_again(fake, searched, tmp_path, pick, num
     assert config.directory == tmp_path / f"sweep-{label}-3"
 
 
-def test_a_population_member_is_retrained_with_the_schedule_of_its_lineage(fake, tmp_path):
-    spec = load_code_spec(tmp_path, ["training.steps=60"])
-    with Ledger.open(spec) as ledger:
-        for number in range(3):
-            params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
-            ledger.start(params, "member", "startup", seed=70 + number)
-        for step, taker, donor in ((20, 0, 1), (40, 2, 0)):
-            exploit = Exploit(taker, donor, step, {"reward_weights.format": step / 100})
-            ledger.record_generation(Generation(step, (0, 1, 2), (exploit,)))
-    assert train.main(["--from", f"{spec.directory}:2"]) == 0
-    assert train.main(["--from", f"{spec.directory}:2", "--steps", "6"]) == 0
-    same, shorter = fake.configs
-    assert same.seed == 71
-    assert [same.get_params_at(n)["reward_weights.format"] for n in (0, 20, 40)] == [0.2, 0.2, 0.4]
-    assert [segment.step for segment in shorter.schedule] == [2, 4]
-    assert shorter.params == same.params
-
-
-def test_a_schedule_is_part_of_a_request(fake, searched):
+def test_a_request_of_an_earlier_version_is_known(fake, searched):
     request = build_request_from_sweep(f"{searched.directory}:knee", [])
     config = build_trial_config(request, seed=None, out=Path("o"), threads=None)
-    assert "evaluate_at" not in list_decisive_settings(config)
-    moving = replace(config, schedule=(Segment(2, {"learning_rate": 0.1}),))
-    (difference,) = list_differences(list_decisive_settings(config), list_decisive_settings(moving))
-    assert difference.startswith("schedule = [], not [{step: 2")
+    settings = list_decisive_settings(config)
+    assert not {"evaluate_at", "schedule"} & settings.keys()
+    assert list_changed_settings({**settings, "schedule": []}, settings) == []
+    (difference,) = list_changed_settings({**settings, "schedule": [{"step": 2}]}, settings)
+    assert difference == "schedule = [{step: 2}], not null"
 
 
 def test_a_pick_by_conditions_is_trained_under_its_trial_number(fake, searched, capsys):
@@ -451,27 +433,6 @@ def test_another_course_of_a_checkpoint_is_refused(fake, searched, words, messag
     with pytest.raises(UsageError, match=message):
         train.main(["--from", f"{searched.directory}:1@30", *words])
     assert not fake.configs
-
-
-def test_a_checkpoint_of_a_member_has_the_values_until_its_step(fake, tmp_path):
-    spec = load_code_spec(tmp_path, ["training.steps=60"])
-    with Ledger.open(spec) as ledger:
-        for number in range(2):
-            params = spec.space.complete_baseline({"reward_weights.format": 0.1 * (number + 1)})
-            ledger.start(params, "member", "startup", seed=70 + number)
-        for step in (20, 40):
-            exploit = Exploit(0, 1, step, {"reward_weights.format": step / 100})
-            ledger.record_generation(Generation(step, (0, 1), (exploit,)))
-        for step in (20, 40):
-            ledger.start(params, "checkpoint", "candidate", 8, parts=[Part(0, step, 1.0)])
-    for step in (20, 40):
-        assert train.main(["--from", f"{spec.directory}:0@{step}"]) == 0
-    before, after = fake.configs
-    assert (before.seed, before.schedule) == (70, ())
-    assert after.seed == 71
-    assert [(s.step, dict(s.params)) for s in after.schedule] == [
-        (20, {"reward_weights.format": 0.2})
-    ]
 
 
 @pytest.mark.parametrize("pick", ["merge-5", "5"])

@@ -10,7 +10,6 @@ from ruamel.yaml import YAML
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ExportError
-from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.exporters.library import format_yaml
 from gdpo_tune.exporters.write_export import MERGERS
 from tests.support.export import (
@@ -147,13 +146,6 @@ def test_every_reason_is_given_at_once():
         export_to("nemo-rl", make_recipe(*(f"space.{setting}" for setting in settings)))
     keys = [problem.key for problem in caught.value.problems]
     assert keys == ["normalization", "loss_type", "num_iterations"]
-
-
-@pytest.mark.parametrize("library", MODES)
-def test_values_that_moved_are_refused(library):
-    moved = (Segment(20, {"learning_rate": 1e-4}),)
-    with pytest.raises(ExportError, match="schedule = 1 changes"):
-        export_to(library, make_recipe(schedule=moved))
 
 
 def test_a_parameter_that_the_mode_ignores_is_not_refused():

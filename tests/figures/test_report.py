@@ -12,11 +12,9 @@ from plotly.offline import get_plotlyjs
 from gdpo_tune.analysis.front import build_front, find_parents, summarize_origins
 from gdpo_tune.core.events import Incident
 from gdpo_tune.core.text import format_number, format_percent, get_mode
-from gdpo_tune.core.trials import Cost, Exploit, Rung, TrialRecord
 from gdpo_tune.figures import style, write_front_png, write_report
 from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg
 from gdpo_tune.figures.report_page import build_report
-from gdpo_tune.figures.trial_curves import draw_population
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
@@ -307,31 +305,6 @@ def test_pandas_is_whole_before_plotly_looks_for_it():
         [sys.executable, "-c", HALFWAY], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.stdout == "True\n", done.stderr
-
-
-def test_the_report_shows_how_members_of_a_population_moved(tmp_path):
-    spec = make_spec(tmp_path)
-    plain = make_records(spec, 4)
-    assert page_of(spec, plain).count("div", id="figure-population") == 0
-    members = [moved(record) for record in plain[2:]]
-    page = page_of(spec, [*plain[:2], *members])
-    assert page.count("div", id="figure-population") == 1
-    assert "member (model)" in page.text
-    figure = draw_population(build_front([*plain[:2], *members], spec.list_objectives()))
-    assert [axis.title.text for axis in figure.select_yaxes()] == ["w format", "learning rate"]
-    assert [axis.type for axis in figure.select_yaxes()] == ["linear", "log"]
-    line = figure.data[-1]
-    number = int(line.text[0].split()[1].rstrip(","))
-    assert list(line.x) == [0, 4 + number, 20]
-    assert line.text[1] == f"trial {number} from 2, step {4 + number}: 2e-4"
-
-
-def moved(record: TrialRecord) -> TrialRecord:
-    """A member that took over from trial 2."""
-    step, found = 4 + record.number, {"reward_weights.format": 0.0, "learning_rate": 2e-4}
-    rung = Rung(20, record.validation, Cost(64 * 20))
-    lineage = (Exploit(record.number, 2, step, found),)
-    return replace(record, role="member", rungs=(rung,), lineage=lineage)
 
 
 def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch):

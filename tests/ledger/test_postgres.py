@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from gdpo_tune.core import registry
 from gdpo_tune.core.errors import IdentityError, LedgerHeldError, LedgerUnreachableError, UsageError
 from gdpo_tune.core.events import Incident
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
@@ -267,48 +266,6 @@ def test_a_missing_record_is_refused(spec: SweepSpec):
             Ledger.open(spec, read_only=read_only)
     with Ledger.open(spec, fresh=True) as ledger:
         assert ledger.get_records() == []
-
-
-STEP = 2
-"""The first meeting of the population below: a fifth of its ten steps."""
-
-
-def population_in(directory: Path, spec: SweepSpec) -> SweepSpec:
-    search = "search={trials: 4, scheduler: {type: pbt}}"
-    overrides = (f"ledger={spec.ledger}", "training={steps: 10, checkpoint_every: 3}", search)
-    return spec_in(directory / "population", *overrides)
-
-
-def begin_population(ledger: Ledger, step: int) -> None:
-    """Record four members that wait at their first meeting, the best first, with checkpoints."""
-    for number in range(4):
-        params = {
-            **ledger.spec.space.complete_baseline({}),
-            "learning_rate": 1e-4 * (1 + number / 10),
-        }
-        record = ledger.start(params, "member", "startup", number)
-        measured, cost = values(0.5 - number / 10), Cost(64 * step, 1.0)
-        directory = ledger.get_trial_directory(record.number)
-        directory.mkdir(parents=True)
-        write_checkpoint(directory, step, cost, lambda aside: (aside / "weights").touch(), measured)
-        ledger.record_rung(number, Measurement(step, {}, cost, measured))
-        ledger.pause(number)
-
-
-def test_a_population_goes_on_from_a_database(spec: SweepSpec, tmp_path: Path):
-    spec = population_in(tmp_path, spec)
-    scheduler_class = registry.load(registry.SCHEDULERS["pbt"].target)
-    with Ledger.open(spec) as ledger:
-        begin_population(ledger, STEP)
-        assert scheduler_class(ledger).find_promotable(alone=True) == 0
-        decided = ledger.get_generations()
-        assert [generation.step for generation in decided] == [STEP]
-        assert [len(generation.exploits) for generation in decided] == [1]
-    with Ledger.open(spec) as ledger:
-        scheduler = scheduler_class(ledger)
-        assert ledger.get_generations() == decided
-        assert scheduler.find_promotable() == 0
-        assert ledger.get_record(3).lineage[0].donor == 0
 
 
 def test_another_sweep_of_the_same_name_is_refused(spec: SweepSpec, tmp_path: Path):

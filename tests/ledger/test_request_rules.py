@@ -191,17 +191,3 @@ def test_what_a_spent_budget_would_not_start_is_refused(
     sweep = build_sweep(tmp_path, ["search.budget.completions=1000"])
     with pytest.raises(UsageError, match=r"the budget of 1,000 completions is spent.*: budget"):
         check_request(sweep, ask(action, **arguments))
-
-
-@pytest.mark.parametrize(
-    ("action", "arguments"),
-    [
-        ("add", {"params": {"group_size": 8}}),
-        ("clone", {"trial": 2, "changes": {"group_size": 4}}),
-        ("trials", {"number": 20}),
-    ],
-)
-def test_a_population_keeps_its_members(tmp_path: Path, action: str, arguments: dict[str, Any]):
-    sweep = build_sweep(tmp_path, ["search.scheduler={type: pbt}"])
-    with pytest.raises(UsageError, match="this sweep trains a population"):
-        check_request(sweep, ask(action, **arguments))

@@ -67,14 +67,6 @@ def test_fetch_copies_small_files_and_markers(
     assert (copies / "2" / "steps.jsonl").read_text() == "{}\n{}\n"
 
 
-def test_a_schedule_that_kept_its_size_is_fetched_again(spec: SweepSpec, store: StoreDirectory):
-    for number in (1, 2):
-        store.write("trials/1/schedule.json", b'{"donor": %d}' % number)
-        SweepStore(spec).fetch()
-    copy = spec.directory / "trials" / "1" / "schedule.json"
-    assert copy.read_text() == '{"donor": 2}'
-
-
 def test_checkpoints_that_are_not_kept_are_deleted(
     spec: SweepSpec, store: StoreDirectory, tmp_path: Path
 ):
@@ -89,22 +81,6 @@ def test_checkpoints_that_are_not_kept_are_deleted(
         "trials/11/checkpoint-6/weights",
     }
     assert store.read("trials/1/steps.jsonl") is not None
-
-
-def test_a_member_takes_over_the_newest_whole_checkpoint(
-    spec: SweepSpec, store: StoreDirectory, tmp_path: Path
-):
-    put_trial(store, tmp_path / "trials", 1, 2, 4)
-    put_trial(store, tmp_path / "trials", 2, 8)
-    store.delete(["trials/1/checkpoint-4/weights"])
-    SweepStore(spec).copy_checkpoint(donor=1, member=2)
-    assert store.read("trials/2/checkpoint-2/weights") == b"trial 1"
-    assert {name.split("/")[2] for name in store.list_sizes("trials/2")} == {
-        "checkpoint-2",
-        "steps.jsonl",
-    }
-    SweepStore(spec).copy_checkpoint(donor=3, member=2)  # no checkpoint: the member begins again
-    assert list(store.list_sizes("trials/2")) == ["trials/2/steps.jsonl"]
 
 
 def test_the_whole_earlier_sweep_is_moved_aside(

@@ -4,8 +4,6 @@ import pytest
 
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.trial_config import Segment
-from gdpo_tune.core.trials import Exploit, Generation
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.transfer import FREE, list_fitting_spaces
 from gdpo_tune.spec import load_spec
@@ -188,8 +186,8 @@ def test_an_example_that_does_not_fit_is_no_mistake_of_the_user(sweep):
     assert list_missing(message) == {*NEEDED}
 
 
-def test_points_and_a_population_of_the_file_do_not_matter(tmp_path):
-    more = ["enqueue=[{learning_rate: 1e-4}]", "search.scheduler=", "search.scheduler={type: pbt}"]
+def test_points_and_a_scheduler_of_the_file_do_not_matter(tmp_path):
+    more = ["enqueue=[{learning_rate: 1e-4}]", "search.scheduler=", "search.scheduler={type: asha}"]
     request = transfer(store_sweep(tmp_path, (), more), POLICY, *GIVEN)
     assert request.params["learning_rate"] == 1e-6
 
@@ -198,20 +196,6 @@ def test_a_parameter_with_a_condition_may_be_set(tmp_path):
     condition = "space.beta={choices: [0, 0.01], when: {normalization: [gdpo]}}"
     request = transfer(store_sweep(tmp_path, (), [condition]), POLICY, *GIVEN, "space.beta=0.02")
     assert request.params["beta"] == 0.02
-
-
-def test_the_weights_of_a_member_move_on_and_its_learning_rate_does_not(sweep):
-    values = {"learning_rate": 2e-4, "reward_weights.format": 1.5}
-    exploits = [Exploit(2, 1, 20, values), Exploit(3, 2, 40, {"learning_rate": 3e-4})]
-    with Ledger.open(sweep) as ledger:
-        params = ledger.get_records()[0].params
-        for number in (1, 2, 3):
-            ledger.start(params, "member", "startup", seed=70 + number)
-        for exploit in exploits:
-            ledger.record_generation(Generation(exploit.step, (1, 2, 3), (exploit,)))
-    assert len(transfer(sweep, which="3").schedule) == 2
-    request = transfer(sweep, POLICY, *GIVEN, which="3")
-    assert request.schedule == (Segment(33, {"reward_weights.format": 1.5}),)
 
 
 def test_a_recipe_gives_policy_data_lengths_batch_and_learning_rate(sweep):

@@ -56,7 +56,6 @@ def test_adapters(load):
         ([FIFO, "keep=none"], 0),
         (["keep=all"], 12),  # the newest one of a trial that was stopped early
         (["search.scheduler={type: asha, variant: promote}"], 24),
-        (["search.scheduler={type: pbt}"], 24),
     ],
 )
 def test_trials_without_a_process(load, overrides, ended):

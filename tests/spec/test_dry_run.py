@@ -55,15 +55,6 @@ def test_dry_run_tells_space_prompts_and_budget(load):
     assert any(line.startswith("- space.group_size = 16: 4 prompts a step") for line in lines)
 
 
-def test_dry_run_tells_where_a_population_meets(load):
-    plain = render_dry_run(load())
-    shown = render_dry_run(load("search.scheduler={type: pbt}", "training.steps=60"))
-    assert "# Population: 16 members meet at steps 12, 24, 36, 48\n" in shown
-    assert "Population" not in plain
-    assert "2 x 256 + 512 a trained run" in plain
-    assert "6 x 256 + 512 a trained run" in shown
-
-
 def test_passwords_are_not_shown(load):
     spec = load(
         "tracking.uri=postgresql://me:secret@host/db", "ledger=postgresql://me:secret@host/trials"

@@ -33,7 +33,6 @@ CHOICES = (
         (CHOICES, 2, "tpe", "every parameter is a choice"),
         (("search.trials=100",), 33, "tpe", "33 slots would wait"),
         (("search.sampler=nsga2",), 2, "nsga2", "as requested"),
-        (("search.scheduler={type: pbt}",), 2, "qmc", "members of a population begin spread"),
     ],
 )
 def test_auto_picks_by_what_is_asked_and_says_why(

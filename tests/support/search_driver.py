@@ -38,7 +38,6 @@ class Driver:
         )
         self.searcher.FINISHED = FINISHED
         self.in_flight: dict[str, TrialConfig] = {}
-        self.stop_steps: dict[str, tuple[int, ...]] = {}
         self._count = 0
 
     def ask(self, process: str = "") -> Any:
@@ -49,7 +48,6 @@ class Driver:
             return None if attempt == WAIT else attempt
         self._count += 1
         self.in_flight[trial_id] = attempt.trial
-        self.stop_steps[trial_id] = tuple(attempt.stop_steps)
         return trial_id
 
     def end(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import re
 import shutil
@@ -17,7 +16,6 @@ from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.training import checkpoints
 from gdpo_tune.training.checkpoints import (
     MARKER,
-    adopt_checkpoint,
     find_checkpoint,
     find_newest_checkpoint,
     keep_newest,
@@ -44,34 +42,6 @@ def test_round_trip(tmp_path):
     assert (read.step, read.cost, read.validation) == (20, cost, written.validation)
     assert read.validation == estimates
     assert (written.path / "inner" / "state").read_bytes() == b"s" * 10
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_an_adopted_checkpoint_replaces_all_others(tmp_path, monkeypatch, links):
-    if not links:
-        monkeypatch.setattr(checkpoints.os, "link", refuse_link)
-    donor = write_checkpoint(tmp_path / "donor", 20, Cost(7), fill, {"f": Estimate(1, 0)})
-    write_checkpoint(tmp_path / "member", 20, Cost(9), fill)
-    write_checkpoint(tmp_path / "member", 30, Cost(9), fill)
-    adopt_checkpoint(donor.path, tmp_path / "member")
-    adopted = find_newest_checkpoint(tmp_path / "member")
-    assert adopted == tmp_path / "member" / "checkpoint-20"
-    assert dataclasses.replace(read_checkpoint(adopted), path=donor.path) == donor
-    remove_all_but(tmp_path / "donor", None)
-    assert read_checkpoint(adopted).cost == Cost(7)
-
-
-def refuse_link(*_):
-    raise OSError(errno.EXDEV, "another disk")
-
-
-def test_no_room_for_an_adopted_checkpoint(tmp_path, monkeypatch):
-    donor = write_checkpoint(tmp_path / "donor", 20, Cost(), fill)
-    monkeypatch.setattr(checkpoints.os, "link", refuse_link)
-    monkeypatch.setattr(checkpoints.shutil, "copy2", full)
-    with pytest.raises(DiskFullError, match="checkpoint of step 20"):
-        adopt_checkpoint(donor.path, tmp_path / "member")
-    assert list((tmp_path / "member").iterdir()) == []
 
 
 def full(*_):
@@ -226,9 +196,9 @@ def test_all_checkpoints_can_be_removed(tmp_path):
     write_checkpoint(tmp_path, 20, Cost(), fill)
     (tmp_path / ".unfinished-30").mkdir()
     (tmp_path / "steps.jsonl").touch()
-    remove_all_but(tmp_path, None)
+    remove_all_but(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["steps.jsonl"]
-    remove_all_but(tmp_path / "absent", None)
+    remove_all_but(tmp_path / "absent")
 
 
 def test_modules_that_the_driver_needs_import_no_torch():

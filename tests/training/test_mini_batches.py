@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
-from gdpo_tune.core.trial_config import Segment
 from gdpo_tune.training import fast_cpu, train, trial
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
@@ -166,14 +164,8 @@ def test_a_resumed_trial_in_mini_batches_is_bitwise_equal(policy, tmp_path, toy,
         micro_batch_size=4,
     )
     parameters = {"num_iterations": passes, "beta": 0.01, "settings": parts}
-    moves = (Segment(2, {"learning_rate": 3e-3, "reward_weights.length": 2.0}),)
-
-    def configure(name):
-        config = build_trial_config(policy, tmp_path / name, **parameters)
-        return dataclasses.replace(config, schedule=moves)
-
-    whole, expected = run(configure("whole"))
-    config = configure("cut")
+    whole, expected = run(build_trial_config(policy, tmp_path / "whole", **parameters))
+    config = build_trial_config(policy, tmp_path / "cut", **parameters)
     newest = stop_after(config, stop)
     assert newest.name == f"checkpoint-{stop}"
     torch.rand(3)
@@ -181,13 +173,3 @@ def test_a_resumed_trial_in_mini_batches_is_bitwise_equal(policy, tmp_path, toy,
     assert rest == whole[stop:]
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
     assert have_same_weights(outcome.checkpoint, expected.checkpoint)
-
-
-def test_values_that_move_do_so_at_a_step_and_not_at_an_optimizer_step(policy, tmp_path, toy):
-    parts = settings(mini_batch_size=4)
-    plain, _ = run(build_trial_config(policy, tmp_path / "plain", settings=parts))
-    config = build_trial_config(policy, tmp_path / "moved", settings=parts)
-    moved, _ = run(dataclasses.replace(config, schedule=(Segment(2, {"learning_rate": 1e-3}),)))
-    assert moved[:2] == plain[:2]
-    rates = [metrics["train/learning_rate"] for _, metrics in moved]
-    assert rates == pytest.approx([0.01, 0.01, 1e-3])

@@ -388,17 +388,6 @@ def test_stored_files_are_not_uploaded_again(
     assert sent == ["completions.jsonl"]
 
 
-def test_an_attempt_does_not_overwrite_the_schedule_that_the_driver_stored(
-    tmp_path: Path, store: StoreDirectory
-):
-    fetch_trial(tmp_path / "one")
-    store.write("schedule.json", b"first")
-    upload = fetch_trial(tmp_path / "one")
-    store.write("schedule.json", b"second one")
-    upload()
-    assert store.read("schedule.json") == b"second one"
-
-
 def test_an_incomplete_checkpoint_is_ignored(
     tmp_path: Path, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
 ):

@@ -74,16 +74,19 @@ def test_a_pruned_trial_keeps_one_checkpoint_where_all_are_kept(
         assert list_steps(directory) == left
 
 
-def test_a_member_that_waits_keeps_its_checkpoints(tmp_path: Path):
-    pbt = "search.scheduler={type: pbt, interval: 0.5}"
-    with Ledger.open(load_code_spec(tmp_path, [*QUICK[1:], pbt])) as ledger:
+def test_a_trial_that_waits_keeps_its_checkpoints(tmp_path: Path):
+    promote = "search.scheduler={type: asha, variant: promote}"
+    with Ledger.open(load_code_spec(tmp_path, [*QUICK, promote])) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())
         driver.end(driver.ask())
-        member = driver.ask()
-        driver.report(member, build_measurement(30, correctness=0.5, format=0.5, length=0.5))
-        directory = driver.in_flight[member].directory
-        save(directory, 20, 30)
-        driver.end(member, interrupted=True)
-        assert ledger.get_record(2).state == "paused"
-        assert list_steps(directory) == [20, 30]
+        good, bad = driver.ask(), driver.ask()
+        for trial, value in ((good, 0.9), (bad, 0.1)):
+            driver.report(
+                trial, build_measurement(20, correctness=value, format=value, length=value)
+            )
+        directory = driver.in_flight[bad].directory
+        save(directory, 10, 20)
+        driver.end(bad, interrupted=True)
+        assert ledger.get_record(3).state == "paused"
+        assert list_steps(directory) == [10, 20]

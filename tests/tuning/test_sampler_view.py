@@ -89,26 +89,6 @@ def list_entries(view: SamplerView) -> list[tuple[str, list[float] | None]]:
     return [(t.state.name, t.values) for t in trials if t.state != TrialState.FAIL]
 
 
-def test_members_of_a_population_are_left_out_and_so_are_their_replicates(spec: SweepSpec):
-    params, other = build_point(spec), build_point(spec, learning_rate=2e-4)
-    replicate = replace(
-        build_record(1, params, build_outcome(), "replicate", "replicate"), replicate_of=0
-    )
-    alone = [
-        build_record(2, other, build_outcome()),
-        replace(replicate, number=3, params=other, replicate_of=2),
-    ]
-    records = [build_record(0, params, build_outcome(), "member", "startup"), replicate, *alone]
-    view = SamplerView(spec)
-    view.load((r, {}) for r in records)
-    one = list_entries(view)
-    assert len(one) == 1
-    watching = SamplerView(spec)
-    for r in records:
-        watching.observe(r)
-    assert list_entries(watching) == one
-
-
 def test_merges_and_checkpoints_change_no_proposal(spec: SweepSpec):
     params = build_point(spec)
     trained = build_record(0, params, build_outcome())

@@ -216,7 +216,7 @@ def test_processes_are_recorded_when_ray_starts_one(spec: SweepSpec):
 
 
 def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
-    config = {"trial": spec.build_trial_config({}, 0, spec.directory), "stop_steps": (7,)}
+    config = {"trial": spec.build_trial_config({}, 0, spec.directory), "setup": "any"}
     trial = build_ray_trial(config, "Actor(a)")
     trial._default_result_or_future = "a reference to a remote object"
     assert trial.metric_analysis

@@ -11,7 +11,6 @@ import pytest
 
 from gdpo_tune.core.events import Event, IncidentOccurred, SearchStarted, TrialFinished
 from gdpo_tune.core.trial_files import read_steps
-from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
 from gdpo_tune.training import train
@@ -68,37 +67,15 @@ def test_trials_share_processes_and_a_fault_costs_its_own_trial_alone(tmp_path: 
     assert 5 in died[0].trials
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        pytest.param(
-            "search={sampler: random, scheduler: {type: asha, variant: promote}, trials: 6}",
-            id="asha with merges",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "search={scheduler: {type: pbt, interval: 0.5}, trials: 4}",
-            id="pbt",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_schedulers_merges_and_replicates_decide_as_for_trials_of_their_own(
-    tmp_path: Path, search: str
-):
+@pytest.mark.slow
+def test_a_scheduler_merges_and_replicates_decide_as_for_trials_of_their_own(tmp_path: Path):
+    search = "search={sampler: random, scheduler: {type: asha, variant: promote}, trials: 6}"
     spec = load_small_spec(tmp_path, search, "training.steps=9")
     records = run_sweep(spec, train=TRAIN).records
     assert {record.state for record in records} <= {"complete", "pruned"}
     roles = {record.role for record in records}
-    assert {"untrained", "published", "replicate"} < roles
-    if "asha" in search:
-        assert "merge" in roles
-        assert "pruned" in {record.state for record in records}
-    else:
-        members = [record for record in records if record.role == "member"]
-        assert {record.state for record in members} == {"complete"}
-        with Ledger.open(spec, read_only=True) as ledger:
-            assert any(generation.exploits for generation in ledger.get_generations())
+    assert {"untrained", "published", "replicate", "merge"} < roles
+    assert "pruned" in {record.state for record in records}
 
 
 @pytest.mark.slow

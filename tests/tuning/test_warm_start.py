@@ -110,20 +110,18 @@ def test_only_trained_trials_are_loaded_into_the_sampler(tmp_path: Path, earlier
     assert projection.propose().proposer == "model"  # as if the start-up were over
 
 
-def test_members_candidates_and_their_replicates_are_not_loaded(tmp_path: Path):
-    spec = load_code_spec(tmp_path / "earlier", ["search.scheduler={type: pbt}"])
+def test_candidates_and_their_replicates_are_not_loaded(tmp_path: Path):
+    spec = load_code_spec(tmp_path / "earlier")
     with Ledger.open(spec) as ledger:
         params, part = spec.space.complete_baseline({}), Part(0, 20, 1.0)
         ledger.start(params, "published", "baseline", seed=0)
-        ledger.start(params, "member", "startup", seed=1)
-        ledger.start(params, "replicate", "replicate", seed=2, replicate_of=1)
-        ledger.start(params, "replicate", "replicate", seed=3, replicate_of=0)
-        ledger.start(params, "checkpoint", "candidate", seed=4, parts=[part])
-        ledger.start({}, "merge", "candidate", seed=5, parts=[part, Part(0, 60, 0.5)])
-        ledger.start(params, "replicate", "candidate", 6, 4, parts=[part])
-        for number in range(7):
+        ledger.start(params, "replicate", "replicate", seed=1, replicate_of=0)
+        ledger.start(params, "checkpoint", "candidate", seed=2, parts=[part])
+        ledger.start({}, "merge", "candidate", seed=3, parts=[part, Part(0, 60, 0.5)])
+        ledger.start(params, "replicate", "candidate", 4, 2, parts=[part])
+        for number in range(5):
             ledger.complete(number, build_trade_off(params))
-    assert [r.number for r in load_earlier_trials(load_warm_spec(tmp_path, spec))] == [0, 3]
+    assert [r.number for r in load_earlier_trials(load_warm_spec(tmp_path, spec))] == [0, 1]
 
 
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
@@ -186,7 +184,6 @@ def list_study_values(projection: SamplerView) -> list[list[float]]:
     return [trial.values for trial in projection.study.trials if trial.state.name == "COMPLETE"]
 
 
-POPULATION = "the members of a population begin spread over the space"
 OPPOSITE = "objectives.length={direction: minimize, reference: 1}"
 MEAN_LENGTH = "objectives.mean_length={direction: minimize, reference: 64}"
 
@@ -196,7 +193,6 @@ MEAN_LENGTH = "objectives.mean_length={direction: minimize, reference: 64}"
     [
         ("search.sampler=random", "random learns from no trial", ""),
         ("search.sampler=qmc", "qmc learns from no trial", ""),
-        ("search.scheduler={type: pbt}", POPULATION, ""),
         (MEAN_LENGTH, "without mean_length", "[0]"),
         (OPPOSITE, "length had the opposite", "[0]"),
         ("task=twin", "its task is code, not twin", "[0]"),

@@ -44,7 +44,6 @@ from gdpo_tune.core.system import (
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import (
     MARKER,
-    SCHEDULE_FILE,
     TRIALS,
     find_checkpoint_name,
     is_kept,
@@ -258,7 +257,6 @@ class Reporter:
         """Called with each new checkpoint, before the driver hears of it."""
         self._number = attempt.number
         self._last = trial.training.steps
-        self._stop_steps = attempt.stop_steps
         self._stop_flag = open_stop_flag(self._setup.spec_file.parent, self._setup.address)
         self._sent = float("-inf")
         self._held: list[Measurement] = []  # to go with the next result
@@ -267,8 +265,8 @@ class Reporter:
         """Pass a measurement on if it is due.
 
         Raises:
-            SystemExit: the sweep was interrupted, the scheduler stopped the trial, or it was to end
-                at this step; callers free their resources in `finally`.
+            SystemExit: the sweep was interrupted, or the scheduler stopped the trial; callers free
+                their resources in `finally`.
             AttemptError: the directory is away; what the trial has just written is lost.
         """
         if not has_directory(self._setup):
@@ -281,8 +279,7 @@ class Reporter:
         elif due and not stop:
             earlier, self._held = tuple(self._held), []
             self.send(wrap_for_ray(TrialUpdate(measurement, earlier)))
-            ends = measurement.step in self._stop_steps
-            stop = ends or (measurement.has_validation and self.is_halted())
+            stop = measurement.has_validation and self.is_halted()
         if stop:
             self.stopped = True
             raise SystemExit
@@ -388,17 +385,13 @@ def download_parts(
 
 
 def upload_trial(files: StoreDirectory, directory: Path, keep_at: Collection[int] = ()) -> None:
-    """Send a trial's new files, and drop all checkpoints but the newest and those at `keep_at`.
-
-    The driver stores the schedule of a population's member; a copy here may be an older one.
-    """
+    """Send a trial's new files, and drop all checkpoints but the newest and those at `keep_at`."""
     sizes = files.list_sizes()
     paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
     local = {name: path for name, path in paths.items() if path.is_file() and name[0] != "."}
     checkpoints = sort_checkpoints(filter(is_marker, {*sizes, *local}))
     kept = [None, *checkpoints[:KEPT], *(c for c in checkpoints if parse_step(c) in keep_at)]
-    changed = (name for name, path in local.items() if may_differ(path, sizes.get(name)))
-    new = [name for name in changed if name != SCHEDULE_FILE]
+    new = [name for name, path in local.items() if may_differ(path, sizes.get(name))]
     files.upload({name: local[name] for name in new if find_checkpoint_name(name) in kept})
     files.delete(
         name
