@@ -153,6 +153,8 @@ PROMPTS_LEFT_OUT = "prompts_left_out."
 
 UNCHANGED = "unchanged"
 """Key of `Outcome.environment` for a training in which every gradient was 0."""
+UNSHARED = "unshared_prompts"
+"""Key of `Outcome.environment`: why each prompt was computed with every of its completions."""
 
 Report = Callable[[Measurement, Path | None], None]
 """Callback of `train()`: a measurement, and the checkpoint's directory if one was just written."""

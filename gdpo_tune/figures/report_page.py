@@ -67,6 +67,7 @@ from gdpo_tune.results.wording import (
     capitalize_warning,
     describe_content,
     describe_left_out_prompts,
+    describe_unshared_prompts,
     describe_states,
     describe_work,
     list_incidents,
@@ -214,6 +215,7 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
         ),
         "changes": describe_content(front.records),
         "prompts too long, left out": describe_left_out_prompts(front.records),
+        "prompts computed with each completion": describe_unshared_prompts(front.records),
     }
 
 

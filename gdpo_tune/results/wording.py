@@ -34,6 +34,7 @@ from gdpo_tune.core.trial_files import (
 from gdpo_tune.core.trials import (
     MERGE_PREFIX,
     PROMPTS_LEFT_OUT,
+    UNSHARED,
     ParamValue,
     TrialRecord,
     format_parts,
@@ -120,6 +121,12 @@ def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
         if key.startswith(PROMPTS_LEFT_OUT)
     }
     return ", ".join(f"{split} {count}" for split, count in counts.items())
+
+
+def describe_unshared_prompts(records: Sequence[TrialRecord]) -> str:
+    """Return why trainings computed a prompt with each of its completions; empty if none did."""
+    counts = Counter(record.environment.get(UNSHARED, "") for record in records)
+    return "; ".join(f"{count} x {reason}" for reason, count in counts.items() if reason)
 
 
 def describe_content(records: Sequence[TrialRecord]) -> str:

@@ -21,7 +21,9 @@ from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gdpo_tune.training import fast_cpu
+from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.training.fast_cpu import FIXED_ROPE
+from gdpo_tune.training.shared_prompts import compute_log_probs, enable, find_obstacle
 
 # TRL would warn in every trainer that `rollout_func` is experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -48,6 +50,27 @@ class MicroBatchTrainer(GRPOTrainer):
     rounding, for every loss type. Samples and random state are the same.
     """
 
+    def __init__(self, *arguments: Any, shared_prompts: str = "auto", **keywords: Any) -> None:
+        """Build TRL's trainer; `shared_prompts` is the setting of `ModelSettings`.
+
+        Raises:
+            PolicyError: prompts are to be shared, and the policy does not allow it.
+        """
+        super().__init__(*arguments, **keywords)
+        model: Any = self.model
+        policy = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.unshared = find_obstacle(policy) if shared_prompts != "off" else "it was turned off"
+        """Why each prompt is computed with every of its completions; empty: it is computed once."""
+        if self.unshared and shared_prompts == "on":
+            raise PolicyError(
+                f"model.shared_prompts = on, and the policy does not allow it: {self.unshared}; use "
+                "auto, which computes a prompt with each of its completions there"
+            )
+        if not self.unshared and not self._can_pack(model):
+            for network in (policy, self.ref_model):
+                if network is not None:
+                    enable(network)
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._is_divided():
@@ -69,7 +92,7 @@ class MicroBatchTrainer(GRPOTrainer):
     def _order_completions(self, prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
         """Order completions, [n], for micro-batches; those of one prompt are adjacent."""
         lengths = prompt_mask.sum(dim=1).tolist(), completion_mask.sum(dim=1).tolist()
-        if self._can_pack(self.model):
+        if not self.unshared or self._can_pack(self.model):
             group_size: Any = self.num_generations
             order = order_by_group(*lengths, group_size)
         else:
@@ -119,13 +142,17 @@ class MicroBatchTrainer(GRPOTrainer):
     def _compute_log_probs(
         self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any
     ) -> LogProbs:
-        if not self._can_pack(model):
-            if needs_positions(self.accelerator.unwrap_model(model)):
-                # Without them, the first token of a padded prompt would not be at position 0.
-                positions = (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
-                model = functools.partial(model, position_ids=positions)
-            return super()._get_per_token_logps_and_entropies(model, ids, mask, width, **more)
-        return *fast_cpu.compute_log_probs(model, ids, mask, width, self.temperature), None
+        if self._can_pack(model):
+            return *fast_cpu.compute_log_probs(model, ids, mask, width, self.temperature), None
+        if not self.unshared:
+            forward = {"output_router_logits": True} if more.get("compute_aux_loss") else {}
+            with self.accelerator.autocast():
+                return compute_log_probs(model, ids, mask, width, **forward)
+        if needs_positions(self.accelerator.unwrap_model(model)):
+            # Without them, the first token of a padded prompt would not be at position 0.
+            positions = (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
+            model = functools.partial(model, position_ids=positions)
+        return super()._get_per_token_logps_and_entropies(model, ids, mask, width, **more)
 
     def _can_pack(self, model: Any) -> bool:
         # Several processes, and another precision, need the forward pass of accelerate's wrapper.

@@ -26,7 +26,15 @@ from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_steps
-from gdpo_tune.core.trials import UNCHANGED, Cost, Measurement, Outcome, Report, parse_step
+from gdpo_tune.core.trials import (
+    UNCHANGED,
+    UNSHARED,
+    Cost,
+    Measurement,
+    Outcome,
+    Report,
+    parse_step,
+)
 from gdpo_tune.policies.load_policy import load_policy, restore_base_files
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import distributed, memory, rollout, vllm_engine
@@ -125,13 +133,14 @@ def run_prepared_trial(
     if start is not None and start.validation:
         # An earlier process may have been killed before its report arrived.
         report(Measurement(start.step, {}, start.cost, start.validation), start.path)
+    unshared = ""
     if config.train and (start is None or start.step < steps):
         trainer, sampler = build_trainer(config, cache)
         evaluator = Evaluator(config, cache, sampler)
         reporter = StepReporter(config, trainer, evaluator, clock, report)
         trainer.add_callback(reporter)
         trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
-        model, validation = trainer.policy, reporter.validation
+        model, validation, unshared = trainer.policy, reporter.validation, trainer.unshared
         checkpoint = reporter.checkpoint
     elif config.parts and start is None:
         PROCESS_ENGINES.close()  # its memory serves the evaluation
@@ -147,14 +156,16 @@ def run_prepared_trial(
             cache.load_split("validation")  # counts the prompts that are left out
             validation = start.validation
         checkpoint = None if start is None else start.path
-    unchanged = {UNCHANGED: "every gradient was 0"} if _had_no_gradient(config) else {}
+    notes = {UNCHANGED: "every gradient was 0"} if _had_no_gradient(config) else {}
+    if unshared and config.model.shared_prompts == "auto":
+        notes[UNSHARED] = unshared
     return Outcome(
         validation=validation,
         test=evaluator.evaluate_test(model, steps) if with_test else {},
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
         # after the evaluations, which load prompts
-        environment={**cache.environment, **unchanged},
+        environment={**cache.environment, **notes},
     )
 
 
@@ -310,6 +321,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             encode=cache.encode_prompts,
             begin_scoring=build_early_scoring(cache.task, problems),
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
+            shared_prompts=config.model.shared_prompts,
             rollout_func=rollout.sample_for_trainer if engine == "fast_cpu" else None,
         )
     trainer.remove_callback(PrinterCallback)

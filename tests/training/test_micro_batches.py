@@ -120,10 +120,13 @@ def test_micro_batches_are_filled_in_the_order_of_places():
 
 
 @contextmanager
-def pack_or_pad(padded: bool):
+def compute(way: str):
+    """Let a small policy be computed `packed`, as it is, with `shared` prompts, or `padded`."""
     with pytest.MonkeyPatch.context() as patch:
-        if padded:
+        if way != "packed":
             patch.setattr(fast_cpu, "can_pack", lambda _: False)
+        if way == "padded":
+            patch.setattr(micro_batches, "find_obstacle", lambda _: "a test")
         yield
 
 
@@ -132,10 +135,10 @@ def whole(policy, tmp_path_factory):
     """Run the step at once, each setting only the first time."""
     results = {}
 
-    def run_once(padded, **changes):
-        key = (padded, *changes.items())
+    def run_once(way, **changes):
+        key = (way, *changes.items())
         if key not in results:
-            with pack_or_pad(padded):
+            with compute(way):
                 results[key] = run_two_steps(
                     policy, tmp_path_factory.mktemp("whole"), ROWS, **changes
                 )
@@ -146,19 +149,28 @@ def whole(policy, tmp_path_factory):
 
 EVERY_STEP = list(itertools.product(LOSS_TYPES, (0.0, 0.5), (1, 2)))
 STEPS = [
-    *((*step, False) for step in EVERY_STEP),
-    *((*step, True) for step in EVERY_STEP if step[0] == "dapo" or step[1:] == (0.5, 2)),
+    *((*step, "packed") for step in EVERY_STEP),
+    *(
+        (*step, way)
+        for way in ("shared", "padded")
+        for step in EVERY_STEP
+        if step[0] == "dapo" or step[1:] == (0.5, 2)
+    ),
 ]
-QUICK = [*((loss_type, 0.5, 2, False) for loss_type in LOSS_TYPES), ("dapo", 0.0, 1, True)]
+QUICK = [
+    *((loss_type, 0.5, 2, "packed") for loss_type in LOSS_TYPES),
+    *((loss_type, 0.5, 2, "shared") for loss_type in LOSS_TYPES),
+    ("dapo", 0.0, 1, "padded"),
+]
 
 
-@pytest.mark.parametrize(("loss_type", "beta", "passes", "padded"), mark_slow_cases(STEPS, QUICK))
+@pytest.mark.parametrize(("loss_type", "beta", "passes", "way"), mark_slow_cases(STEPS, QUICK))
 def test_a_step_in_micro_batches_equals_the_step_at_once(
-    policy, tmp_path, whole, loss_type, beta, passes, padded
+    policy, tmp_path, whole, loss_type, beta, passes, way
 ):
     changes = {"loss_type": loss_type, "beta": beta, "num_iterations": passes, "learning_rate": 0.3}
-    expected = whole(padded, **changes)
-    with pack_or_pad(padded):
+    expected = whole(way, **changes)
+    with compute(way):
         run = run_two_steps(policy, tmp_path, 4, **changes)
     assert len(run.kept.gradients) == len(run.kept.logs) == 2 * passes
     assert_same_steps(run, expected, rel=1e-5)
@@ -168,11 +180,13 @@ def test_a_step_in_micro_batches_equals_the_step_at_once(
                 assert ours[name] == theirs[name]
 
 
-@pytest.mark.parametrize(("size", "padded"), [(1, True), (2, False), (8, True), (8, False)])
-def test_every_size_gives_the_same_gradients(policy, tmp_path, whole, size, padded):
-    with pack_or_pad(padded):
+@pytest.mark.parametrize(
+    ("size", "way"), [(1, "padded"), (2, "packed"), (8, "packed"), (1, "shared"), (8, "shared")]
+)
+def test_every_size_and_way_gives_the_same_gradients(policy, tmp_path, whole, size, way):
+    with compute(way):
         run = run_two_steps(policy, tmp_path, size, beta=0.5)
-    assert_same_steps(run, whole(padded, beta=0.5), rel=1e-5)
+    assert_same_steps(run, whole("padded", beta=0.5), rel=1e-5)
 
 
 def test_padding_is_cut_to_the_longest_of_each_micro_batch(policy, tmp_path, monkeypatch):
@@ -184,7 +198,7 @@ def test_padding_is_cut_to_the_longest_of_each_micro_batch(policy, tmp_path, mon
 
     inner = GDPOTrainer._compute_log_probs
     monkeypatch.setattr(GDPOTrainer, "_compute_log_probs", seen)
-    with pack_or_pad(True):
+    with compute("padded"):
         sampled = run_two_steps(policy, tmp_path, 4, beta=0.5, num_iterations=2).sampled
     assert len(shapes) == 2 * 4 * 4, "old, reference and two passes over both steps"
     assert all(rows == 4 and width == used for (rows, width), used in shapes)

@@ -13,8 +13,16 @@ import torch
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
+from gdpo_tune.core.trials import UNSHARED
 from gdpo_tune.policies import load_policy as loading
-from gdpo_tune.training import fast_cpu, micro_batches, self_check, train, trial
+from gdpo_tune.training import (
+    fast_cpu,
+    micro_batches,
+    self_check,
+    shared_prompts,
+    train,
+    trial,
+)
 from tests.support.training import (
     SETTINGS,
     build_trial_config,
@@ -79,8 +87,9 @@ def test_it_finds_positions_that_count_padding(llama_policy, tmp_path, monkeypat
     # Source: trl#469, trl#6800; the mend is `needs_positions`.
     policy = write_gpt2(tmp_path / "policy")
     monkeypatch.setattr(micro_batches, "needs_positions", lambda model: False)
+    padded = ModelSettings(shared_prompts="off")
     with pytest.raises(TrialFailure, match=r"the trainer and a plain forward pass .* positions"):
-        run(policy, tmp_path / "trial")
+        run(policy, tmp_path / "trial", model=padded)
 
 
 def test_it_finds_a_fast_sampler_that_computes_another_policy(llama_policy, tmp_path, monkeypatch):
@@ -145,3 +154,22 @@ def test_a_vllm_that_samples_with_other_weights_is_found(llama_policy, tmp_path,
     monkeypatch.setattr(trial, "check_first_batch", add_log_probs)
     with pytest.raises(TrialFailure, match=r"the engine and a plain .* processed_logprobs"):
         run(llama_policy, tmp_path / "trial")
+
+
+def test_a_trainer_that_shares_prompts_wrongly_goes_on_with_padded_batches(tmp_path, monkeypatch):
+    """As under an architecture whose attention asks for something that nobody knew of."""
+    policy = write_gpt2(tmp_path / "policy")
+    monkeypatch.setattr(shared_prompts, "_build_mask", forget_prompt)
+    config = build_trial_config(policy, tmp_path / "trial", settings=ONE_STEP)
+    outcome = train(config, resume=None, report=lambda *_: None)
+    assert "its first batch differed by" in outcome.environment[UNSHARED]
+    padded = dataclasses.replace(
+        config, directory=tmp_path / "padded", model=ModelSettings(shared_prompts="off")
+    )
+    expected = train(padded, resume=None, report=lambda *_: None)
+    assert UNSHARED not in expected.environment, "it was wanted"
+    assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
+
+
+def forget_prompt(before, count, window, device):
+    return torch.ones(count, before + count, dtype=torch.bool).tril(before).triu(before)

@@ -1,0 +1,208 @@
+"""Each prompt once: the same numbers as the padded batch, for many architectures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.training.lora import build_adapter_config
+from gdpo_tune.training.shared_prompts import build_row, compute_log_probs, enable, find_obstacle
+from gdpo_tune.training.trainer import GDPOTrainer
+from tests.support.training import build_plain_trainer, mark_slow_cases, write_gpt2
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOW = {"sliding_window": 8}
+"""Shorter than a prompt, and shorter than a prompt with its completion."""
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": None},
+    "mistral window": WINDOW,
+    "qwen2 window": {**WINDOW, "use_sliding_window": True, "max_window_layers": 0},
+    "gemma3_text": {},
+    "gemma3_text window": WINDOW,
+    "cohere2 window": WINDOW,
+    "phi3": {},
+    "olmo2": {},
+    "granite": {"logits_scaling": 3.0},
+    "smollm3": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "glm4": {},
+    "cohere": {},
+    "starcoder2": {},
+    "gpt_neox": {},
+    "gpt2": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    },
+}
+PROMPTS, COMPLETIONS = (13, 20), (5, 14, 9, 1)
+TEMPERATURE = 0.8
+
+
+def build_model(kind: str, **changes: Any) -> Any:
+    """Build a random model of a kind, with TRL's head."""
+    name, _, _ = kind.partition(" ")
+    settings = {**SIZES, **KINDS.get(kind, {}), **changes}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings)).float()
+    add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
+    return model.train()
+
+
+def draw_batch() -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Draw padded completions of two prompts, and the width of the completions."""
+    generator = torch.Generator().manual_seed(1)
+    left, right = max(PROMPTS), max(COMPLETIONS)
+    rows = []
+    for count in PROMPTS:
+        prompt = torch.randint(3, 99, (count,), generator=generator)
+        for length in COMPLETIONS:
+            row = torch.zeros(left + right, dtype=torch.long)
+            row[left - count : left] = prompt
+            row[left : left + length] = torch.randint(3, 99, (length,), generator=generator)
+            rows.append(row)
+    ids = torch.stack(rows)
+    return ids, (ids != 0).long(), right
+
+
+def compute_padded(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int) -> Any:
+    """Compute as TRL does, with positions that begin at the first token of a prompt."""
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :-width] = -100
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        labels=labels,
+        fused_lm_head=True,
+    )
+    return output.log_probs[:, -width:], output.entropy[:, -width:]
+
+
+def measure(model: Any, function: Any) -> list[torch.Tensor]:
+    """Compute log-probabilities, entropies, and the gradients of a loss that weighs both."""
+    model.zero_grad()
+    log_probs, entropies = function(model, *draw_batch())[:2]
+    weights = torch.linspace(-1, 1, log_probs.numel()).view_as(log_probs)
+    (weights * (log_probs + 0.1 * entropies)).sum().backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return [log_probs.detach(), entropies.detach(), torch.cat(gradients)]
+
+
+def assert_equal(model: Any) -> None:
+    expected = measure(model, compute_padded)
+    enable(model.get_base_model() if hasattr(model, "peft_config") else model)
+    found = measure(model, compute_log_probs)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.norm() > 1e-3
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+    again = measure(model, compute_padded)
+    assert all(map(torch.equal, again, expected)), "nothing else has changed"
+
+
+QUICK = ("llama", "qwen3", "mistral window", "gemma3_text window", "qwen3_moe", "gpt2")
+
+
+@pytest.mark.parametrize(
+    ("kind",), mark_slow_cases([(kind,) for kind in KINDS], [(kind,) for kind in QUICK])
+)
+def test_shared_prompts_give_the_numbers_of_the_padded_batch(kind):
+    model = build_model(kind)
+    assert find_obstacle(model) == ""
+    assert_equal(model)
+
+
+def test_a_window_is_seen():
+    """Without it the numbers differ, so the comparison above can fail."""
+    wide, narrow = (build_model("mistral", sliding_window=size) for size in (None, 8))
+    narrow.load_state_dict(wide.state_dict())
+    for model in (wide, narrow):
+        enable(model)
+    batch = draw_batch()
+    ours, theirs = (compute_log_probs(model, *batch)[0] for model in (wide, narrow))
+    assert (ours - theirs).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_recomputation_and_adapters_change_nothing(adapter):
+    model = build_model("llama")
+    if adapter:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(
+            model, build_adapter_config(model, ModelSettings(lora_rank=2), "")
+        )
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1)
+        model.enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_equal(model)
+
+
+def test_a_row_has_each_prompt_once_and_no_padding():
+    ids, mask, width = draw_batch()
+    row = build_row(ids, mask, width)
+    assert row.tokens.shape[1] == sum(PROMPTS) + 2 * sum(COMPLETIONS)
+    assert len(row.groups) == 2
+    assert row.targets.shape[1] == 2 * sum(COMPLETIONS)
+    flat = ids[:, -width:].reshape(-1)
+    assert torch.equal(flat[row.slots], row.targets[0])
+
+
+def test_an_empty_completion_is_0():
+    ids, mask, width = draw_batch()
+    ids[0, -width:] = mask[0, -width:] = 0
+    model = build_model("llama")
+    enable(model)
+    log_probs, _, _ = compute_log_probs(model, ids, mask, width)
+    assert not log_probs[0].any()
+    assert torch.isfinite(log_probs).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("gemma2", {}, "soft cap"),
+        ("gpt_oss", {"num_local_experts": 4}, "eager"),
+        ("bloom", {"n_head": 4, "n_layer": 2}, "cannot be replaced"),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}, "conv"),
+    ],
+)
+def test_what_the_attention_does_not_compute_is_refused(kind, changes, reason):
+    settings = {**SIZES, **changes}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+    assert reason in find_obstacle(model)
+
+
+def test_a_policy_that_cannot_share_is_padded_or_refused(tmp_path, monkeypatch):
+    policy = write_gpt2(tmp_path / "policy")
+    build = {"cls": GDPOTrainer, "normalization": "gdpo"}
+    assert build_plain_trainer(policy, tmp_path, **build).unshared == ""
+    monkeypatch.setattr(
+        "gdpo_tune.training.micro_batches.find_obstacle", lambda model: "it is recurrent"
+    )
+    assert build_plain_trainer(policy, tmp_path, **build).unshared == "it is recurrent"
