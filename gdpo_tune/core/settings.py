@@ -203,9 +203,9 @@ class ModelSettings(Section):
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations to save memory; `auto` is on for a GPU."""
     shared_prompts: Annotated[Literal["auto", "on", "off"], INDIFFERENT] = "auto"
-    """Compute each prompt once for all of its completions, which gives the same numbers up to
-    rounding in a fraction of the time and memory. `auto` does so where the policy's architecture
-    allows it and the first batch of a trial agrees; `on` refuses a policy that does not allow it."""
+    """Compute each prompt once for all of its completions: the same numbers up to rounding, in a
+    fraction of the time and memory. `auto` does so where the policy's architecture allows it and
+    the first batch of a trial agrees; `on` refuses a policy that does not allow it."""
     dropout: bool = False
     """Train with the dropout that the policy's own configuration asks for. `false` turns it off:
     with it, log-probabilities are random, so a policy differs from itself."""

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from gdpo_tune.training import fast_cpu
 from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.training import fast_cpu
 from gdpo_tune.training.fast_cpu import FIXED_ROPE
 from gdpo_tune.training.shared_prompts import compute_log_probs, enable, find_obstacle
 
@@ -63,8 +63,8 @@ class MicroBatchTrainer(GRPOTrainer):
         """Why each prompt is computed with every of its completions; empty: it is computed once."""
         if self.unshared and shared_prompts == "on":
             raise PolicyError(
-                f"model.shared_prompts = on, and the policy does not allow it: {self.unshared}; use "
-                "auto, which computes a prompt with each of its completions there"
+                f"model.shared_prompts = on, and the policy does not allow it: {self.unshared}; "
+                "use auto, which computes a prompt with each of its completions there"
             )
         if not self.unshared and not self._can_pack(model):
             for network in (policy, self.ref_model):

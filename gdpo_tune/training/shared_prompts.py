@@ -21,7 +21,7 @@ n of them predict a token; H heads, D their size; a group has g completions, the
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass

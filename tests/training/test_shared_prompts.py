@@ -9,12 +9,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.shared_prompts import build_row, compute_log_probs, enable, find_obstacle
 from gdpo_tune.training.trainer import GDPOTrainer
-from tests.support.training import build_plain_trainer, mark_slow_cases, write_gpt2
+from tests.support.training import build_plain_trainer, write_gpt2
 
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
@@ -128,7 +127,7 @@ QUICK = ("llama", "qwen3", "mistral window", "gemma3_text window", "qwen3_moe", 
 
 
 @pytest.mark.parametrize(
-    ("kind",), mark_slow_cases([(kind,) for kind in KINDS], [(kind,) for kind in QUICK])
+    "kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
 )
 def test_shared_prompts_give_the_numbers_of_the_padded_batch(kind):
     model = build_model(kind)
