@@ -180,7 +180,7 @@ def sample(
     live = torch.arange(len(rows))
     ends, ended = torch.tensor(end_tokens), torch.zeros(len(rows), dtype=torch.bool)
     for step in range(max_new_tokens):
-        drawn = _draw(llama.compute_logits(hidden), temperature, generator)
+        drawn = draw_tokens(llama.compute_logits(hidden), temperature, generator)
         tokens[live, step] = drawn
         ended |= torch.isin(drawn, ends)
         finished = int(ended.sum())
@@ -245,12 +245,14 @@ def _read_prompts(
     return llama.forward(tokens, (cos[position], sin[position]), cache)
 
 
-def _draw(logits: Tensor, temperature: float | None, generator: torch.Generator | None) -> Tensor:
-    """Draw one token per row, [rows], by inverse transform: much faster than `multinomial`."""
+def draw_tokens(
+    logits: Tensor, temperature: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """Draw one token per row of logits, [rows], by inverse transform: faster than `multinomial`."""
     if temperature is None:
         return logits.argmax(dim=-1)
     mass = torch.softmax(logits / temperature, dim=-1).cumsum(dim=-1)
-    threshold = torch.rand(len(mass), 1, generator=generator) * mass[:, -1:]
+    threshold = torch.rand(len(mass), 1, generator=generator).to(mass.device) * mass[:, -1:]
     # right=True, because otherwise a draw of exactly 0 could take a token of probability 0.
     drawn = torch.searchsorted(mass, threshold, right=True)[:, 0]
     return drawn.clamp(max=mass.shape[1] - 1)

@@ -1,9 +1,11 @@
 """Sampling of completions: the interface of every engine, and the choice among them.
 
-TRL itself drives vLLM and Transformers, and gets the fast CPU sampler as its `rollout_func`.
-Held-out completions come from vLLM where it runs in this process, else from `generate`.
+TRL itself drives vLLM. Without it, `generate` samples, in training as its `rollout_func`: small
+policies by the fast CPU sampler, other decoders from a cache that holds each distinct prompt once,
+and the rest by Transformers.
 
-Shapes: B completions.
+Shapes: B completions of U distinct prompts, W positions of the longest prompt, E entries of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from gdpo_tune.core.engines import (
     EngineName,
@@ -26,7 +28,15 @@ from gdpo_tune.core.engines import (
 )
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training.distributed import gather_weights
-from gdpo_tune.training.fast_cpu import cut_after_end, is_small_llama, pad_left, sample
+from gdpo_tune.training.fast_cpu import (
+    cut_after_end,
+    draw_tokens,
+    is_small_llama,
+    pad_left,
+    sample,
+)
+from gdpo_tune.training.micro_batches import takes_argument
+from gdpo_tune.training.shared_prompts import LAYERS
 from gdpo_tune.training.trl_arguments import uses_bfloat16
 
 
@@ -94,15 +104,19 @@ def choose_held_out_sampler(config: TrialConfig) -> Generate:
 
 
 def sample_for_trainer(prompts: list[str], trainer: Any) -> dict[str, Any]:
-    """Sample a step's completions with the fast CPU sampler, as TRL's `rollout_func`.
+    """Sample a step's completions without vLLM, as TRL's `rollout_func`.
 
-    It draws from the global generator, which TRL seeds and checkpoints keep.
+    They are drawn from the global generator, which TRL seeds and checkpoints keep.
     """
     tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    with gather_weights(policy):
-        length, ends = trainer.max_completion_length, trainer.eos_token_ids
-        completions = sample(policy, tokens, length, trainer.temperature, ends)
+    decoding = Decoding(
+        trainer.max_completion_length,
+        trainer.temperature,
+        tuple(trainer.eos_token_ids),
+        trainer._tokenizer.pad_token_id,
+    )
+    completions = generate(policy, tokens, decoding, None, bfloat16=trainer.args.bf16)
     return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
 
 
@@ -110,11 +124,14 @@ def generate(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     decoding: Decoding,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
     *,
     bfloat16: bool = False,
 ) -> list[list[int]]:
-    """Sample from any policy, with the fast CPU sampler where it can; see `Generate`."""
+    """Sample from any policy in the fastest way that supports it; see `Generate`.
+
+    Without a generator of its own, it draws from the global one.
+    """
     precision = torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bfloat16)
     with gather_weights(model), precision:
         if not prompts:
@@ -122,23 +139,84 @@ def generate(
         if is_small_llama(model):
             length, ends = decoding.max_new_tokens, decoding.end_tokens
             return sample(model, prompts, length, decoding.temperature, ends, generator)
-        seed = int(torch.randint(2**62, (1,), generator=generator))
-        devices = [model.device] if model.device.type == "cuda" else []
         training = model.training
         model.eval()
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            completions = sample_in_chunks(
-                functools.partial(_generate_with_transformers, model, decoding=decoding),
-                prompts,
-                decoding.max_new_tokens,
-            )
+        # However many chunks there are, the generator moves equally far.
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        way = sample_from_cache if keeps_simple_cache(model) else _generate_with_transformers
+        own = torch.Generator().manual_seed(seed)
+        draw = functools.partial(way, model, decoding=decoding, generator=own)
+        completions = sample_in_chunks(draw, prompts, decoding.max_new_tokens)
         model.train(training)
         return completions
 
 
+def keeps_simple_cache(model: Any) -> bool:
+    """Return whether `sample_from_cache` supports a policy: all it remembers is keys and values."""
+    config = model.config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    recurs = getattr(model, "_is_stateful", False)
+    return kinds <= LAYERS and not recurs and takes_argument(model, "position_ids")
+
+
+@torch.no_grad()
+def sample_from_cache(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    generator: torch.Generator | None = None,
+    scores: list[Tensor] | None = None,
+) -> list[list[int]]:
+    """Sample B completions; each distinct prompt is computed once, and what has ended leaves.
+
+    `model` is in evaluation mode. `scores` gets the logits [rows, E] of every draw, of the rows
+    that are left by then.
+    """
+    device = model.device
+    distinct: dict[tuple[int, ...], int] = {}
+    rows = [distinct.setdefault(tuple(prompt), len(distinct)) for prompt in prompts]
+    tokens, present = (x.to(device) for x in pad_left(list(distinct), decoding.pad_token))
+    cache = DynamicCache(config=model.config.get_text_config())
+    given: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    positions = (present.cumsum(dim=1) - 1).clamp(min=0)
+    read = model(input_ids=tokens, attention_mask=present.long(), position_ids=positions, **given)
+    order = torch.tensor(rows, device=device)
+    cache.batch_select_indices(order)
+    logits, visible, lengths = read.logits[order, -1], present[order], positions[order, -1] + 1
+    drawn_tokens = torch.zeros(len(rows), decoding.max_new_tokens, dtype=torch.long, device=device)
+    live = torch.arange(len(rows), device=device)
+    ends = torch.tensor(decoding.end_tokens, device=device)
+    ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
+    for step in range(decoding.max_new_tokens):
+        if scores is not None:
+            scores.append(logits)
+        drawn = draw_tokens(logits.float(), decoding.temperature, generator)
+        drawn_tokens[live, step] = drawn
+        ended |= torch.isin(drawn, ends)
+        finished = int(ended.sum())
+        if finished == len(live) or step == decoding.max_new_tokens - 1:
+            break
+        # Copying the cache takes about as long as a step, so rows are dropped several at a time.
+        if finished > len(live) // 8:
+            kept = (~ended).nonzero()[:, 0]
+            live, drawn, lengths, visible = live[kept], drawn[kept], lengths[kept], visible[kept]
+            ended = ended[kept]
+            cache.batch_select_indices(kept)
+        visible = torch.cat([visible, visible.new_ones(len(live), 1)], dim=1)
+        logits = model(
+            input_ids=drawn[:, None],
+            attention_mask=visible.long(),
+            position_ids=(lengths + step)[:, None],
+            **given,
+        ).logits[:, -1]
+    return [cut_after_end(row, decoding.end_tokens) for row in drawn_tokens.tolist()]
+
+
 def _generate_with_transformers(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], decoding: Decoding
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    generator: torch.Generator,
 ) -> list[list[int]]:
     tokens, present = pad_left(prompts, decoding.pad_token)
     width = tokens.shape[1]
@@ -153,12 +231,15 @@ def _generate_with_transformers(
         **drawing,
     )
     network: Any = model
-    output: Tensor = network.generate(
-        tokens.to(model.device),
-        attention_mask=present.long().to(model.device),
-        generation_config=config,
-        disable_compile=True,
-    )
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+        output: Tensor = network.generate(
+            tokens.to(model.device),
+            attention_mask=present.long().to(model.device),
+            generation_config=config,
+            disable_compile=True,
+        )
     return [cut_after_end(row, decoding.end_tokens) for row in output[:, width:].tolist()]
 
 

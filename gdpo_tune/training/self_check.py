@@ -2,8 +2,8 @@
 
 A few completions are read as the trainer reads them (padded, in training mode) and plainly (each
 alone, unpadded, in evaluation mode). The engine is compared by what it tells: vLLM the
-log-probabilities of its samples, the fast CPU sampler those of the next token, Transformers the
-scores from which it draws four tokens. Random states and results stay as they are.
+log-probabilities of its samples, the fast CPU sampler those of the next token, all others the
+scores from which they draw four tokens. Random states and results stay as they are.
 
 Shapes: n completions of this process, R rows that are read, E entries of the vocabulary.
 """
@@ -21,8 +21,9 @@ from torch import Tensor
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.training import distributed
 from gdpo_tune.training.distributed import gather_weights
-from gdpo_tune.training.fast_cpu import compute_next_logits, cut_after_end
+from gdpo_tune.training.fast_cpu import compute_next_logits, cut_after_end, is_small_llama
 from gdpo_tune.training.micro_batches import takes_argument
+from gdpo_tune.training.rollout import Decoding, keeps_simple_cache, sample_from_cache
 
 LIMITS = {torch.float32: 0.01, torch.bfloat16: 0.2}
 """Largest mean difference of a token's log-probability, in nats at a temperature of 1, by the
@@ -30,6 +31,8 @@ precision of the computation. Rounding alone gives 2e-6 and .03 for a SmolLM2 of
 _ROWS = 4
 _TOKENS = 32
 """Tokens of a completion that are read."""
+_DRAWN = 4
+"""Tokens that are drawn where an engine has no log-probabilities of its samples."""
 _CAUSES = {
     "trainer": "dropout or other noise in training mode, positions that count padding, or an "
     "attention mask that the architecture ignores",
@@ -99,7 +102,7 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
         if "sampling_per_token_logps" in batch:
             sampled = batch["sampling_per_token_logps"][rows, :width][present]
             engine = float((sampled - expected).abs().nanmean())  # NaN where vLLM could not tell
-        elif trainer.rollout_func is not None:
+        elif is_small_llama(policy):
             after = compute_next_logits(policy, [text.tolist() for text in texts])
             own = (after / trainer.temperature).log_softmax(dim=-1)
             engine = _compute_distance(own, torch.stack([part[-1] for part in plain]))
@@ -118,17 +121,27 @@ def _read_plainly(trainer: Any, tokens: Tensor, count: int) -> Tensor:
 
 
 def _compare_scores(trainer: Any, ids: Tensor, mask: Tensor) -> float:
-    """Return how far the scores that Transformers draws from are from the policy's own."""
-    config = copy.deepcopy(trainer.generation_config)
-    config.max_new_tokens, config.output_scores, config.return_dict_in_generate = 4, True, True
-    drawn = trainer.policy.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-    scores = torch.stack(drawn.scores, dim=1).float().log_softmax(dim=-1)  # [R, drawn, E]
+    """Return how far the scores from which tokens are drawn are from the policy's own."""
+    policy: Any = trainer.policy
+    if keeps_simple_cache(policy):
+        kept: list[Tensor] = []
+        prompts = [row[present.bool()].tolist() for row, present in zip(ids, mask, strict=True)]
+        decoding = Decoding(_DRAWN, trainer.temperature, (), trainer._tokenizer.pad_token_id)
+        with trainer.accelerator.autocast():
+            new = torch.tensor(sample_from_cache(policy, prompts, decoding, scores=kept))
+        scores, new = torch.stack(kept, dim=1).float() / trainer.temperature, new.to(ids.device)
+    else:
+        config = copy.deepcopy(trainer.generation_config)
+        config.max_new_tokens, config.output_scores = _DRAWN, True
+        config.return_dict_in_generate = True
+        drawn = policy.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        scores, new = torch.stack(drawn.scores, dim=1).float(), drawn.sequences[:, ids.shape[1] :]
     distances: list[float] = []
-    for row, new in enumerate(drawn.sequences[:, ids.shape[1] :]):
-        count = len(cut_after_end(new.tolist(), trainer.eos_token_ids))
-        tokens = torch.cat([ids[row][mask[row].bool()], new[: count - 1]])
-        plain = _read_plainly(trainer, tokens, count - 1)
-        distances.append(_compute_distance(scores[row, :count], plain))
+    for row, tokens in enumerate(new):
+        count = len(cut_after_end(tokens.tolist(), trainer.eos_token_ids))
+        text = torch.cat([ids[row][mask[row].bool()], tokens[: count - 1]])
+        own = scores[row, :count].log_softmax(dim=-1)  # [drawn, E]
+        distances.append(_compute_distance(own, _read_plainly(trainer, text, count - 1)))
     return max(distances)
 
 

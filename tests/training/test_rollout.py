@@ -1,13 +1,20 @@
-"""The fast CPU sampler against Transformers' `generate`, and its packed pass against TRL's."""
+"""The samplers against Transformers' `generate`, and the packed pass against TRL's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import fast_cpu
+from gdpo_tune.training import fast_cpu, rollout
 from gdpo_tune.training.fast_cpu import is_small_llama, sample
 from gdpo_tune.training.rollout import Decoding, generate, sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -59,6 +66,50 @@ def reference(model, prompts, tokens: int = 24) -> list[list[int]]:
 
 ROPE = {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LONG = {**ROPE, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+
+KINDS = {
+    "qwen3": {},
+    "gemma3_text": {"sliding_window": 4},
+    "mistral": {"sliding_window": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "gpt_neox": {},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_of_distinct_prompts_gives_what_each_row_alone_gives(kind):
+    """Greedy, for windows shorter than prompts too; Transformers is the judge."""
+    sizes = {"vocab_size": 41, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes |= {"pad_token_id": PAD, "eos_token_id": 1, "initializer_range": 0.3}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **sizes, **KINDS[kind])
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    prompts = [prompt for prompt in random_prompts(4) for _ in range(3)]
+    found = generate(model, prompts, Decoding(16, None, ENDS, PAD), seeded(0))
+    assert found == reference(model, prompts, 16)
+
+
+def test_each_distinct_prompt_is_read_once_and_what_has_ended_leaves():
+    model = tiny_gpt2().eval()
+    shapes = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    prompts = [prompt for prompt in random_prompts(4) for _ in range(16)]
+    completions = generate(model, prompts, Decoding(24, 1.0, ENDS, PAD), seeded(1))
+    assert shapes[0] == (4, max(map(len, prompts)))
+    rows = [rows for rows, width in shapes[1:] if width == 1]
+    assert rows[0] == 64
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] < 64
+    assert len(rows) < max(map(len, completions)) <= 24
+
+
+def test_what_recurs_is_sampled_by_transformers():
+    config = AutoConfig.for_model("mamba", vocab_size=41, hidden_size=16, num_hidden_layers=1)
+    assert not rollout.keeps_simple_cache(AutoModelForCausalLM.from_config(config))
 
 
 @pytest.mark.parametrize(
@@ -151,9 +202,12 @@ def tiny_gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).train()
 
 
-def test_other_architectures_are_sampled_by_transformers():
+@pytest.mark.parametrize("cached", [True, False])
+def test_other_architectures_are_sampled_from_a_cache_or_by_transformers(monkeypatch, cached):
     model = tiny_gpt2()
     assert not is_small_llama(model)
+    assert rollout.keeps_simple_cache(model)
+    monkeypatch.setattr(rollout, "keeps_simple_cache", lambda _: cached)
     prompts = random_prompts(6)
     decoding = Decoding(10, 1.0, ENDS, PAD)
     before = torch.random.get_rng_state()

@@ -18,6 +18,7 @@ from gdpo_tune.policies import load_policy as loading
 from gdpo_tune.training import (
     fast_cpu,
     micro_batches,
+    rollout,
     self_check,
     shared_prompts,
     train,
@@ -71,6 +72,8 @@ def test_it_finds_a_generation_config_that_changes_draws(
     # Source: trl#5783, verl#7270; the mend is `build_neutral_decoding`.
     policy = write_gpt2(tmp_path / "policy", {key: value, "do_sample": True})
     monkeypatch.setattr(loading, "build_neutral_decoding", keep_own_decoding)
+    for module in (rollout, self_check):  # as of a policy that only Transformers can sample from
+        monkeypatch.setattr(module, "keeps_simple_cache", lambda _: False)
     with pytest.raises(TrialFailure, match=r"the engine and a plain .* generation config"):
         run(policy, tmp_path / "trial")
 
