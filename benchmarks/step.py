@@ -9,28 +9,40 @@ alone: micro-batches of similar lengths against TRL's shuffled ones. The last li
 object.
 
     python benchmarks/step.py [--small]
+    python benchmarks/step.py --policy DIRECTORY [--prompt 104] [--tokens 40] [--group 8]
+                              [--completions 32]
+
+With `--policy`, both train LoRA adapters of a policy of Transformers, in float32 and in bfloat16,
+each in a process of its own, and the better of TRL's two counts. Prompts are random words, cut at
+`--prompt` tokens, and completions end at `--tokens`. Peak memory is that of the whole process.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from datasets import Dataset
-from harness import run
+from harness import call_apart, run
 from lookup_task import REWARDS
 from paired_timing import Block, Stopwatch, alternate
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
+from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import draw_code_problems
+from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -43,14 +55,14 @@ MICRO_BATCH = 8
 
 
 class Padded(MicroBatchTrainer):
-    """Trainer without the packed forward pass: each completion has its own copy of the prompt."""
+    """Trainer that pads: each completion has its own copy of the prompt."""
 
     def _can_pack(self, model):
         return False
 
 
 OURS = partial(GDPOTrainer, normalization="gdpo", rollout_func=sample_for_trainer)
-BY_LENGTH = partial(Padded, rollout_func=sample_for_trainer)
+BY_LENGTH = partial(Padded, rollout_func=sample_for_trainer, shared_prompts="off")
 SHUFFLED = partial(GRPOTrainer, rollout_func=sample_for_trainer)
 
 
@@ -133,8 +145,103 @@ def measure_floor(steps: int, length: float) -> float:
     return statistics.median(times[1:])
 
 
-def measure(blocks: int = 8, steps: int = 12):
+@dataclass(frozen=True)
+class PolicyStep:
+    """Steps of one trainer on a policy of Transformers."""
+
+    policy: str
+    is_ours: bool
+    bfloat16: bool
+    prompt: int
+    """Tokens of a prompt, and most tokens of a completion."""
+    tokens: int
+    group: int
+    completions: int
+    steps: int
+
+
+def run_policy(setup: PolicyStep) -> dict[str, float]:
+    """Train adapters for a few steps, after one that is not measured."""
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+    dtype = torch.bfloat16 if setup.bfloat16 else torch.float32
+    model, tokenizer = load_policy(setup.policy, dtype)
+    groups, chance = setup.completions // setup.group, random.Random(0)
+    words = [f"{letter}{vowel}t" for letter in "bcdfghlmnprst" for vowel in "aeiou"]
+    prompts: list[str] = []
+    for _ in range(groups * (setup.steps + 1)):
+        text = " ".join(chance.choices(words, k=setup.prompt))
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"][: setup.prompt]
+        prompts.append(tokenizer.decode(ids))
+    watch = Stopwatch(setup.steps, time.process_time)
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = GRPOConfig(
+            output_dir=directory,
+            max_steps=watch.last,
+            per_device_train_batch_size=setup.completions,
+            num_generations=setup.group,
+            max_completion_length=setup.tokens,
+            learning_rate=1e-7,
+            shuffle_dataset=False,
+            bf16=setup.bfloat16,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            logging_steps=1,
+        )
+        settings = ModelSettings(lora_rank=16)
+        trainer = (OURS if setup.is_ours else GRPOTrainer)(
+            model=model,
+            reward_funcs=[count_vowels],
+            args=arguments,
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            processing_class=tokenizer,
+            peft_config=build_adapter_config(model, settings, setup.policy),
+            callbacks=[Timed(watch)],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    block = watch.build_block()
+    return {"cpu_seconds": round(block.seconds, 2), "peak_gib": round(peak, 2)}
+
+
+def count_vowels(completions, **_):
+    """Score texts, so that groups have advantages."""
+    return [float(sum(c in "aeiou" for c in text)) for text in completions]
+
+
+def measure_policy(policy: str, steps: int, **sizes: int):
+    """Measure both trainers in both precisions."""
+    found: dict[str, dict[str, float]] = {}
+    for is_ours, bfloat16 in product((True, False), (False, True)):
+        setup = PolicyStep(policy, is_ours, bfloat16, steps=steps, **sizes)
+        name = f"{'ours' if is_ours else 'trl'}_{'bfloat16' if bfloat16 else 'float32'}"
+        found[name] = call_apart(run_policy, setup)
+        print(f"{name}: {found[name]}", flush=True)
+    best = {
+        side: min(row["cpu_seconds"] for name, row in found.items() if name.startswith(side))
+        for side in ("ours", "trl")
+    }
+    return {**sizes, **found, "ratio": round(best["ours"] / best["trl"], 3)}
+
+
+def measure(
+    blocks: int = 8,
+    steps: int = 12,
+    policy: str = "",
+    prompt: int = 104,
+    tokens: int = 40,
+    group: int = 8,
+    completions: int = 32,
+):
     """Measure both trainers in turns, the floor, and both trainers in micro-batches."""
+    if policy:
+        sizes = {"prompt": prompt, "tokens": tokens, "group": group, "completions": completions}
+        return measure_policy(policy, min(steps, 3), **sizes)
 
     def take_turns(ours, plain, at_once):
         def run(is_ours, seed):
