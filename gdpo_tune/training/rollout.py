@@ -103,10 +103,11 @@ def choose_held_out_sampler(config: TrialConfig) -> Generate:
     return functools.partial(generate, bfloat16=uses_bfloat16(config.model))
 
 
-def sample_for_trainer(prompts: list[str], trainer: Any) -> dict[str, Any]:
+def sample_for_trainer(prompts: list[str], trainer: Any, *, fast: bool = True) -> dict[str, Any]:
     """Sample a step's completions without vLLM, as TRL's `rollout_func`.
 
-    They are drawn from the global generator, which TRL seeds and checkpoints keep.
+    They are drawn from the global generator, which TRL seeds and checkpoints keep. `fast` allows
+    the fast CPU sampler.
     """
     tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
     policy = trainer.accelerator.unwrap_model(trainer.model)
@@ -116,7 +117,7 @@ def sample_for_trainer(prompts: list[str], trainer: Any) -> dict[str, Any]:
         tuple(trainer.eos_token_ids),
         trainer._tokenizer.pad_token_id,
     )
-    completions = generate(policy, tokens, decoding, None, bfloat16=trainer.args.bf16)
+    completions = generate(policy, tokens, decoding, None, bfloat16=trainer.args.bf16, fast=fast)
     return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
 
 
@@ -127,16 +128,18 @@ def generate(
     generator: torch.Generator | None,
     *,
     bfloat16: bool = False,
+    fast: bool = True,
 ) -> list[list[int]]:
     """Sample from any policy in the fastest way that supports it; see `Generate`.
 
-    Without a generator of its own, it draws from the global one.
+    Without a generator of its own, it draws from the global one. Without `fast`, Transformers
+    computes the policy even where the fast CPU sampler could.
     """
     precision = torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bfloat16)
     with gather_weights(model), precision:
         if not prompts:
             return []
-        if is_small_llama(model):
+        if fast and is_small_llama(model):
             length, ends = decoding.max_new_tokens, decoding.end_tokens
             return sample(model, prompts, length, decoding.temperature, ends, generator)
         training = model.training
@@ -149,6 +152,12 @@ def generate(
         completions = sample_in_chunks(draw, prompts, decoding.max_new_tokens)
         model.train(training)
         return completions
+
+
+def uses_fast_cpu(trainer: Any) -> bool:
+    """Return whether the fast CPU sampler draws a trainer's completions."""
+    fast = getattr(trainer.rollout_func, "keywords", {}).get("fast", True)
+    return trainer.rollout_func is not None and fast and is_small_llama(trainer.policy)
 
 
 def keeps_simple_cache(model: Any) -> bool:

@@ -21,9 +21,14 @@ from torch import Tensor
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.training import distributed
 from gdpo_tune.training.distributed import gather_weights
-from gdpo_tune.training.fast_cpu import compute_next_logits, cut_after_end, is_small_llama
+from gdpo_tune.training.fast_cpu import compute_next_logits, cut_after_end
 from gdpo_tune.training.micro_batches import takes_argument
-from gdpo_tune.training.rollout import Decoding, keeps_simple_cache, sample_from_cache
+from gdpo_tune.training.rollout import (
+    Decoding,
+    keeps_simple_cache,
+    sample_from_cache,
+    uses_fast_cpu,
+)
 
 LIMITS = {torch.float32: 0.01, torch.bfloat16: 0.2}
 """Largest mean difference of a token's log-probability, in nats at a temperature of 1, by the
@@ -102,7 +107,7 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
         if "sampling_per_token_logps" in batch:
             sampled = batch["sampling_per_token_logps"][rows, :width][present]
             engine = float((sampled - expected).abs().nanmean())  # NaN where vLLM could not tell
-        elif is_small_llama(policy):
+        elif uses_fast_cpu(trainer):
             after = compute_next_logits(policy, [text.tolist() for text in texts])
             own = (after / trainer.temperature).log_softmax(dim=-1)
             engine = _compute_distance(own, torch.stack([part[-1] for part in plain]))

@@ -322,7 +322,9 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             begin_scoring=build_early_scoring(cache.task, problems),
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
             shared_prompts=config.model.shared_prompts,
-            rollout_func=None if uses_vllm else rollout.sample_for_trainer,
+            rollout_func=None
+            if uses_vllm
+            else functools.partial(rollout.sample_for_trainer, fast=engine == "fast_cpu"),
         )
     trainer.remove_callback(PrinterCallback)
     if uses_vllm and config.rollout.vllm_mode == "colocate":

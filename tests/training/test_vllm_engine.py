@@ -566,17 +566,21 @@ def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
 
 @pytest.mark.parametrize(("engine", "uses_fast_cpu"), [("auto", True), ("transformers", False)])
 def test_only_the_chosen_engine_samples(config, engine, uses_fast_cpu, monkeypatch):
-    calls = []
+    calls = {"sample": [], "sample_from_cache": []}
+    for name, found in calls.items():
+        inner = getattr(rollout, name)
 
-    def counted(prompts, trainer, sample=rollout.sample_for_trainer):
-        calls.append(len(prompts))
-        return sample(prompts, trainer)
+        def counted(model, prompts, *arguments, inner=inner, found=found, **keywords):
+            found.append(len(prompts))
+            return inner(model, prompts, *arguments, **keywords)
 
-    monkeypatch.setattr(rollout, "sample_for_trainer", counted)
+        monkeypatch.setattr(rollout, name, counted)
     train(
         replace(config, rollout=RolloutSettings(engine=engine)), resume=None, report=lambda *_: None
     )
-    assert bool(calls) is uses_fast_cpu
+    batch, steps = config.training.completions_per_step, config.training.steps
+    assert calls["sample"].count(batch) == steps * uses_fast_cpu
+    assert calls["sample_from_cache"].count(batch) == steps * (not uses_fast_cpu)
 
 
 def test_the_mismatch_is_kept_under_the_names_of_trl():
