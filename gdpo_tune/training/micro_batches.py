@@ -23,7 +23,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.training import fast_cpu
 from gdpo_tune.training.fast_cpu import FIXED_ROPE
-from gdpo_tune.training.shared_prompts import compute_log_probs, enable, find_obstacle
+from gdpo_tune.training.shared_prompts import compute_group_log_probs, enable, find_obstacle
 
 # TRL would warn in every trainer that `rollout_func` is experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -147,7 +147,7 @@ class MicroBatchTrainer(GRPOTrainer):
         if not self.unshared:
             forward = {"output_router_logits": True} if more.get("compute_aux_loss") else {}
             with self.accelerator.autocast():
-                return compute_log_probs(model, ids, mask, width, **forward)
+                return compute_group_log_probs(model, ids, mask, width, **forward)
         if needs_positions(self.accelerator.unwrap_model(model)):
             # Without them, the first token of a padded prompt would not be at position 0.
             positions = (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 0)

@@ -5,14 +5,14 @@ them. Here all groups of a micro-batch stand in one row without padding: a promp
 the next prompt. Attention takes the row apart. A prompt is causal in itself. A completion sees its
 prompt and itself, from the position after the prompt on. All other layers work token by token.
 
-    enable(model)                       # once, before anything wraps the model
-    compute_log_probs(model, ...)       # instead of TRL's padded forward pass
+    enable(model)                        # before anything wraps the model
+    compute_group_log_probs(model, ...)  # instead of TRL's padded forward pass
 
 The attention function is registered in Transformers' `AttentionInterface`. Without a row that is
 taken apart it computes what "sdpa" does, so that sampling and evaluation are as before. TRL's fused
 head then sees only the hidden states that predict a completion's token.
 
-Source: Shao et al. 2025, Prefix Grouper, arXiv 2506.05433; gradients are those of the padded batch,
+Source: Liu et al. 2025, Prefix Grouper, arXiv 2506.05433; gradients are those of the padded batch,
 because what the completions of a group send back to their prompt adds up.
 
 Shapes: N completions, T prompt and C completion positions as TRL pads them; S positions of the row,
@@ -94,12 +94,17 @@ def find_obstacle(model: Any) -> str:
 
 
 def enable(model: Any) -> None:
-    """Let a model that `find_obstacle` accepts take rows apart; otherwise it computes as before."""
+    """Let a model that `find_obstacle` accepts take rows apart; otherwise it computes as before.
+
+    Trials that share a process may share a model, so it may have been enabled before.
+    """
+    if model.config.get_text_config()._attn_implementation == ATTENTION:
+        return
     model.set_attn_implementation(ATTENTION)
     model.base_model.register_forward_hook(_keep_sources, with_kwargs=True)
 
 
-def compute_log_probs(
+def compute_group_log_probs(
     model: Any, input_ids: Tensor, attention_mask: Tensor, completion_width: int, **more: Any
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute what TRL's forward pass computes, up to rounding.

@@ -132,7 +132,7 @@ def write_advantages(directory: Path) -> None:
 LETTERS = list(range(2, 28))
 
 
-def sample_fixed_completions(prompts, trainer):
+def sample_fixed_completions(prompts, trainer, *, fast=True):
     places: Counter[str] = Counter()
     completions = []
     for prompt in prompts:

@@ -11,7 +11,12 @@ from trl.trainer.utils import add_fused_lm_head
 
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training.lora import build_adapter_config
-from gdpo_tune.training.shared_prompts import build_row, compute_log_probs, enable, find_obstacle
+from gdpo_tune.training.shared_prompts import (
+    build_row,
+    compute_group_log_probs,
+    enable,
+    find_obstacle,
+)
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_plain_trainer, write_gpt2
 
@@ -115,7 +120,7 @@ def measure(model: Any, function: Any) -> list[torch.Tensor]:
 def assert_equal(model: Any) -> None:
     expected = measure(model, compute_padded)
     enable(model.get_base_model() if hasattr(model, "peft_config") else model)
-    found = measure(model, compute_log_probs)
+    found = measure(model, compute_group_log_probs)
     for ours, theirs in zip(found, expected, strict=True):
         assert theirs.norm() > 1e-3
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
@@ -135,6 +140,12 @@ def test_shared_prompts_give_the_numbers_of_the_padded_batch(kind):
     assert_equal(model)
 
 
+def test_a_model_may_be_enabled_for_several_trials():
+    model = build_model("llama")
+    enable(model)
+    assert_equal(model)
+
+
 def test_a_window_is_seen():
     """Without it the numbers differ, so the comparison above can fail."""
     wide, narrow = (build_model("mistral", sliding_window=size) for size in (None, 8))
@@ -142,7 +153,7 @@ def test_a_window_is_seen():
     for model in (wide, narrow):
         enable(model)
     batch = draw_batch()
-    ours, theirs = (compute_log_probs(model, *batch)[0] for model in (wide, narrow))
+    ours, theirs = (compute_group_log_probs(model, *batch)[0] for model in (wide, narrow))
     assert (ours - theirs).abs().max() > 0.01
 
 
@@ -177,7 +188,7 @@ def test_an_empty_completion_is_0():
     ids[0, -width:] = mask[0, -width:] = 0
     model = build_model("llama")
     enable(model)
-    log_probs, _, _ = compute_log_probs(model, ids, mask, width)
+    log_probs, _, _ = compute_group_log_probs(model, ids, mask, width)
     assert not log_probs[0].any()
     assert torch.isfinite(log_probs).all()
 
