@@ -23,7 +23,12 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.training import fast_cpu
 from gdpo_tune.training.fast_cpu import FIXED_ROPE
-from gdpo_tune.training.shared_prompts import compute_group_log_probs, enable, find_obstacle
+from gdpo_tune.training.shared_prompts import (
+    UnknownAttentionError,
+    compute_group_log_probs,
+    enable,
+    find_obstacle,
+)
 
 # TRL would warn in every trainer that `rollout_func` is experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -44,7 +49,7 @@ _TOKEN_MEANS = (
 
 
 class MicroBatchTrainer(GRPOTrainer):
-    """GRPOTrainer that fills micro-batches by length, and packs prompts of small policies.
+    """GRPOTrainer that computes each prompt once, or else fills micro-batches by length.
 
     Gradients and metrics of an optimizer step are those of its mini-batch computed at once, up to
     rounding, for every loss type. Samples and random state are the same.
@@ -146,8 +151,11 @@ class MicroBatchTrainer(GRPOTrainer):
             return *fast_cpu.compute_log_probs(model, ids, mask, width, self.temperature), None
         if not self.unshared:
             forward = {"output_router_logits": True} if more.get("compute_aux_loss") else {}
-            with self.accelerator.autocast():
-                return compute_group_log_probs(model, ids, mask, width, **forward)
+            try:
+                with self.accelerator.autocast():
+                    return compute_group_log_probs(model, ids, mask, width, **forward)
+            except UnknownAttentionError as error:
+                self.unshared = str(error)  # from here on each prompt is padded, this time too
         if needs_positions(self.accelerator.unwrap_model(model)):
             # Without them, the first token of a padded prompt would not be at position 0.
             positions = (mask.cumsum(dim=1) - 1).masked_fill(mask == 0, 0)

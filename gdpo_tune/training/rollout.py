@@ -36,7 +36,7 @@ from gdpo_tune.training.fast_cpu import (
     sample,
 )
 from gdpo_tune.training.micro_batches import takes_argument
-from gdpo_tune.training.shared_prompts import LAYERS
+from gdpo_tune.training.shared_prompts import find_other_memory
 from gdpo_tune.training.trl_arguments import uses_bfloat16
 
 
@@ -162,10 +162,7 @@ def uses_fast_cpu(trainer: Any) -> bool:
 
 def keeps_simple_cache(model: Any) -> bool:
     """Return whether `sample_from_cache` supports a policy: all it remembers is keys and values."""
-    config = model.config.get_text_config()
-    kinds = {*(getattr(config, "layer_types", None) or ())}
-    recurs = getattr(model, "_is_stateful", False)
-    return kinds <= LAYERS and not recurs and takes_argument(model, "position_ids")
+    return not find_other_memory(model) and takes_argument(model, "position_ids")
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """Self-check of a trial's first batch: engine, trainer and policy give tokens the same probability.
 
-A few completions are read as the trainer reads them (padded, in training mode) and plainly (each
-alone, unpadded, in evaluation mode). The engine is compared by what it tells: vLLM the
-log-probabilities of its samples, the fast CPU sampler those of the next token, all others the
-scores from which they draw four tokens. Random states and results stay as they are.
+A few completions are read as the trainer reads them (in training mode) and plainly (each alone,
+unpadded, in evaluation mode). The engine is compared by what it tells: vLLM the log-probabilities
+of its samples, the fast CPU sampler those of the next token, all others the scores from which they
+draw four tokens. Random states and results stay as they are.
 
 Shapes: n completions of this process, R rows that are read, E entries of the vocabulary.
 """

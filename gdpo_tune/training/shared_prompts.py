@@ -53,7 +53,7 @@ class Group:
     places: Tensor
     """Position in the row of each completion's tokens, [g, c]; where one is shorter, any."""
     present: Tensor
-    """Whether a completion has so many tokens, [g, c]."""
+    """True at the places of tokens, False at the others, [g, c]."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,18 @@ class Row:
     """Index of these tokens in the flattened [N, C], [n]."""
 
 
+class UnknownAttentionError(Exception):
+    """A layer asks for attention that is not computed here."""
+
+
 def find_obstacle(model: Any) -> str:
     """Return why prompts cannot be shared in a model; empty if they can.
 
     `model` is a causal language model of Transformers, without adapters.
     """
     config = model.config.get_text_config()
-    kinds = {*(getattr(config, "layer_types", None) or ())} - LAYERS
-    if kinds:
-        return f"it has layers of another kind than attention ({', '.join(sorted(kinds))})"
-    if getattr(model, "_is_stateful", False):
-        return "it is recurrent"
+    if memory := find_other_memory(model):
+        return memory
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention cannot be replaced"
     if config._attn_implementation not in ("sdpa", ATTENTION):
@@ -91,6 +92,15 @@ def find_obstacle(model: Any) -> str:
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention has a soft cap"
     return ""
+
+
+def find_other_memory(model: Any) -> str:
+    """Return what a policy remembers of a text besides keys and values; empty if nothing."""
+    config = model.config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ())} - LAYERS
+    if kinds:
+        return f"it has layers of another kind than attention ({', '.join(sorted(kinds))})"
+    return "it is recurrent" if getattr(model, "_is_stateful", False) else ""
 
 
 def enable(model: Any) -> None:
@@ -209,7 +219,7 @@ def attend(
     [1, S, H, D].
 
     Raises:
-        NotImplementedError: the layer asks for what this function does not compute.
+        UnknownAttentionError: the layer asks for what this function does not compute.
     """
     if shared_prompts is None:
         return sdpa_attention_forward(
@@ -217,7 +227,7 @@ def attend(
         )
     for name in ("softcap", "s_aux", "position_bias"):
         if more.get(name) is not None:
-            raise NotImplementedError(f"attention with {name} to shared prompts")
+            raise UnknownAttentionError(f"its attention has {name}")
     window: int | None = more.get("sliding_window")
     settings: dict[str, Any] = {
         "scale": scaling,

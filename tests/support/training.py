@@ -219,7 +219,8 @@ def build_plain_trainer(policy: str, directory: Path, cls: type | None = None, *
     from gdpo_tune.policies.load_policy import load_policy
 
     model, tokenizer = load_policy(policy)
-    extra = {key: changes.pop(key) for key in ("normalization", "rollout_func") if key in changes}
+    own = ("normalization", "rollout_func", "shared_prompts")
+    extra = {key: changes.pop(key) for key in own if key in changes}
     rewards = changes.pop("reward_funcs", [score_constantly])
     letters = string.ascii_lowercase
     usual = [letter * (1 + i % 5) + "=" for i, letter in enumerate(letters)]

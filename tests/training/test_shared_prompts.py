@@ -10,8 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.training import shared_prompts
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.shared_prompts import (
+    UnknownAttentionError,
     build_row,
     compute_group_log_probs,
     enable,
@@ -216,3 +218,23 @@ def test_a_policy_that_cannot_share_is_padded_or_refused(tmp_path, monkeypatch):
         "gdpo_tune.training.micro_batches.find_obstacle", lambda model: "it is recurrent"
     )
     assert build_plain_trainer(policy, tmp_path, **build).unshared == "it is recurrent"
+
+
+def test_attention_that_nobody_knew_of_is_padded(tmp_path, monkeypatch):
+    policy = write_gpt2(tmp_path / "policy")
+    trainer = build_plain_trainer(policy, tmp_path, cls=GDPOTrainer, normalization="gdpo")
+    monkeypatch.setattr(shared_prompts, "_build_mask", refuse)
+    ids, mask, width = draw_batch()
+    ids = torch.where(mask.bool(), ids % 20 + 3, 0)
+    found = trainer._compute_log_probs(trainer.model, ids, mask, width)[0]
+    assert trainer.unshared == "its attention has sinks"
+    padded = build_plain_trainer(
+        policy, tmp_path, cls=GDPOTrainer, normalization="gdpo", shared_prompts="off"
+    )
+    expected = padded._compute_log_probs(padded.model, ids, mask, width)[0]
+    present = mask[:, -width:].bool()
+    torch.testing.assert_close(found[present], expected[present])
+
+
+def refuse(*_):
+    raise UnknownAttentionError("its attention has sinks")
