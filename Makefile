@@ -24,6 +24,7 @@ image-check:      ## a C compiler and every package in the image of pods: make i
 	docker run --rm -i $${IMAGE:?name an image} python - < docker/check_image.py
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
+	python benchmarks/shared_prompts.py
 	python benchmarks/pack.py
 	python benchmarks/driver.py
 	python benchmarks/utilisation.py
@@ -48,6 +49,7 @@ gpu-check:        ## what has to hold on the one GPU that may be used; no networ
 	python benchmarks/gpu_check.py
 bench-small:      ## the same scripts, seconds each, the check of a GPU without its sweeps and packs, which `slow` runs
 	python benchmarks/step.py --small
+	python benchmarks/shared_prompts.py --small
 	python benchmarks/driver.py --small
 	python benchmarks/tracking.py --small
 	python benchmarks/search/samplers.py --small

@@ -19,7 +19,6 @@ Shapes: N tokens of all completions.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import shutil
@@ -37,7 +36,13 @@ from lookup_task import REWARDS
 from paired_timing import Block, Plan, Stopwatch
 from step import Timed
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PrinterCallback, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PrinterCallback,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
@@ -248,10 +253,10 @@ def measure_adapter(config: TrialConfig, size: float, uses_vllm: bool) -> Adapte
     """
     with open_worker_cache(config) as cache:
         trainer: Any = build_trainer(config, cache)[0]
-        before = hash_base(trainer.policy)
+        before = copy_base(trainer.policy)
         if not uses_vllm:
             trainer.train()
-            return AdapterFigures(hash_base(trainer.policy) == before, config.training.steps)
+            return AdapterFigures(has_base(trainer.policy, before), config.training.steps)
         prompts = cache.load_split("train").prompts
         rows = [list(prompts[row % len(prompts)]) for row in range(COMPLETIONS)]
         fill_adapter(trainer.policy, 0.0)
@@ -267,7 +272,7 @@ def measure_adapter(config: TrialConfig, size: float, uses_vllm: bool) -> Adapte
             compared.exact - compared.base,
         )
         return AdapterFigures(
-            base_equal=hash_base(trainer.policy) == before,
+            base_equal=has_base(trainer.policy, before),
             syncs=SYNCS,
             seen=seen,
             error=error,
@@ -276,14 +281,16 @@ def measure_adapter(config: TrialConfig, size: float, uses_vllm: bool) -> Adapte
         )
 
 
-def hash_base(policy: Any) -> str:
-    """Return a hash of every frozen weight."""
-    digest = hashlib.sha256()
-    for name, weight in policy.named_parameters():
-        if not weight.requires_grad:
-            digest.update(name.encode())
-            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def copy_base(policy: Any) -> dict[str, Tensor]:
+    """Return a copy of every frozen weight by its name, on its device."""
+    frozen = ((n, w) for n, w in policy.named_parameters() if not w.requires_grad)
+    return {name: weight.detach().clone() for name, weight in frozen}
+
+
+def has_base(policy: Any, copies: Mapping[str, Tensor]) -> bool:
+    """Return whether every frozen weight has the bits of its copy."""
+    weights = dict(policy.named_parameters())
+    return all(torch.equal(weights[name], copied) for name, copied in copies.items())
 
 
 @torch.no_grad()
@@ -435,6 +442,16 @@ SHAPES: Mapping[str, Callable[[], Any]] = {
         num_key_value_heads=8,
         head_dim=128,
         max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+    ),
+    "qwen2.5-1.5b": lambda: Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
         tie_word_embeddings=True,
     ),
     "tiny": lambda: Qwen3Config(

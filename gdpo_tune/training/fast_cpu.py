@@ -12,13 +12,14 @@ positions as TRL pads them, R packed rows of width S.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedModel
+
+from gdpo_tune.training.shared_prompts import build_row
 
 _MOST_PARAMETERS = 50_000_000
 """In a larger policy arithmetic dominates, and copies of the weights are expensive."""
@@ -284,81 +285,22 @@ def compute_log_probs(
         Log-probabilities of the completions' tokens, with gradient, and entropies in nats, without;
         both [N, C], 0 at padding.
     """
-    packed = _pack(input_ids, attention_mask, completion_width)
-    segments = torch.tensor(packed.segments)  # [R, S]
+    row = build_row(input_ids, attention_mask, completion_width, _WIDTH)
+    shape = (len(row.groups), -1)
+    segments = row.segments.view(shape)  # [R, S]
     own = segments[:, :, None] == segments[:, None, :]
     # [R, S, S]: a token sees what precedes it in its prompt and completion.
     mask = (own | (segments[:, None, :] == 0)).tril()
     rows = model.model(
-        input_ids=torch.tensor(packed.tokens),
-        position_ids=torch.tensor(packed.positions),
+        input_ids=row.tokens.view(shape),
+        position_ids=row.positions.view(shape),
         attention_mask=mask[:, None],
         use_cache=False,
     ).last_hidden_state
-    predicting = rows.flatten(0, 1)[torch.tensor(packed.sources)]
-    logits = model.lm_head(predicting) / temperature
+    logits = model.lm_head(rows.flatten(0, 1)[row.sources]) / temperature
     log_probs = logits.log_softmax(dim=-1)
-    chosen = log_probs.gather(1, torch.tensor(packed.targets)[:, None])[:, 0]
+    chosen = log_probs.gather(1, row.targets[0][:, None])[:, 0]
     with torch.no_grad():
         entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
-    slots = (torch.tensor(packed.slots),)
-    shape = (len(input_ids), completion_width)
-    return (
-        chosen.new_zeros(shape).view(-1).index_put(slots, chosen).view(shape),
-        entropies.new_zeros(shape).view(-1).index_put(slots, entropies).view(shape),
-    )
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """R rows as lists of equal length, and the positions that the output head reads."""
-
-    tokens: list[list[int]]
-    positions: list[list[int]]
-    segments: list[list[int]]
-    """0 for the prompt, 1, 2, ... for its completions, -1 for padding."""
-    sources: list[int]
-    """Index into the flattened rows of each hidden state that predicts a completion's token."""
-    targets: list[int]
-    """The token that it predicts."""
-    slots: list[int]
-    """Index of that token in the flattened [N, C]."""
-
-
-def _pack(input_ids: Tensor, attention_mask: Tensor, completion_width: int) -> _Packed:
-    prompt_width = input_ids.shape[1] - completion_width
-    starts = (prompt_width - attention_mask[:, :prompt_width].sum(dim=1)).tolist()
-    lengths: list[int] = attention_mask[:, prompt_width:].sum(dim=1).tolist()
-    groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
-    for index, tokens in enumerate(input_ids.tolist()):
-        prompt = tuple(tokens[starts[index] : prompt_width])
-        completion = tokens[prompt_width : prompt_width + lengths[index]]
-        groups.setdefault(prompt, {})[index] = completion
-    room = max(1, (_WIDTH - prompt_width) // max(1, *lengths))
-    rows = [
-        (prompt, list(group.items())[first : first + room])
-        for prompt, group in groups.items()
-        for first in range(0, len(group), room)
-    ]
-    width = max(len(prompt) + sum(len(part) for _, part in parts) for prompt, parts in rows)
-    packed = _Packed([], [], [], [], [], [])
-    for number, (prompt, parts) in enumerate(rows):
-        start, tokens = number * width, list(prompt)
-        positions, segments = list(range(len(prompt))), [0] * len(prompt)
-        for segment, (index, completion) in enumerate(parts, start=1):
-            count = len(completion)
-            if count:
-                first = start + len(tokens)
-                # The prompt's last token predicts the first token; each token predicts the next.
-                packed.sources.extend((start + len(prompt) - 1, *range(first, first + count - 1)))
-                packed.targets.extend(completion)
-                slot = index * completion_width
-                packed.slots.extend(range(slot, slot + count))
-            tokens += completion
-            positions += range(len(prompt), len(prompt) + count)
-            segments += [segment] * count
-        padding = width - len(tokens)
-        packed.tokens.append(tokens + [0] * padding)
-        packed.positions.append(positions + [0] * padding)
-        packed.segments.append(segments + [-1] * padding)
-    return packed
+    whole = (len(input_ids), completion_width)
+    return row.scatter(chosen, whole), row.scatter(entropies, whole)

@@ -21,15 +21,18 @@ n of them predict a token; H heads, D their size; a group has g completions, the
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -38,6 +41,9 @@ ATTENTION = "gdpo_tune_shared_prompts"
 """Name under which Transformers knows the attention function."""
 LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers, as a config names them, that look at other positions through attention alone."""
+HALVES = (torch.bfloat16, torch.float16)
+FEWER_KEYS = {n: True for n in signature(varlen_attn).parameters if n == "enable_gqa"}
+"""What torch 2.12 has to be told where several heads share keys; 2.11 sees it."""
 _taken_apart: ContextVar[bool] = ContextVar("taken_apart", default=False)
 """True while a model computes a row that is taken apart, and needs no mask."""
 
@@ -50,10 +56,40 @@ class Group:
     """First position of the prompt."""
     prompt: int
     """Tokens of the prompt."""
-    places: Tensor
-    """Position in the row of each completion's tokens, [g, c]; where one is shorter, any."""
-    present: Tensor
-    """True at the places of tokens, False at the others, [g, c]."""
+    completions: Sequence[tuple[int, int]]
+    """First position and number of tokens of each completion."""
+    device: torch.device
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Position in the row of each completion's tokens, [g, c]; where one is shorter, any."""
+        longest = max(1, *(count for _, count in self.completions))
+        first, count = torch.tensor(self.completions)[:, :, None].unbind(1)
+        steps = torch.arange(longest)[None]
+        return torch.where(steps < count, first + steps, self.start).to(self.device)
+
+    @cached_property
+    def present(self) -> Tensor:
+        """Index of the places of tokens in the flattened [g, c]."""
+        width = self.places.shape[1]
+        rows = enumerate(self.completions)
+        kept = [row * width + step for row, (_, count) in rows for step in range(count)]
+        return torch.tensor(kept, device=self.device)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Each prompt, and each completion after its prompt, as a text of its own.
+
+    What is asked of the texts, in their order, is the row itself.
+    """
+
+    seen: Tensor
+    """Positions in the row of all texts, one after the other."""
+    bounds: tuple[Tensor, Tensor]
+    """Where each text begins in the row and in `seen`, and where the last one ends."""
+    longest: tuple[int, int]
+    """Most tokens that one text has in each of them."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +107,31 @@ class Row:
     """The tokens that they predict, [1, n]."""
     slots: Tensor
     """Index of these tokens in the flattened [N, C], [n]."""
+    segments: Tensor
+    """[1, S]: 0 in a prompt, 1, 2, ... in its completions, -1 at padding."""
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The texts of the row, for kernels that take texts of different lengths."""
+        pieces: list[Tensor] = []
+        counts: list[tuple[int, int]] = []
+        for group in self.groups:
+            prompt = torch.arange(group.start, group.start + group.prompt)
+            pieces.append(prompt)
+            counts.append((group.prompt, group.prompt))
+            for first, count in group.completions:
+                pieces += [prompt, torch.arange(first, first + count)]
+                counts.append((count, group.prompt + count))
+        device = self.tokens.device
+        lengths = torch.tensor([(0, 0), *counts])
+        asked, seen = lengths.cumsum(0).to(device, torch.int32).unbind(1)
+        asked_most, seen_most = lengths.amax(0).tolist()
+        bounds = asked.contiguous(), seen.contiguous()
+        return Texts(torch.cat(pieces).to(device), bounds, (asked_most, seen_most))
+
+    def scatter(self, values: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Put values [n] of the completions' tokens where they stand in `shape` (N, C), else 0."""
+        return values.new_zeros(shape).view(-1).index_put((self.slots,), values).view(shape)
 
 
 class UnknownAttentionError(Exception):
@@ -142,19 +203,20 @@ def compute_group_log_probs(
             **more,
         )
     shape = (len(input_ids), completion_width)
-
-    def scatter(values: Tensor | None) -> Tensor | None:
-        if values is None:
-            return None
-        return values.new_zeros(shape).view(-1).index_put((row.slots,), values[0]).view(shape)
-
-    log_probs = scatter(outputs.log_probs)
-    assert log_probs is not None, "the head computes them"
-    return log_probs, scatter(outputs.entropy), outputs.aux_loss
+    entropies = (
+        outputs.entropy if outputs.entropy is None else row.scatter(outputs.entropy[0], shape)
+    )
+    return row.scatter(outputs.log_probs[0], shape), entropies, outputs.aux_loss
 
 
-def build_row(input_ids: Tensor, attention_mask: Tensor, completion_width: int) -> Row:
-    """Put padded completions into a row, those of equal prompts in one group."""
+def build_row(
+    input_ids: Tensor, attention_mask: Tensor, completion_width: int, limit: int = 0
+) -> Row:
+    """Put padded completions into a row, those of equal prompts in one group.
+
+    With a `limit`, completions that would make a group longer than so many tokens go into another
+    one of the same prompt, and groups are padded to equal lengths.
+    """
     width = input_ids.shape[1] - completion_width
     starts = (width - attention_mask[:, :width].sum(dim=1)).tolist()
     lengths: list[int] = attention_mask[:, width:].sum(dim=1).tolist()
@@ -162,42 +224,56 @@ def build_row(input_ids: Tensor, attention_mask: Tensor, completion_width: int) 
     rows: list[list[int]] = input_ids.tolist()
     for index, tokens in enumerate(rows):
         members.setdefault(tuple(tokens[starts[index] : width]), []).append(index)
+    most = max(1, (limit - width) // max(1, *lengths)) if limit else len(rows)
+    parts = [
+        (prompt, indices[first : first + most])
+        for prompt, indices in members.items()
+        for first in range(0, len(indices), most)
+    ]
+    padded = max(len(p) + sum(lengths[i] for i in part) for p, part in parts) if limit else 0
     row: list[int] = []
     positions: list[int] = []
+    segments: list[int] = []
     groups: list[Group] = []
     sources: list[int] = []
     targets: list[int] = []
     slots: list[int] = []
     device = input_ids.device
-    for prompt, indices in members.items():
-        start, longest = len(row), max(1, *(lengths[index] for index in indices))
+    for prompt, indices in parts:
+        start = len(row)
         row += prompt
         positions += range(len(prompt))
-        firsts: list[int] = []
-        for index in indices:
+        segments += [0] * len(prompt)
+        completions: list[tuple[int, int]] = []
+        for segment, index in enumerate(indices, start=1):
             first, count = len(row), lengths[index]
-            firsts.append(first)
+            completions.append((first, count))
             completion = rows[index][width : width + count]
             row += completion
             positions += range(len(prompt), len(prompt) + count)
+            segments += [segment] * count
             if count:
                 # The prompt's last token predicts the first token; each token predicts the next.
                 sources += [start + len(prompt) - 1, *range(first, first + count - 1)]
                 targets += completion
                 slots += range(index * completion_width, index * completion_width + count)
-        counts = torch.tensor([[lengths[index]] for index in indices], device=device)
-        steps = torch.arange(longest, device=device)[None]
-        present = steps < counts
-        places = torch.tensor(firsts, device=device)[:, None] + steps
-        groups.append(Group(start, len(prompt), torch.where(present, places, start), present))
-    tensors = [torch.tensor(each, device=device) for each in (sources, targets, slots)]
+        padding = max(0, start + padded - len(row))
+        row += [0] * padding
+        positions += [0] * padding
+        segments += [-1] * padding
+        groups.append(Group(start, len(prompt), completions, device))
+    tensors = [
+        torch.tensor(each, device=device)
+        for each in (row, positions, sources, targets, slots, segments)
+    ]
     return Row(
-        torch.tensor([row], device=device),
-        torch.tensor([positions], device=device),
-        tuple(groups),
-        tensors[0],
-        tensors[1][None],
-        tensors[2],
+        tokens=tensors[0][None],
+        positions=tensors[1][None],
+        groups=tuple(groups),
+        sources=tensors[2],
+        targets=tensors[3][None],
+        slots=tensors[4],
+        segments=tensors[5][None],
     )
 
 
@@ -229,40 +305,96 @@ def attend(
         if more.get(name) is not None:
             raise UnknownAttentionError(f"its attention has {name}")
     window: int | None = more.get("sliding_window")
-    settings: dict[str, Any] = {
-        "scale": scaling,
-        "dropout_p": dropout,
-        "enable_gqa": query.shape[1] != key.shape[1],
-    }
+    asked, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [S, H, D]
+    if _has_kernel(asked, values, dropout):
+        return _attend_to_texts(asked, keys, values, shared_prompts.texts, window, scaling), None
+    settings: dict[str, Any] = {"scale": scaling, "dropout_p": dropout}
     attended: list[Tensor] = []
     for group in shared_prompts.groups:
         end = group.start + group.prompt
-        asked, keys, values = (each[:, :, group.start : end] for each in (query, key, value))
-        mask = (
-            None
-            if window is None or window >= group.prompt
-            else _build_mask(0, group.prompt, window, query.device)
-        )
-        prompt = functional.scaled_dot_product_attention(
-            asked, keys, values, attn_mask=mask, is_causal=mask is None, **settings
-        )
-        attended.append(prompt[0].transpose(0, 1))
-        count, longest = group.places.shape
-        own = [each[0][:, group.places].transpose(0, 1) for each in (query, key, value)]
+        prompt = [each[:, :, group.start : end] for each in (query, key, value)]
+        attended.append(_attend_to_last(*prompt, window, settings)[0])
+        own = [each[group.places].transpose(1, 2) for each in (asked, keys, values)]
         seen = [
-            torch.cat([before.expand(count, -1, -1, -1), after], dim=2)
-            for before, after in zip((keys, values), own[1:], strict=True)
+            torch.cat([before.expand(len(after), -1, -1, -1), after], dim=2)
+            for before, after in zip(prompt[1:], own[1:], strict=True)
         ]
-        mask = _build_mask(group.prompt, longest, window, query.device)
-        found = functional.scaled_dot_product_attention(own[0], *seen, attn_mask=mask, **settings)
-        attended.append(found.transpose(1, 2)[group.present])
+        found = _attend_to_last(own[0], *seen, window, settings)
+        attended.append(found.flatten(0, 1)[group.present])
     return torch.cat(attended)[None], None
 
 
-def _build_mask(before: int, count: int, window: int | None, device: torch.device) -> Tensor:
-    """Return whether each of `count` tokens after `before` others sees a token, [count, both]."""
-    mask = torch.ones(count, before + count, dtype=torch.bool, device=device).tril(before)
-    return mask if window is None else mask.triu(before - window + 1)
+def _attend_to_last(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None, settings: dict[str, Any]
+) -> Tensor:
+    """Attend from the last tokens of texts to what is before them, or in a window of each."""
+    count, length = query.shape[2], key.shape[2]
+    before, mask = length - count, None
+    if before or (window is not None and window < length):
+        mask = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(before)
+        mask = mask if window is None else mask.triu(before - window + 1)
+    return functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=query.shape[1] != key.shape[1],
+        **settings,
+    ).transpose(1, 2)
+
+
+def _has_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
+    """Return whether `varlen_attn` takes these heads, [S, H, D]: flash attention on a GPU."""
+    size = query.shape[-1]
+    fits = size == value.shape[-1] and size % 8 == 0 and size <= 256
+    return query.is_cuda and fits and not dropout and _choose_dtype(query) in HALVES
+
+
+def _choose_dtype(query: Tensor) -> torch.dtype:
+    """Return the precision in which autocast lets attention compute."""
+    kind = query.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+
+
+def _attend_to_texts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    texts: Texts,
+    window: int | None,
+    scaling: float | None,
+) -> Tensor:
+    """Attend in all texts at once: two loops of small kernels would take longer than the rest."""
+    dtype = _choose_dtype(query)
+    seen = (_Repeat.apply(each.to(dtype), texts.seen) for each in (key, value))
+    left = -1 if window is None else window - 1
+    attended: Any = varlen_attn(
+        query.to(dtype),
+        *seen,
+        *texts.bounds,
+        *texts.longest,
+        scale=scaling,
+        window_size=(left, 0),
+        **FEWER_KEYS,
+    )
+    return attended[None]
+
+
+class _Repeat(torch.autograd.Function):
+    """Rows of a tensor, whose gradients are added up in float32: a prompt gets many of them."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.count = len(values)
+        return values.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        total = gradient.new_zeros((ctx.count, *gradient.shape[1:]), dtype=torch.float32)
+        return total.index_add_(0, rows, gradient.float()).to(gradient.dtype), None
 
 
 def _keep_sources(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:

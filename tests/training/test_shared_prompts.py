@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -142,6 +143,38 @@ def test_shared_prompts_give_the_numbers_of_the_padded_batch(kind):
     assert_equal(model)
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral window", "gpt2"])
+def test_a_kernel_for_texts_of_different_lengths_gives_them_too(kind, monkeypatch):
+    model = build_model(kind)
+    monkeypatch.setattr(shared_prompts, "_has_kernel", lambda *_: True)
+    monkeypatch.setattr(shared_prompts, "varlen_attn", attend_to_texts)
+    assert_equal(model)
+
+
+def attend_to_texts(query, key, value, starts, key_starts, most, most_keys, **options):
+    """Compute what torch documents of `varlen_attn`, whose kernels are those of GPUs."""
+    counts, key_counts = starts.diff().tolist(), key_starts.diff().tolist()
+    assert (most, most_keys) == (max(counts), max(key_counts))
+    left, right = options["window_size"]
+    found = []
+    for asked, keys, values in zip(
+        query.split(counts), key.split(key_counts), value.split(key_counts), strict=True
+    ):
+        # The last token of a text asks last: https://github.com/Dao-AILab/flash-attention
+        place = torch.arange(len(asked))[:, None] + len(keys) - len(asked)
+        other = torch.arange(len(keys))[None]
+        mask = (other <= place + right) & ((left < 0) | (other >= place - left))
+        found.append(
+            scaled_dot_product_attention(
+                *(each.transpose(0, 1)[None] for each in (asked, keys, values)),
+                attn_mask=mask,
+                scale=options["scale"],
+                enable_gqa=True,
+            )[0].transpose(0, 1)
+        )
+    return torch.cat(found)
+
+
 def test_a_model_may_be_enabled_for_several_trials():
     model = build_model("llama")
     enable(model)
@@ -223,7 +256,7 @@ def test_a_policy_that_cannot_share_is_padded_or_refused(tmp_path, monkeypatch):
 def test_attention_that_nobody_knew_of_is_padded(tmp_path, monkeypatch):
     policy = write_gpt2(tmp_path / "policy")
     trainer = build_plain_trainer(policy, tmp_path, cls=GDPOTrainer, normalization="gdpo")
-    monkeypatch.setattr(shared_prompts, "_build_mask", refuse)
+    monkeypatch.setattr(shared_prompts, "_attend_to_last", refuse)
     ids, mask, width = draw_batch()
     ids = torch.where(mask.bool(), ids % 20 + 3, 0)
     found = trainer._compute_log_probs(trainer.model, ids, mask, width)[0]
