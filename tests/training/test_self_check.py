@@ -162,7 +162,7 @@ def test_a_vllm_that_samples_with_other_weights_is_found(llama_policy, tmp_path,
 def test_a_trainer_that_shares_prompts_wrongly_goes_on_with_padded_batches(tmp_path, monkeypatch):
     """As under an architecture whose attention asks for something that nobody knew of."""
     policy = write_gpt2(tmp_path / "policy")
-    monkeypatch.setattr(shared_prompts, "_build_mask", forget_prompt)
+    monkeypatch.setattr(shared_prompts, "_attend_to_last", forget_prompt)
     config = build_trial_config(policy, tmp_path / "trial", settings=ONE_STEP)
     outcome = train(config, resume=None, report=lambda *_: None)
     assert "its first batch differed by" in outcome.environment[UNSHARED]
@@ -174,5 +174,9 @@ def test_a_trainer_that_shares_prompts_wrongly_goes_on_with_padded_batches(tmp_p
     assert (outcome.validation, outcome.test) == (expected.validation, expected.test)
 
 
-def forget_prompt(before, count, window, device):
-    return torch.ones(count, before + count, dtype=torch.bool).tril(before).triu(before)
+ATTEND_TO_LAST = shared_prompts._attend_to_last
+
+
+def forget_prompt(query, key, value, *more):
+    count = query.shape[2]
+    return ATTEND_TO_LAST(query, key[:, :, -count:], value[:, :, -count:], *more)
