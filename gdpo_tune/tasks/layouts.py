@@ -109,7 +109,8 @@ MATH = LayoutInfo(
 #
 # A context or body stands above the question. Of the answers of ASDiv the unit is left out:
 # `9 (apples)`. OlympiadBench's `error` is the tolerance of an answer. The reference solution is the
-# answer itself. `verl` is the form of verl's training files.
+# equation, where a set has it (`( 290.0 / 2.0 )` of SVAMP, `7+2=9` of ASDiv), and the answer.
+# `verl` is the form of verl's training files.
 #
 # Source: arXiv 2103.07191 (SVAMP), arXiv 2106.15772 (ASDiv), NAACL 2016 (MAWPS), arXiv 2402.14008
 # (OlympiadBench); columns of the released data and in `evaluation/data` of
@@ -117,6 +118,7 @@ MATH = LayoutInfo(
 
 _TRUTH = "reward_model"
 _QUESTIONS = ("Body", "body", "Question", "question", "input", "prompt")
+_EQUATIONS = ("Equation", "formula")
 _ANSWERS = ("Answer", "answer", "target", "final_answer", _TRUTH)
 
 
@@ -142,10 +144,19 @@ def convert_question(row: Row) -> Problem:
     return Problem(" ".join(filter(None, texts)) + "\n", "math", data)
 
 
+def write_equation(row: Row) -> str:
+    """Return a completion whose thought is the equation of a row, and its answer."""
+    answer = convert_question(row).data["answer"]
+    equation = next((get_optional_text(row, name) for name in _EQUATIONS if name in row), "")
+    equation = re.sub(r"(\d)\.0\b", r"\1", re.sub(r"^\( | \)$", "", equation.strip()))
+    whole = "=" in equation or not equation
+    return write_answer(equation if whole else f"{equation} = {answer}", answer)
+
+
 def _describe_questions(doc: str, *columns: str, optional: tuple[str, ...] = ()) -> LayoutInfo:
     return LayoutInfo(
         convert_question,
-        write_reference=lambda row: write_answer("", convert_question(row).data["answer"]),
+        write_reference=write_equation,
         tasks=("math", "gsm8k"),
         columns=columns,
         optional=optional,
@@ -156,9 +167,12 @@ def _describe_questions(doc: str, *columns: str, optional: tuple[str, ...] = ())
 QUESTION_ANSWER = _describe_questions(
     "questions whose answer stands alone: a text, a number or a list", "question", "answer"
 )
-SVAMP = _describe_questions("SVAMP: a body and a question", "Body", "Question", "Answer")
+SVAMP = _describe_questions(
+    *("SVAMP: a body and a question", "Body", "Question", "Answer"), optional=("Equation",)
+)
 ASDIV = _describe_questions(
-    "ASDiv: a body and a question; the answer with its unit", "body", "question", "answer"
+    *("ASDiv: a body and a question; the answer with its unit", "body", "question", "answer"),
+    optional=("formula",),
 )
 MAWPS = _describe_questions("MAWPS: the target is a number", "input", "target")
 OLYMPIADBENCH = _describe_questions(

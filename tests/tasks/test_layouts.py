@@ -100,6 +100,34 @@ def test_a_list_in_the_answer_of_svamp_stays_a_list():
         assert mapped("svamp", {**row, "Answer": written}).data == {"answer": gold}
 
 
+@pytest.mark.parametrize(
+    ("layout", "row", "thought"),
+    [
+        ("svamp", {"Body": "b", "Question": "q", "Answer": 145.0}, ""),
+        (
+            "svamp",
+            {"Body": "b", "Question": "q", "Answer": 145.0, "Equation": "( 290.0 / 2.0 )"},
+            "290 / 2 = 145",
+        ),
+        (
+            "svamp",
+            {"Body": "b", "Question": "q", "Answer": 2.5, "Equation": "( 7.5 - ( 3.0 + 2.0 ) )"},
+            "7.5 - ( 3 + 2 ) = 2.5",
+        ),
+        (
+            "asdiv",
+            {"body": "b", "question": "q", "answer": "9 (apples)", "formula": "7+2=9"},
+            "7+2=9",
+        ),
+    ],
+)
+def test_the_equation_of_a_row_is_the_thought_of_its_reference(layout, row, thought):
+    """Columns as `ChilleD/SVAMP` on the Hub and ASDiv's release have them."""
+    answer = mapped(layout, row).data["answer"]
+    reference = registry.describe_layout(layout).write_reference(row)
+    assert reference == f"<think>{thought}</think>\n<answer>{answer}</answer>"
+
+
 def test_math_takes_the_last_box_or_the_column():
     answers = [problem.data["answer"] for problem in usable("math")]
     assert answers == [
