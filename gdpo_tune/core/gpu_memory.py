@@ -1,16 +1,23 @@
 """Memory of a trial on a GPU, computed from the shapes of its policy; docs/gpus.md states it.
 
-Source: docs/policies.md for what a layer keeps for the backward pass. tests/training/test_memory.py
-compares the estimate with the peak of a step in torch's FakeTensorMode.
+Source: docs/policies.md for what a layer keeps for the backward pass. A test compares the estimate
+with the peak of a step in torch's FakeTensorMode (tests/core/test_gpu_memory_peak.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.policy_shapes import PolicyShapes
-from gdpo_tune.core.settings import EVERY_LINEAR
+from gdpo_tune.core.settings import (
+    EVERY_LINEAR,
+    DataSettings,
+    ModelSettings,
+    RolloutSettings,
+    TrainingSettings,
+)
 
 GIB = 2**30
 CUDA_CONTEXT_BYTES = GIB // 2
@@ -90,10 +97,17 @@ class TrialMemory:
     policy: PolicyShapes
     completions: int
     """Completions of a step, over all workers."""
-    tokens: int
-    """Most tokens of a prompt and its completion together."""
-    micro_batch: int = 0
-    """Completions of a forward and backward pass; 0: all of a worker's part of a mini-batch."""
+    prompt_tokens: int
+    """Most tokens of a prompt."""
+    completion_tokens: int
+    """Most tokens of a completion."""
+    group_size: int = 1
+    """Completions of a prompt in a step."""
+    shares_prompts: bool = True
+    """True if a prompt is computed once for its completions in a micro-batch, without padding."""
+    micro_batch: int | str = "auto"
+    """Completions of a forward and backward pass; 0: all of a worker's part of a mini-batch; auto:
+    as many as there is room for, of which this states a group."""
     mini_batch: int = 0
     """Completions of an optimizer step, over all workers; 0: all."""
     rank: int = 0
@@ -165,8 +179,24 @@ class TrialMemory:
         ) + LOGITS_BYTES
 
     @property
-    def activations(self) -> int:
-        """Hidden states that the backward pass of a micro-batch needs, at full length.
+    def tokens(self) -> int:
+        """Most tokens of a prompt and its completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def positions(self) -> int:
+        """Tokens of a micro-batch of full length, padding included."""
+        own = (self.mini_batch or self.completions) // self.workers
+        asked = self.group_size if self.micro_batch == "auto" else int(self.micro_batch)
+        count = prompts = min(asked or own, own)
+        # Completions of a mini-batch are drawn at random, groups apart.
+        if self.shares_prompts and self.mini_batch in (0, self.completions):
+            prompts = -(-count // self.group_size)
+        return prompts * self.prompt_tokens + count * self.completion_tokens
+
+    @property
+    def position_bytes(self) -> int:
+        """Hidden states of a token that the backward pass of a micro-batch needs.
 
         Autograd keeps one hidden state a layer, or without recomputation everything of each layer:
         four arrays of the feed-forward part, ten hidden states in the computation's format, and
@@ -175,11 +205,14 @@ class TrialMemory:
         policy, number = self.policy, self.number_bytes
         inner, hidden = policy.intermediate_size, policy.hidden_size
         layer = 2 * number * (4 * inner + 8 * hidden)
-        token = (number if self.rank else TRAINED_PARAMETER_BYTES) * policy.layers * hidden + layer
         if not self.recomputes:
-            token = layer + (policy.layers - 1) * (number * (4 * inner + 10 * hidden) + 16 * hidden)
-        at_once = self.micro_batch or (self.mini_batch or self.completions) // self.workers
-        return at_once * self.tokens * token
+            return layer + (policy.layers - 1) * (number * (4 * inner + 10 * hidden) + 16 * hidden)
+        return (number if self.rank else TRAINED_PARAMETER_BYTES) * policy.layers * hidden + layer
+
+    @property
+    def activations(self) -> int:
+        """Bytes that the backward pass of a micro-batch needs, at full length."""
+        return self.positions * self.position_bytes
 
     @property
     def full_policy(self) -> int:
@@ -238,13 +271,42 @@ class TrialMemory:
             parts.append(self.least / (1 - share))
         return max(parts)
 
+    def get_trainer_room(self, room: float) -> float:
+        """Return the bytes of `room` that a step may take beside the engine."""
+        if self.engine_share and self.sleeps:
+            return room - self.engine.workspace
+        return (1 - self.engine_share) * room
+
     def fits(self, room: int) -> bool:
         """Return whether the process fits into `room` bytes, with full-length completions."""
-        share, engine = self.engine_share, self.engine
-        if not share:
-            return self.total <= room
-        if engine.least > share * room:
+        share = self.engine_share
+        if share and self.engine.least > share * room:
             return False
-        if self.sleeps:
-            return self.at_rest <= (1 - share) * room and self.total + engine.workspace <= room
-        return self.total <= (1 - share) * room
+        if self.sleeps and self.at_rest > (1 - share) * room:
+            return False
+        return self.total <= self.get_trainer_room(room)
+
+
+def measure_settings(
+    policy: PolicyShapes,
+    data: DataSettings,
+    model: ModelSettings,
+    training: TrainingSettings,
+    rollout: RolloutSettings,
+    **more: Any,
+) -> TrialMemory:
+    """Return the memory of a process of a trial; `more` are further fields of it."""
+    known: dict[str, Any] = {
+        "completions": training.completions_per_step,
+        "prompt_tokens": data.max_prompt_length,
+        "completion_tokens": training.max_completion_length,
+        "shares_prompts": model.shared_prompts != "off",
+        "micro_batch": training.micro_batch_size,
+        "mini_batch": training.mini_batch_size,
+        "rank": model.lora_rank,
+        "targets": model.lora_targets,
+        "number_bytes": NUMBER_BYTES[model.dtype],
+        "moment_bytes": MOMENTS[training.optimizer],
+        "sleeps": rollout.sleep,
+    }
+    return TrialMemory(policy, **(known | more))

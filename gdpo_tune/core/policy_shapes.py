@@ -10,8 +10,10 @@ from typing import Any
 
 from gdpo_tune.core.settings import EVERY_LINEAR
 
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
-_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+_LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+_HEAD = "lm_head.weight"
+_EMBEDDING = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+_FEED_FORWARD = ("gate_proj.weight", "up_proj.weight", "c_fc.weight", "dense_h_to_4h.weight")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
 
@@ -52,17 +54,17 @@ class PolicyShapes:
     @property
     def vocabulary(self) -> int:
         """Tokens of the vocabulary."""
-        return self._get_first(_EMBEDDING)[0]
+        return self._get_first(*_EMBEDDING)[0]
 
     @property
     def hidden_size(self) -> int:
         """Size of a hidden state."""
-        return self._get_first(_EMBEDDING)[1]
+        return self._get_first(*_EMBEDDING)[1]
 
     @property
     def intermediate_size(self) -> int:
         """Width of a layer's feed-forward network."""
-        return self._get_first("gate_proj.weight")[0]
+        return max(self._get_first(*_FEED_FORWARD))
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -80,7 +82,7 @@ class PolicyShapes:
             for name, shape in self.shapes.items()
             if len(shape) == 2
             and f".{name}".endswith(ends)
-            and not name.endswith((_HEAD, _EMBEDDING))
+            and not name.endswith((_HEAD, *_EMBEDDING))
         )
 
     def count_slot_parameters(self, rank: int) -> int:
@@ -95,8 +97,8 @@ class PolicyShapes:
         ends = 2 * rank * (self.vocabulary + self.hidden_size)
         return self.count_adapter_parameters(rank) + ends
 
-    def _get_first(self, end: str) -> tuple[int, ...]:
-        found = (shape for name, shape in self.shapes.items() if name.endswith(end))
+    def _get_first(self, *ends: str) -> tuple[int, ...]:
+        found = (shape for name, shape in self.shapes.items() if name.endswith(ends))
         return next(found, (0, 0))
 
 

@@ -6,7 +6,8 @@ import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticCustomError
 
 from gdpo_tune.core.files import is_local_source
 
@@ -55,6 +56,15 @@ class Section(BaseModel):
         return [name for name, field in cls.model_fields.items() if LATER in field.metadata]
 
 
+def read_micro_batch(value: object) -> object:
+    """Return a number of completions, or `auto`."""
+    if value == "auto" or (type(value) is int and value >= 0):
+        return value
+    fault = {"reason": "neither auto nor a whole number of at least 0"}
+    fault["fix"] = "write micro_batch_size: auto, or a number such as 8"
+    raise PydanticCustomError("refused", "{reason}", fault)
+
+
 class TrainingSettings(Section):
     """Training of every trial (the YAML's `training:`).
 
@@ -65,9 +75,12 @@ class TrainingSettings(Section):
     """Steps of a trial: one batch of samples and `num_iterations` passes over it."""
     completions_per_step: Annotated[int, Ge(2), Le(1 << 20)] = 64
     """Completions sampled a step; prompts a step = completions_per_step / group_size."""
-    micro_batch_size: Annotated[int, Ge(0), INDIFFERENT] = 0
+    micro_batch_size: Annotated[
+        Annotated[int, Ge(0)] | Literal["auto"], BeforeValidator(read_micro_batch), INDIFFERENT
+    ] = "auto"
     """Completions of a worker whose forward and backward pass are computed at once: fewer take less
-    memory and train the same; 0 computes all. In TRL, per_device_train_batch_size; in verl,
+    memory and train the same. `auto`: as many tokens as fit into memory; 0: all. Where memory runs
+    out, they are halved. In TRL, per_device_train_batch_size; in verl,
     ppo_micro_batch_size_per_gpu."""
     mini_batch_size: Annotated[int, Ge(0), LATER] = 0
     """Completions, over all workers, of one optimizer step; 0 takes all of a step. Fewer give

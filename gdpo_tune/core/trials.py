@@ -153,6 +153,8 @@ PROMPTS_LEFT_OUT = "prompts_left_out."
 
 UNCHANGED = "unchanged"
 """Key of `Outcome.environment` for a training in which every gradient was 0."""
+HALVED = "micro_batches"
+"""Key of `Outcome.environment`: the limit of micro-batches, once memory had run out."""
 UNSHARED = "unshared_prompts"
 """Key of `Outcome.environment`: why each prompt was computed with every of its completions."""
 

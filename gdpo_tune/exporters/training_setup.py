@@ -39,6 +39,9 @@ NEUTRAL: dict[str, Any] = {
 """Setting that `generate` of Transformers reads from the policy if a call leaves it out -> its
 neutral value; None if it has none."""
 
+AUTO_TOKENS = 2**15
+"""Tokens of full length in a micro-batch where a training here chooses their number itself."""
+
 
 @dataclass(frozen=True)
 class ExportedReward:
@@ -167,8 +170,12 @@ class TrainingSetup:
 
     @property
     def micro_batch_size(self) -> int:
-        """Completions in one forward and backward pass."""
-        return self.training.micro_batch_size or self.mini_batch_size
+        """Completions in one forward and backward pass, a divisor of the mini-batch."""
+        most = self.training.micro_batch_size or self.mini_batch_size
+        if most == "auto":
+            most = max(1, AUTO_TOKENS // self.max_sequence_length)
+        sizes = range(min(most, self.mini_batch_size), 0, -1)
+        return next(size for size in sizes if self.mini_batch_size % size == 0)
 
     @property
     def gradient_accumulation_steps(self) -> int:

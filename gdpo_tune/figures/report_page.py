@@ -39,7 +39,7 @@ from gdpo_tune.core.text import (
     format_parameter,
 )
 from gdpo_tune.core.trial_files import read_completions
-from gdpo_tune.core.trials import Estimate, format_parts, title_candidate
+from gdpo_tune.core.trials import HALVED, UNSHARED, Estimate, format_parts, title_candidate
 from gdpo_tune.figures.attainment_figures import draw_attainment, draw_sides, draw_superiority
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.front_png import draw_front_svg
@@ -65,10 +65,10 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
     REPORT_FILE,
     capitalize_warning,
+    count_notes,
     describe_content,
     describe_left_out_prompts,
     describe_states,
-    describe_unshared_prompts,
     describe_work,
     list_incidents,
     measure_wall_time,
@@ -215,7 +215,8 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
         ),
         "changes": describe_content(front.records),
         "prompts too long, left out": describe_left_out_prompts(front.records),
-        "prompts computed with each completion": describe_unshared_prompts(front.records),
+        "prompts computed with each completion": count_notes(front.records, UNSHARED),
+        "micro-batches made smaller, because memory ran out": count_notes(front.records, HALVED),
     }
 
 

@@ -8,6 +8,7 @@ config and tokenizer files of its base, and a digest of the policy from which it
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import struct
@@ -253,6 +254,12 @@ def measure_policy(name: str) -> PolicyShapes | None:
         return PolicyShapes(shapes)
     except (OSError, ValueError, KeyError, struct.error):
         return None
+
+
+def takes_argument(model: Any, name: str) -> bool:
+    """Return whether the forward pass of a policy, below its adapters, has an argument."""
+    network = model.get_base_model() if hasattr(model, "peft_config") else model
+    return name in inspect.signature(type(network).forward).parameters
 
 
 def _check_directory(name: str, directory: Path) -> None:

@@ -58,13 +58,12 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     RATE: (("policy", "trained weights"), "the best one differs by policy, and for adapters"),
     STEPS: (("policy", "data"), "another policy, or other data, improves for longer"),
     TOTAL: (("policy", "data"), "the noise of a step depends on policy and data"),
-    MICRO: (("policy", "data"), "it decides the memory, and 0 computes a whole batch at once"),
     LONGEST: (("policy", "data"), "another policy, or other data, has longer completions"),
     LIMIT: (("policy", "data", "lengths"), "the length reward pays for that many tokens"),
     PROMPT: (("data",), "longer prompts are left out"),
 }
 """Key whose value does not carry over -> subjects on which it depends, and the reason."""
-EXAMPLES = {STEPS: 100, TOTAL: 512, MICRO: 32, LONGEST: 512, LIMIT: 200, PROMPT: 512}
+EXAMPLES = {STEPS: 100, TOTAL: 512, LONGEST: 512, LIMIT: 200, PROMPT: 512}
 """Key -> a value for a policy from the Hub, as `init` writes it."""
 RECIPE_SECTIONS = ("data", "model", "rollout", "training", "sandbox")
 RECIPE_RESOURCES = ("cpus", "gpus", "workers")
@@ -209,6 +208,8 @@ class TransferPlan:
     def overrides(self) -> list[str]:
         """Overrides of the sweep's file."""
         fixed = {f"space.{name}": value for name, value in self.params.items()}
+        if self.subjects:
+            fixed[MICRO] = "auto"
         if self.recipe:
             own, others = _list_recipe_values(self.recipe.spec), _list_recipe_values(self.searched)
             taken = {key: value for key, value in own.items() if value != others[key]}
@@ -297,11 +298,6 @@ class TransferPlan:
         example = EXAMPLES[key] if self.is_changed("policy") else self.get_searched(key)
         if key == TOTAL:
             return self._round_up(example)
-        if key == MICRO and example:
-            batch = (
-                self.get(MINI) or self.get(TOTAL) * self.has(TOTAL) or self._suggest_value(TOTAL)
-            )
-            return math.gcd(example, batch) if isinstance(batch, int) else example
         longest, training = self.get(LONGEST), self.searched.training
         if key == LIMIT and self.has(LONGEST) and isinstance(longest, int):
             return max(1, round(training.length_limit / training.max_completion_length * longest))

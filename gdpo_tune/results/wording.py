@@ -34,7 +34,6 @@ from gdpo_tune.core.trial_files import (
 from gdpo_tune.core.trials import (
     MERGE_PREFIX,
     PROMPTS_LEFT_OUT,
-    UNSHARED,
     ParamValue,
     TrialRecord,
     format_parts,
@@ -123,10 +122,10 @@ def describe_left_out_prompts(records: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{split} {count}" for split, count in counts.items())
 
 
-def describe_unshared_prompts(records: Sequence[TrialRecord]) -> str:
-    """Return why trainings computed a prompt with each of its completions; empty if none did."""
-    counts = Counter(record.environment.get(UNSHARED, "") for record in records)
-    return "; ".join(f"{count} x {reason}" for reason, count in counts.items() if reason)
+def count_notes(records: Sequence[TrialRecord], key: str) -> str:
+    """Return the values of a key of `Outcome.environment`, each with its number of trials."""
+    counts = Counter(record.environment.get(key, "") for record in records)
+    return "; ".join(f"{count} x {value}" for value, count in counts.items() if value)
 
 
 def describe_content(records: Sequence[TrialRecord]) -> str:

@@ -296,11 +296,7 @@ def check_lengths_and_batches(spec: SweepSpec) -> Findings:
         reason = f"not below max_completion_length = {longest}: every completion is within it"
         fix = f"write a limit below {longest}, or raise {LONGEST}"
         yield Finding("training.length_limit", reason, fix, (LONGEST,), limit)
-    total, mini, micro = (
-        training.completions_per_step,
-        training.mini_batch_size,
-        training.micro_batch_size,
-    )
+    total, mini = training.completions_per_step, training.mini_batch_size
     if mini and (total % mini or mini % workers):
         reason = f"{workers} workers cannot compute equal parts of it"
         if total % mini:
@@ -309,14 +305,6 @@ def check_lengths_and_batches(spec: SweepSpec) -> Findings:
         fix = f"write one of {show(sizes)}, or 0 for" if sizes else "write 0 for"
         key, inputs = "training.mini_batch_size", (TOTAL, "resources.workers")
         yield Finding(key, reason, f"{fix} one optimizer step a pass", inputs)
-    share = (mini or total) // workers
-    if micro and share and share % micro:
-        part = f" that each of {workers} workers computes" if workers > 1 else ""
-        reason = f"does not divide the {share} completions of a {'mini-batch' if mini else 'step'}"
-        smaller = [count for count in range(1, share) if share % count == 0]
-        fix = f"write one of {show(smaller)}, or 0 to compute all at once"
-        inputs = (TOTAL, "training.mini_batch_size", "resources.workers")
-        yield Finding("training.micro_batch_size", reason + part, fix, inputs)
 
 
 def _list_group_sizes(spec: SweepSpec) -> list[int]:

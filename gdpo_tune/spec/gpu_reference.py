@@ -34,7 +34,7 @@ POLICIES = ("Qwen/Qwen3-0.6B", *(f"Qwen/Qwen2.5-{size}" for size in ("1.5B", "3B
 """Policies of the tables of sizes, from small to large."""
 BASE = "math_qwen"
 """Recipe whose settings those tables take."""
-RANK, MICRO_BATCH = 32, 4
+RANK = 32
 COUNTS = (1, 2, 4, 8)
 """GPUs of a trial, each with a process."""
 MOST_PACKED = 32
@@ -97,9 +97,8 @@ def count_gpus(memory: TrialMemory, device: int) -> str:
 
 
 def adapt_recipe(base: SweepSpec, rank: int) -> SweepSpec:
-    """Return a recipe with adapters of a rank, or none, and with micro-batches of less memory."""
-    training = base.training.replace(micro_batch_size=MICRO_BATCH)
-    return base.replace(model=base.model.replace(lora_rank=rank), training=training)
+    """Return a recipe with adapters of a rank, or none."""
+    return base.replace(model=base.model.replace(lora_rank=rank))
 
 
 def get_known_size(policy: str) -> PolicyShapes:

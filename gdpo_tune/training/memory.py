@@ -19,25 +19,71 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
-from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, measure_settings
 from gdpo_tune.core.http import PATIENCE
 from gdpo_tune.core.locks import lock_file
+from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
-from gdpo_tune.training.rollout import select_engine_here
-from gdpo_tune.training.trl_arguments import recomputes_activations
+from gdpo_tune.training.rollout import select_engine_here, uses_engine_in_process
+from gdpo_tune.training.trl_arguments import recomputes_activations, uses_bfloat16
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
+MOST_TOKENS = 2**16
+"""Tokens of a micro-batch under `auto`: more of them keep a GPU no busier."""
+USED = 0.8
+"""Part of the free memory that activations may take by the estimate, which is not exact."""
+CPU_ACTIVATIONS = 4 * GIB
+"""Bytes of activations on a CPU. It is fixed, so that results do not depend on what is free."""
 FOREIGN = 2 * GIB
 """Bytes above which other processes on a whole GPU are the reason for its lack of memory; less may
 be what CUDA and its libraries take for the trial itself."""
 SEGMENT = 32 * 2**20
 """Bytes by which torch may enlarge a request at most: it takes a GPU's memory in segments."""
+
+
+class MicroBatchLimit(NamedTuple):
+    """Most completions of a micro-batch, or most tokens, if a single completion has no more."""
+
+    size: int
+    counts_tokens: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.size:,} {'tokens' if self.counts_tokens else 'completions'}"
+
+    def halve(self) -> MicroBatchLimit:
+        """Return a limit of half the size."""
+        return self._replace(size=self.size // 2)
+
+
+def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
+    """Return the limit that a trial's settings ask for; `model` is its policy without adapters."""
+    training, workers = config.training, distributed.count_processes()
+    if training.micro_batch_size != "auto":
+        whole = (training.mini_batch_size or training.completions_per_step) // workers
+        return MicroBatchLimit(training.micro_batch_size or whole)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    bfloat16, rank = uses_bfloat16(config.model), config.model.lora_rank
+    memory = measure_settings(
+        *(PolicyShapes(shapes), config.data, config.model, training, config.rollout),
+        number_bytes=2 if bfloat16 else 4,
+        has_reference=not rank and float(config.params["beta"]) > 0,
+        recomputes=recomputes_activations(config.model),
+        workers=workers,
+        shards=workers if config.sharded else 1,
+        engine_share=config.rollout.vllm_memory_share if uses_engine_in_process(config) else 0.0,
+    )
+    room = float(CPU_ACTIVATIONS)
+    if torch.cuda.is_available():
+        whole = int(config.gpu_share * torch.cuda.mem_get_info()[1])
+        room = USED * (memory.get_trainer_room(whole) - memory.total + memory.activations)
+    tokens = min(MOST_TOKENS, int(room / max(1, memory.position_bytes)))
+    return MicroBatchLimit(max(tokens, memory.tokens), counts_tokens=True)
 
 
 def limit_gpu_memory(share: float) -> None:
@@ -218,10 +264,10 @@ def list_remedies(config: TrialConfig, trials: int = 1) -> str:
     training, engine = config.training, select_engine_here(config)
     settings = [f"lower resources.pack ({trials})"] if trials > 1 else []
     if config.train:
-        update = training.mini_batch_size or training.completions_per_step
-        at_once = training.micro_batch_size or update // distributed.count_processes()
-        if at_once > 1:
-            settings.append(f"set training.micro_batch_size below {at_once}")
+        # In a single process, micro-batches were halved down to a single completion.
+        if distributed.count_processes() > 1 and training.micro_batch_size != 1:
+            fewer = f"set training.micro_batch_size ({training.micro_batch_size}) to fewer"
+            settings.append(f"{fewer} completions, down to 1")
         if engine != "vllm":
             fewer = f"lower training.completions_per_step ({training.completions_per_step})"
             settings.append(f"{fewer}, all of which are sampled at once")

@@ -1,28 +1,33 @@
 """TRL's GRPOTrainer with a mini-batch computed in micro-batches, to the same result.
 
-TRL pads a step to its longest prompt and completion, shuffles it, and cuts it into micro-batches of
-that width. Here completions of similar length share a micro-batch, which is cut to its own longest
-one, and prompts of small policies are packed. That changes rounding alone, and nothing of what is
-trained. It overrides private hooks of TRL, which is why TRL is pinned to one minor version.
+TRL gets whole mini-batches and accumulates nothing. A mini-batch that needs more memory than there
+is takes several forward and backward passes here, whose gradients add up. Each prompt is computed
+once for its completions, or else completions of similar length share a micro-batch, cut to its own
+longest one. That changes rounding alone, and nothing of what is trained. It overrides private hooks
+of TRL, which is why TRL is pinned to one minor version.
 
-Shapes: n completions of this process, M micro-batches of B, T prompt and C completion positions.
+Shapes: n completions of this process, M micro-batches, T prompt and C completion positions.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import os
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.training import fast_cpu
+from gdpo_tune.policies.load_policy import takes_argument
+from gdpo_tune.training import distributed, fast_cpu
 from gdpo_tune.training.fast_cpu import FIXED_ROPE
+from gdpo_tune.training.memory import MicroBatchLimit, free_garbage, is_out_of_memory
 from gdpo_tune.training.shared_prompts import (
     UnknownAttentionError,
     compute_group_log_probs,
@@ -33,10 +38,13 @@ from gdpo_tune.training.shared_prompts import (
 # TRL would warn in every trainer that `rollout_func` is experimental.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+T = TypeVar("T")
+Batch = dict[str, Any]
+"""Name -> tensor whose first dimension is the completion, or a tensor without dimensions."""
 LogProbs = tuple[Tensor, Tensor | None, Tensor | None]
 """Log-probabilities [n, C], entropies [n, C] and auxiliary loss, as TRL returns them."""
-_SHARES = "token_shares"
-"""Entry of a micro-batch: its `compute_shares` of the mini-batch, in this process and in all."""
+_SHARES = "shares"
+"""Entry of a micro-batch: factors of its loss and of its `_TOKEN_MEANS`."""
 _TOKEN_MEANS = (
     "entropy",
     "kl",
@@ -46,6 +54,8 @@ _TOKEN_MEANS = (
     "cispo_clip_ratio",
 )
 """Metrics that TRL averages over the tokens of each micro-batch, then over micro-batches."""
+_ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
+"""Losses that are means over the completions of a micro-batch."""
 
 
 class MicroBatchTrainer(GRPOTrainer):
@@ -55,13 +65,24 @@ class MicroBatchTrainer(GRPOTrainer):
     rounding, for every loss type. Samples and random state are the same.
     """
 
-    def __init__(self, *arguments: Any, shared_prompts: str = "auto", **keywords: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        shared_prompts: str = "auto",
+        limit: MicroBatchLimit | None = None,
+        **keywords: Any,
+    ) -> None:
         """Build TRL's trainer; `shared_prompts` is the setting of `ModelSettings`.
+
+        `limit` is that of a micro-batch; None: all of a process's part of a mini-batch.
 
         Raises:
             PolicyError: prompts are to be shared, and the policy does not allow it.
         """
         super().__init__(*arguments, **keywords)
+        self.limit = limit or MicroBatchLimit(self.args.per_device_train_batch_size)
+        """Limit of the next micro-batch; smaller than at first once memory has run out."""
+        self.ran_out_of_memory = False
         model: Any = self.model
         policy = model.get_base_model() if hasattr(model, "peft_config") else model
         self.unshared = find_obstacle(policy) if shared_prompts != "off" else "it was turned off"
@@ -76,73 +97,118 @@ class MicroBatchTrainer(GRPOTrainer):
                 if network is not None:
                     enable(network)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self._is_divided():
-            order = self._order_completions(output["prompt_mask"], output["completion_mask"])
-            output[PLACE] = order.argsort()
-        return output
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Compute the gradients of a mini-batch and return its loss, as TRL's method does."""
+        started = time.perf_counter()
+        model.train()
+        batch: Batch = self._prepare_inputs(inputs)
+        texts = [
+            torch.cat([batch[f"{p}_{kind}"] for p in ("prompt", "completion")], dim=1)
+            for kind in ("ids", "mask")
+        ]
+        accumulate = functools.partial(self._accumulate, model, batch)
+        loss = self._compute_in_parts(*texts, batch["completion_mask"].shape[1], accumulate)
+        self._step += 1
+        self._metrics["train"]["step_time"].append(time.perf_counter() - started)
+        return loss
 
-    def count_mini_batches(self) -> int:
-        """Return the number of optimizer steps of a pass; 0 if TRL samples more often than that."""
-        arguments: Any = self.args
-        size, rest = divmod(arguments.steps_per_generation, arguments.gradient_accumulation_steps)
-        return 0 if rest else size
+    def _accumulate(self, model: Any, batch: Batch, parts: list[list[int]]) -> Tensor:
+        """Add up the gradients of the micro-batches of a mini-batch, or leave none."""
+        count, accelerator = len(parts), self.accelerator
+        lengths = batch["completion_mask"].sum(dim=1)
+        tokens = torch.stack([lengths[part].sum() for part in parts])
+        all_tokens: Any = accelerator.reduce(tokens)
+        weights = torch.ones(count)
+        if self.loss_type == "bnpo":  # a mean over the tokens of a process
+            weights = tokens
+        elif self.loss_type in _ROW_MEANS:
+            weights = torch.tensor([len(part) for part in parts])
+        factors = compute_shares(weights), compute_shares(all_tokens)
+        # TRL divides by the number of micro-batches what is a mean over one of them.
+        batch = {**batch, "num_items_in_batch": batch["num_items_in_batch"] / count}
+        logged: Any = self._metrics["train"]
+        before = {name: len(values) for name, values in logged.items()}
+        losses: list[Tensor] = []
+        syncs_each = accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+        self.current_gradient_accumulation_steps *= count
+        try:
+            for *shares, part in zip(*factors, parts, strict=True):
+                rows = slice(None) if count == 1 else part  # one alone stays in its order
+                micro = cut_padding({n: v[rows] if v.dim() else v for n, v in batch.items()})
+                is_last = len(losses) == count - 1
+                with nullcontext() if is_last or syncs_each else accelerator.no_sync(model):
+                    with self.compute_loss_context_manager():
+                        loss = self.compute_loss(model, {**micro, _SHARES: shares})
+                    accelerator.backward(loss)
+                losses.append(loss.detach())
+                del loss
+        except BaseException:
+            model.zero_grad()
+            for name, values in logged.items():
+                del values[before.get(name, 0) :]
+            raise
+        finally:
+            self.current_gradient_accumulation_steps //= count
+        return torch.stack(losses).sum()
 
-    def _is_divided(self) -> bool:
-        """Return whether a step has several micro-batches, which make whole mini-batches."""
-        arguments: Any = self.args
-        return arguments.steps_per_generation > 1 and self.count_mini_batches() > 0
+    def _compute_in_parts(
+        self, ids: Tensor, mask: Tensor, width: int, compute: Callable[[list[list[int]]], T]
+    ) -> T:
+        """Return what `compute` makes of the rows of each micro-batch.
 
-    def _order_completions(self, prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
-        """Order completions, [n], for micro-batches; those of one prompt are adjacent."""
-        lengths = prompt_mask.sum(dim=1).tolist(), completion_mask.sum(dim=1).tolist()
+        When memory runs out, the limit is halved and everything is computed again, from nothing.
+        Several processes would wait for the one that ran out of it, so there the error passes.
+        """
+        while True:
+            parts = self._divide(ids, mask, width)
+            try:
+                return compute(parts)
+            except (RuntimeError, MemoryError) as error:
+                alone = self.accelerator.num_processes * self.args.gradient_accumulation_steps == 1
+                divides = any(len(part) > 1 for part in parts)
+                if not (alone and divides and is_out_of_memory(error)):
+                    raise
+            free_garbage()  # only here: the error held the tensors of a micro-batch
+            self.ran_out_of_memory = True
+            while len(self._divide(ids, mask, width)) == len(parts):
+                self.limit = self.limit.halve()
+
+    def _divide(self, ids: Tensor, mask: Tensor, width: int) -> list[list[int]]:
+        """Return the rows of each micro-batch, of as many completions in every process."""
+        prompts, completions = mask.tensor_split([-width], dim=1)
+        lengths = prompts.sum(dim=1).tolist(), completions.sum(dim=1).tolist()
+        keys = None
         if not self.unshared or self._can_pack(self.model):
-            group_size: Any = self.num_generations
-            order = order_by_group(*lengths, group_size)
-        else:
-            size = self.args.per_device_train_batch_size
-            order = order_by_length(*lengths, size)
-        return torch.tensor(order, device=prompt_mask.device)
-
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        before = self._buffered_inputs
-        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is before or not self._is_divided():
-            return inputs
-        # TRL has just sampled a step, shuffled it (drawing random numbers) and cut it.
-        size: int = self.args.gradient_accumulation_steps
-        batches: list[Batch] = []
-        for first in range(0, len(self._buffered_inputs), size):
-            mini_batch = rearrange(self._buffered_inputs[first : first + size])
-            tokens = torch.stack([batch["completion_mask"].sum() for batch in mini_batch])
-            own = compute_shares(tokens)
-            all_tokens: Any = self.accelerator.reduce(tokens)
-            of_all = compute_shares(all_tokens)
-            for batch, *shares in zip(mini_batch, own, of_all, strict=True):
-                batch[_SHARES] = shares
-            batches += mini_batch
-        self._buffered_inputs = batches
-        return batches[self._step % len(batches)]
+            keys = list(map(tuple, ids[:, :-width].tolist()))
+        parts = divide(*lengths, keys, self.limit)
+        if self.accelerator.num_processes > 1:
+            # TRL gathers a value of each completion, so the process with the longest ones decides.
+            order = [row for part in parts for row in part]
+            size = min(distributed.gather(min(map(len, parts[:-1]), default=len(order))))
+            parts = [order[first : first + size] for first in range(0, len(order), size)]
+        return parts
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, width: int, batch_size: Any = None, **more: Any
     ) -> LogProbs:
-        if batch_size is None or batch_size >= len(ids):
+        if batch_size is None:
             return self._compute_log_probs(model, ids, mask, width, **more)
+
         # TRL asks for parts only where it needs no entropies: old and reference log-probabilities.
-        prompts, completions = mask.tensor_split([-width], dim=1)
-        order = self._order_completions(prompts, completions)
-        log_probs = torch.zeros(completions.shape, device=ids.device)
-        for rows in order.split(batch_size):
-            kept = measure_width(completions[rows])
-            first = prompts.shape[1] - measure_width(prompts[rows])
-            columns = slice(first, prompts.shape[1] + kept)
-            part = self._compute_log_probs(
-                model, ids[rows, columns], mask[rows, columns], kept, **more
-            )
-            log_probs[rows, :kept] = part[0].to(log_probs.dtype)
-        return log_probs, None, None
+        def compute(parts: list[list[int]]) -> Tensor:
+            if len(parts) == 1:
+                return self._compute_log_probs(model, ids, mask, width, **more)[0]
+            prompts, completions = mask.tensor_split([-width], dim=1)
+            log_probs = torch.zeros(completions.shape, device=ids.device)
+            for rows in parts:
+                kept = measure_width(completions[rows])
+                first = prompts.shape[1] - measure_width(prompts[rows])
+                text = (each[rows, first : prompts.shape[1] + kept] for each in (ids, mask))
+                part = self._compute_log_probs(model, *text, kept, **more)[0]
+                log_probs[rows, :kept] = part.to(log_probs.dtype)
+            return log_probs
+
+        return self._compute_in_parts(ids, mask, width, compute), None, None
 
     def _compute_log_probs(
         self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any
@@ -177,15 +243,12 @@ class MicroBatchTrainer(GRPOTrainer):
     ) -> Tensor:
         """Return TRL's loss of a micro-batch; the losses of a mini-batch add up."""
         loss: Tensor = super().compute_loss(model, inputs, *arguments, **keywords)
-        if _SHARES not in inputs:
-            return loss
         # A micro-batch weighs by its tokens, so that averages over micro-batches are over tokens.
-        # Of the losses, only `bnpo` is a mean over the tokens of a process in the mini-batch.
-        own, of_all = inputs[_SHARES]
+        factor, of_all = inputs[_SHARES]
         for name in _TOKEN_MEANS:
             if name in self._metrics["train"]:
                 self._metrics["train"][name][-1] *= of_all
-        return loss * own if self.loss_type == "bnpo" else loss
+        return loss * factor
 
 
 def needs_positions(model: Any) -> bool:
@@ -202,74 +265,52 @@ def needs_positions(model: Any) -> bool:
     return not kinds or any(kind.get("rope_type") not in FIXED_ROPE for kind in kinds)
 
 
-def takes_argument(model: Any, name: str) -> bool:
-    """Return whether the forward pass of a policy, below its adapters, has an argument."""
-    network = model.get_base_model() if hasattr(model, "peft_config") else model
-    return name in inspect.signature(type(network).forward).parameters
+def divide(
+    prompts: Sequence[int],
+    completions: Sequence[int],
+    keys: Sequence[Hashable] | None,
+    limit: MicroBatchLimit,
+) -> list[list[int]]:
+    """Divide n completions, of which lengths are given, into micro-batches within a limit.
 
-
-Batch = dict[str, Any]
-"""Name -> tensor whose first dimension is the completion, or a tensor without dimensions."""
-
-PLACE = "place"
-"""Entry of a batch: each completion's place in the order that the functions here return."""
-
-
-def order_by_length(prompts: Sequence[int], completions: Sequence[int], size: int) -> list[int]:
-    """Order n completions by length, so that micro-batches of `size` B hold few positions.
-
-    The order is the best of three: by completion, by prompt, and by their sum. The longest come
-    first, so that memory that does not suffice runs out at once.
+    `keys` names the prompt of each completion, if a prompt is computed once for those of a
+    micro-batch. Then they stay together while the limit allows it. Otherwise completions of similar
+    length share a micro-batch, in the best of three orders: by completion, by prompt, by their sum.
+    The longest come first, so that memory that does not suffice runs out at once.
     """
     rows = range(len(prompts))
-    orders = [
-        sorted(rows, key=lambda row: (completions[row], prompts[row]), reverse=True),
-        sorted(rows, key=lambda row: (prompts[row], completions[row]), reverse=True),
-        sorted(rows, key=lambda row: (prompts[row] + completions[row], prompts[row]), reverse=True),
-    ]
-    return min(orders, key=lambda order: count_positions(prompts, completions, order, size))
 
+    def count_tokens(part: Sequence[int]) -> int:
+        if keys is None:
+            return len(part) * (max(prompts[r] for r in part) + max(completions[r] for r in part))
+        distinct = {keys[row]: prompts[row] for row in part}
+        return sum(distinct.values()) + sum(completions[row] for row in part)
 
-def order_by_group(
-    prompts: Sequence[int], completions: Sequence[int], group_size: int
-) -> list[int]:
-    """Order completions by prompt, for a forward pass that computes each prompt once.
+    def fill(units: Sequence[list[int]]) -> list[list[int]]:
+        parts: list[list[int]] = []
+        for unit in units:
+            for piece in [unit] if measure(unit) <= limit.size else [[row] for row in unit]:
+                if parts and measure([*parts[-1], *piece]) <= limit.size:
+                    parts[-1] += piece
+                else:
+                    parts.append([*piece])
+        return parts
 
-    The longest group comes first, and in it the longest completion. `prompts` and `completions`
-    are n lengths, those of one group adjacent.
-    """
-    groups = [row // group_size for row in range(len(prompts))]
-    totals = [prompts[first] for first in range(0, len(prompts), group_size)]
-    for group, length in zip(groups, completions, strict=True):
-        totals[group] += length
-    return sorted(
-        range(len(prompts)), key=lambda row: (-totals[groups[row]], groups[row], -completions[row])
+    measure = count_tokens if limit.counts_tokens else len
+    if measure(rows) <= limit.size:
+        return [[*rows]]
+    if keys is not None:
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for row in sorted(rows, key=lambda row: -completions[row]):
+            groups[keys[row]].append(row)
+        return fill(sorted(groups.values(), key=count_tokens, reverse=True))
+    pairs = [(completions[row], prompts[row]) for row in rows]
+    orders = (
+        sorted(rows, key=lambda row: order(*pairs[row]), reverse=True)
+        for order in (lambda c, p: (c, p), lambda c, p: (p, c), lambda c, p: (c + p, p))
     )
-
-
-def count_positions(
-    prompts: Sequence[int], completions: Sequence[int], order: Sequence[int], size: int
-) -> int:
-    """Count the positions of all micro-batches, padding included; see `order_by_length`."""
-    parts = [order[i : i + size] for i in range(0, len(order), size)]
-    return sum(
-        len(part) * (max(prompts[row] for row in part) + max(completions[row] for row in part))
-        for part in parts
-    )
-
-
-def rearrange(batches: Sequence[Batch]) -> list[Batch]:
-    """Fill M micro-batches of the same size in the order of `PLACE` and cut their padding."""
-    order = torch.cat([batch[PLACE] for batch in batches]).argsort().chunk(len(batches))
-    whole = {
-        name: torch.cat([batch[name] for batch in batches]) if value.dim() else value
-        for name, value in batches[0].items()
-        if name != PLACE
-    }
-    return [
-        cut_padding({name: value[rows] if value.dim() else value for name, value in whole.items()})
-        for rows in order
-    ]
+    filled = (fill([[row] for row in order]) for order in orders)
+    return min(filled, key=lambda parts: sum(map(count_tokens, parts)))
 
 
 def cut_padding(batch: Batch) -> Batch:

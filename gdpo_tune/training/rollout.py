@@ -27,6 +27,7 @@ from gdpo_tune.core.engines import (
     select_engine,
 )
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training.distributed import gather_weights
 from gdpo_tune.training.fast_cpu import (
     cut_after_end,
@@ -35,7 +36,6 @@ from gdpo_tune.training.fast_cpu import (
     pad_left,
     sample,
 )
-from gdpo_tune.training.micro_batches import takes_argument
 from gdpo_tune.training.shared_prompts import find_other_memory
 from gdpo_tune.training.trl_arguments import uses_bfloat16
 

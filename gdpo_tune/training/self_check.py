@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training import distributed
 from gdpo_tune.training.distributed import gather_weights
 from gdpo_tune.training.fast_cpu import compute_next_logits, cut_after_end
-from gdpo_tune.training.micro_batches import takes_argument
 from gdpo_tune.training.rollout import (
     Decoding,
     keeps_simple_cache,

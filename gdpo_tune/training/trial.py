@@ -27,6 +27,7 @@ from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.core.trials import (
+    HALVED,
     UNCHANGED,
     UNSHARED,
     Cost,
@@ -133,15 +134,18 @@ def run_prepared_trial(
     if start is not None and start.validation:
         # An earlier process may have been killed before its report arrived.
         report(Measurement(start.step, {}, start.cost, start.validation), start.path)
-    unshared = ""
+    notes: dict[str, str] = {}
     if config.train and (start is None or start.step < steps):
         trainer, sampler = build_trainer(config, cache)
         evaluator = Evaluator(config, cache, sampler)
         reporter = StepReporter(config, trainer, evaluator, clock, report)
         trainer.add_callback(reporter)
         trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
-        model, validation, unshared = trainer.policy, reporter.validation, trainer.unshared
-        checkpoint = reporter.checkpoint
+        model, validation, checkpoint = trainer.policy, reporter.validation, reporter.checkpoint
+        if trainer.unshared and config.model.shared_prompts == "auto":
+            notes[UNSHARED] = trainer.unshared
+        if trainer.ran_out_of_memory:
+            notes[HALVED] = f"at most {trainer.limit}"
     elif config.parts and start is None:
         PROCESS_ENGINES.close()  # its memory serves the evaluation
         evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
@@ -156,9 +160,8 @@ def run_prepared_trial(
             cache.load_split("validation")  # counts the prompts that are left out
             validation = start.validation
         checkpoint = None if start is None else start.path
-    notes = {UNCHANGED: "every gradient was 0"} if _had_no_gradient(config) else {}
-    if unshared and config.model.shared_prompts == "auto":
-        notes[UNSHARED] = unshared
+    if _had_no_gradient(config):
+        notes[UNCHANGED] = "every gradient was 0"
     return Outcome(
         validation=validation,
         test=evaluator.evaluate_test(model, steps) if with_test else {},
@@ -292,6 +295,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     order = order_prompts(len(problems), count, config.seed)
     data = Dataset.from_dict({"prompt": [problems[i].prompt for i in order], "problem": order})
     model = cache.take_policy()
+    limit = memory.choose_limit(config, model)
     adapter = build_adapter_config(model, config.model, config.policy)
     engine = rollout.choose_engine(config, model)
     uses_vllm = engine == "vllm"
@@ -322,6 +326,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             begin_scoring=build_early_scoring(cache.task, problems),
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
             shared_prompts=config.model.shared_prompts,
+            limit=limit,
             rollout_func=None
             if uses_vllm
             else functools.partial(rollout.sample_for_trainer, fast=engine == "fast_cpu"),

@@ -2,7 +2,7 @@
 
 A step is one batch of samples and `num_iterations` passes over it, so that the budget, counted in
 completions, does not depend on the number of passes. A pass is one optimizer step for each
-mini-batch. The gradient of an optimizer step is accumulated over micro-batches.
+mini-batch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def build_trainer_arguments(
     """Build TRL's arguments; `engine` are further ones, for the engine that samples.
 
     Raises:
-        TrialFailure: the completions of a step do not divide into groups, mini-batches, among the
-            processes or into micro-batches.
+        TrialFailure: the completions of a step do not divide into groups, into mini-batches or
+            among the processes.
     """
     params: dict[str, Any] = dict(config.params)
     settings, on_gpu = config.training, torch.cuda.is_available()
     passes, weights = int(params["num_iterations"]), config.get_reward_weights()
-    size, count, mini_batches = _divide_step(config)
+    own, mini_batches = _divide_step(config)
     updates = config.updates_per_step
     arguments = GRPOConfig(
         output_dir=str(config.directory),
@@ -52,10 +52,10 @@ def build_trainer_arguments(
         num_iterations=passes,
         reward_weights=[weights[name] for name in rewards],
         max_steps=settings.steps * updates,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=count,
-        # Micro-batches for which TRL samples once.
-        steps_per_generation=count * mini_batches,
+        # TRL gets whole mini-batches, which `MicroBatchTrainer` divides.
+        per_device_train_batch_size=own,
+        gradient_accumulation_steps=1,
+        steps_per_generation=mini_batches,
         max_completion_length=settings.max_completion_length,
         lr_scheduler_type=TRANSFORMERS_SCHEDULES[settings.lr_schedule],
         warmup_steps=settings.warmup_steps * updates,
@@ -120,11 +120,8 @@ def count_prompts_per_step(config: TrialConfig) -> int:
     return prompts
 
 
-def _divide_step(config: TrialConfig) -> tuple[int, int, int]:
-    """Return completions of a micro-batch, their number in a mini-batch, and mini-batches.
-
-    The first two are those of one process, the last one are those of a pass.
-    """
+def _divide_step(config: TrialConfig) -> tuple[int, int]:
+    """Return completions of a mini-batch in one process, and mini-batches of a pass."""
     settings = config.training
     prompts, workers = count_prompts_per_step(config), distributed.count_processes()
     if prompts % workers:  # every process samples as many whole groups
@@ -139,13 +136,4 @@ def _divide_step(config: TrialConfig) -> tuple[int, int, int]:
             f"mini_batch_size {mini_batch} does not divide the {settings.completions_per_step} "
             f"completions of a step into equal parts for {workers} workers"
         )
-    own = mini_batch // workers
-    size = settings.micro_batch_size or own
-    count, rest = divmod(own, size)
-    if rest:
-        part = "mini-batch" if mini_batches > 1 else "step"
-        raise TrialFailure(
-            f"micro_batch_size {size} does not divide the {own} completions of a {part} that each "
-            f"of {workers} workers computes"
-        )
-    return size, count, mini_batches
+    return mini_batch // workers, mini_batches

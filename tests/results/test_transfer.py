@@ -87,12 +87,11 @@ def test_suggested_values_fit_the_group_size_and_the_lengths(tmp_path):
     message = refuse(spec, POLICY, "training.max_completion_length=100")
     suggested = dict(each.split("=") for each in split_fix(message))
     assert suggested["training.completions_per_step"] == "528"
-    assert suggested["training.micro_batch_size"] == "16"
     assert suggested["training.length_limit"] == "41"
 
 
 def test_a_group_size_that_carries_over_has_to_divide_a_step(sweep):
-    values = [POLICY, *GIVEN, "training.micro_batch_size=4", "training.completions_per_step=500"]
+    values = [POLICY, *GIVEN, "training.completions_per_step=500"]
     message = refuse(sweep, *values)
     assert "training.completions_per_step = 500: group_size 8" in message
     assert "496 or 504 would do" in message
@@ -103,8 +102,7 @@ def test_a_group_size_that_carries_over_has_to_divide_a_step(sweep):
 
 def test_only_the_group_size_of_the_candidate_has_to_divide_a_step(tmp_path):
     spec = store_sweep(tmp_path, {"group_size": 4}, ["space.group_size=[4, 8]"])
-    batch = ["training.completions_per_step=84", "training.micro_batch_size=4"]
-    request = transfer(spec, POLICY, *GIVEN, *batch)
+    request = transfer(spec, POLICY, *GIVEN, "training.completions_per_step=84")
     assert request.params["group_size"] == 4
 
 
@@ -117,7 +115,8 @@ def test_rewards_carry_over_and_the_rest_is_that_of_the_options(sweep):
     assert request.params == {**before.params, "learning_rate": 1e-6, "beta": 0.01}
     assert (request.seed, request.label, request.name) == (before.seed, before.label, before.name)
     training = request.spec.training
-    assert (training.steps, training.length_limit, training.micro_batch_size) == (100, 200, 32)
+    assert (training.steps, training.length_limit) == (100, 200)
+    assert training.micro_batch_size == "auto", "the policy decides how many fit"
     assert request.note == f"{before.note}, with another policy and other lengths"
 
 

@@ -95,11 +95,35 @@ def test_shards_of_adapters_gather_the_frozen_weights_alone(load):
 
 
 def test_workers_share_the_completions_of_a_step(load):
-    spec = load("training.completions_per_step=64")
+    spec = load("training.completions_per_step=64", "training.micro_batch_size=0")
     one, four = (measure(spec, workers=count, shards=1) for count in (1, 4))
     assert one.activations == 4 * four.activations
     assert one.engine.workspace - four.engine.workspace == 16 * VOCABULARY * 48
     assert one.engine.weights == four.engine.weights
+
+
+def test_a_micro_batch_has_each_prompt_once_unless_it_is_padded(load):
+    step = ("training.completions_per_step=64", "space.group_size=[4, 8]")
+    prompt, tokens = load().data.max_prompt_length, load().training.max_completion_length
+
+    def count(*overrides):
+        return measure(load(*step, *overrides)).positions
+
+    size = "training.micro_batch_size="
+    assert count() == count(size + "8") == prompt + 8 * tokens, "of the largest group"
+    assert count(size + "12") == 2 * prompt + 12 * tokens
+    assert count(size + "0") == count(size + "99") == 8 * prompt + 64 * tokens
+    # Of a mini-batch, which is drawn at random, a prompt may have a single completion.
+    assert count("training.mini_batch_size=16") == 8 * (prompt + tokens)
+    assert count("model.shared_prompts=off") == 8 * (prompt + tokens)
+
+
+def test_the_room_of_a_trainer_is_what_its_engine_leaves(load):
+    memory = measure(load("resources.gpus=1"))
+    assert memory.get_trainer_room(100) == 100 * (1 - memory.engine_share)
+    asleep = replace(memory, sleeps=True)
+    assert asleep.get_trainer_room(10**12) == 10**12 - asleep.engine.workspace
+    assert replace(memory, engine_share=0.0).get_trainer_room(100) == 100
 
 
 def test_moments_of_8_bits_take_2_bytes(load):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from gdpo_tune.training.memory import MicroBatchLimit
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_plain_trainer
@@ -52,12 +53,15 @@ class TwoSteps:
     advantages: list[torch.Tensor] = field(default_factory=list)
     state: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     updates_per_step: int = 0
+    limit: MicroBatchLimit | None = None
+    """The limit of micro-batches at the end, if memory has run out."""
+    weights: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def run_two_steps(
-    policy: str, directory: Path, micro: int, mini: int = ROWS, **changes: Any
+    policy: str, directory: Path, micro: int | MicroBatchLimit, mini: int = ROWS, **changes: Any
 ) -> TwoSteps:
-    """Run two steps in mini-batches of `mini` and micro-batches of `micro` completions."""
+    """Run two steps in mini-batches of `mini` completions and micro-batches of at most `micro`."""
     run = TwoSteps(KeptGradients())
 
     def keep_samples(prompts, trainer):
@@ -72,9 +76,9 @@ def run_two_steps(
         normalization="gdpo",
         reward_funcs=[vowels, short],
         rollout_func=keep_samples,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=mini // micro,
-        steps_per_generation=ROWS // micro,
+        limit=micro if isinstance(micro, MicroBatchLimit) else MicroBatchLimit(micro),
+        per_device_train_batch_size=mini,
+        steps_per_generation=ROWS // mini,
         max_steps=2 * changes.get("num_iterations", 1) * ROWS // mini,
         max_grad_norm=1e9,  # nothing is scaled, so that gradients are those of the loss
         optim="sgd",  # Adam would enlarge the rounding error of gradients near 0
@@ -90,6 +94,8 @@ def run_two_steps(
     trainer.add_callback(run.kept)
     trainer.train()
     run.state, run.updates_per_step = torch.random.get_rng_state(), trainer.updates_per_step
+    run.limit = trainer.limit if trainer.ran_out_of_memory else None
+    run.weights = torch.cat([each.detach().flatten() for each in trainer.policy.parameters()])
     return run
 
 

@@ -25,8 +25,9 @@ from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import distributed, rollout, train, trial
+from gdpo_tune.training import distributed, memory, rollout, train, trial
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
+from gdpo_tune.training.memory import MicroBatchLimit
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.paths import ROOT
 from tests.support.training import SETTINGS, TARGET, build_trial_config
@@ -182,19 +183,25 @@ def train_trials(directory: Path, policy: str) -> None:
     rest, outcome = run_trial(cut, resume=resume)
     result["resumed"] = [first + rest, outcome]
     rollout.sample_for_trainer = sample_fixed_completions
+    choose_limit = memory.choose_limit
     # Losses that are means over tokens, of all workers (dapo) and of each worker (bnpo).
     for name, loss_type, size in (
         ("fixed", "dapo", 0),
         ("parts", "dapo", 2),
         ("each", "bnpo", 0),
         ("each_parts", "bnpo", 2),
+        ("auto_parts", "dapo", "auto"),
     ):
+        if size == "auto":  # as many as the process with the longest completions needs
+            limit = MicroBatchLimit(30, counts_tokens=True)
+            memory.choose_limit = lambda *_, limit=limit: limit
         parts = settings.replace(micro_batch_size=size)
         config = build_trial_config(
             policy, directory / name, settings=parts, loss_type=loss_type, beta=0.01
         )
         result[name] = run_trial(config)
         result[f"{name}_weights"] = sum_weights(directory / name / "checkpoint-4")
+    memory.choose_limit = choose_limit
     # Each process draws its part of a mini-batch from its own completions.
     parts = settings.replace(mini_batch_size=8, micro_batch_size=2)
     result["minis"] = run_trial(

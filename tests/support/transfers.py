@@ -17,7 +17,6 @@ NEEDED = {
     "space.learning_rate": "1e-6",
     "training.steps": "100",
     "training.completions_per_step": "512",
-    "training.micro_batch_size": "32",
     "training.max_completion_length": "512",
     "training.length_limit": "200",
 }

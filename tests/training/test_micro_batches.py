@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import re
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.trials import HALVED
 from gdpo_tune.training import fast_cpu, micro_batches, train
+from gdpo_tune.training.memory import MicroBatchLimit
+from gdpo_tune.training.micro_batches import divide
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.gradients import ROWS, assert_same_steps, run_two_steps
 from tests.support.training import (
@@ -38,19 +43,27 @@ def one_thread():
 # Order of completions
 
 
+def count_positions(prompts, completions, parts):
+    return sum(
+        len(part) * (max(prompts[row] for row in part) + max(completions[row] for row in part))
+        for part in parts
+    )
+
+
 def test_completions_are_sorted_by_length_longest_first():
-    order = micro_batches.order_by_length([3, 3, 3, 3, 3, 3], [1, 9, 5, 9, 1, 5], 2)
-    assert order == [1, 3, 2, 5, 0, 4]
-    assert micro_batches.count_positions([3] * 6, [1, 9, 5, 9, 1, 5], order, 2) == 2 * (12 + 8 + 4)
+    lengths = [3, 3, 3, 3, 3, 3], [1, 9, 5, 9, 1, 5]
+    parts = divide(*lengths, None, MicroBatchLimit(2))
+    assert parts == [[1, 3], [2, 5], [0, 4]]
+    assert count_positions(*lengths, parts) == 2 * (12 + 8 + 4)
 
 
 def test_prompts_decide_the_order_where_they_vary_more():
     prompts, completions = [10, 900, 10, 900], [40, 30, 30, 40]
-    order = micro_batches.order_by_length(prompts, completions, 2)
-    assert order == [3, 1, 0, 2]
-    by_completion = [3, 0, 1, 2]
-    assert micro_batches.count_positions(prompts, completions, order, 2) == 2 * (940 + 50)
-    assert micro_batches.count_positions(prompts, completions, by_completion, 2) == 2 * (940 + 930)
+    parts = divide(prompts, completions, None, MicroBatchLimit(2))
+    assert parts == [[3, 1], [0, 2]]
+    assert count_positions(prompts, completions, parts) == 2 * (940 + 50)
+    by_completion = [[3, 0], [1, 2]]
+    assert count_positions(prompts, completions, by_completion) == 2 * (940 + 930)
 
 
 def test_the_order_never_pads_more_than_the_order_of_arrival():
@@ -58,15 +71,40 @@ def test_the_order_never_pads_more_than_the_order_of_arrival():
     for _ in range(50):
         prompts = [chance.randint(1, 50) for _ in range(24)]
         completions = [chance.randint(1, 50) for _ in range(24)]
-        order = micro_batches.order_by_length(prompts, completions, 4)
-        assert sorted(order) == list(range(24))
-        before = micro_batches.count_positions(prompts, completions, range(24), 4)
-        assert micro_batches.count_positions(prompts, completions, order, 4) <= before
+        parts = divide(prompts, completions, None, MicroBatchLimit(4))
+        assert sorted(itertools.chain(*parts)) == list(range(24))
+        arrival = [list(range(first, first + 4)) for first in range(0, 24, 4)]
+        before = count_positions(prompts, completions, arrival)
+        assert count_positions(prompts, completions, parts) <= before
 
 
 def test_a_prompt_keeps_its_completions_together():
-    order = micro_batches.order_by_group([2, 2, 5, 5, 2, 2], [1, 3, 1, 1, 9, 8], 2)
-    assert order == [4, 5, 2, 3, 1, 0]
+    lengths, keys = ([2, 2, 5, 5, 2, 2], [1, 3, 1, 1, 9, 8]), "aabbcc"
+    for limit in (MicroBatchLimit(2), MicroBatchLimit(3), MicroBatchLimit(19, counts_tokens=True)):
+        assert divide(*lengths, keys, limit)[0] == [4, 5]
+    tokens = MicroBatchLimit(19, counts_tokens=True)
+    assert divide(*lengths, keys, tokens) == [[4, 5], [2, 3, 1, 0]], "7 + 6 tokens"
+    # A group that is too large is cut, and so is what a limit allows none of.
+    smaller = tokens.halve()
+    assert divide(*lengths, keys, smaller) == [[4], [5], [2, 3], [1, 0]]
+    assert divide(*lengths, keys, MicroBatchLimit(0)) == [[4], [5], [2], [3], [1], [0]]
+
+
+@pytest.mark.parametrize("keys", [None, "a" * 8 + "b" * 8 + "c" * 8])
+def test_a_limit_of_tokens_holds_for_every_micro_batch(keys):
+    chance = random.Random(0)
+    for most in (60, 100, 333, 10**6):
+        prompts = [chance.randint(1, 20)] * 24
+        completions = [chance.randint(1, 40) for _ in range(24)]
+        parts = divide(prompts, completions, keys, MicroBatchLimit(most, counts_tokens=True))
+        assert sorted(itertools.chain(*parts)) == list(range(24))
+        for part in parts:
+            tokens = count_positions(prompts, completions, [part])
+            if keys:
+                distinct = len({keys[row] for row in part})
+                tokens = distinct * prompts[0] + sum(completions[row] for row in part)
+            assert tokens <= most
+    assert parts == [list(range(24))], "one micro-batch stays in the order of its rows"
 
 
 def test_columns_that_are_padding_in_every_row_are_cut():
@@ -95,24 +133,7 @@ def test_columns_that_are_padding_in_every_row_are_cut():
     assert micro_batches.cut_padding(batch)["old_per_token_logps"].tolist() == [[0, 1], [4, 5]]
 
 
-def test_micro_batches_are_filled_in_the_order_of_places():
-    order = [3, 1, 0, 2]
-    lengths = torch.tensor([2, 3, 1, 4])
-    mask = (torch.arange(5) < lengths[:, None]).long()
-    place = torch.tensor(order).argsort()
-    shuffled = [2, 0, 3, 1]
-    parts = [
-        {
-            "prompt_mask": torch.ones(2, 1, dtype=torch.long),
-            "completion_mask": mask[rows],
-            "place": place[rows],
-        }
-        for rows in (shuffled[:2], shuffled[2:])
-    ]
-    first, second = micro_batches.rearrange(parts)
-    assert first["completion_mask"].sum(dim=1).tolist() == [4, 3]
-    assert second["completion_mask"].sum(dim=1).tolist() == [2, 1]
-    assert [part["completion_mask"].shape[1] for part in (first, second)] == [4, 2]
+def test_a_micro_batch_weighs_by_its_tokens():
     assert micro_batches.compute_shares(torch.tensor([7, 3])) == pytest.approx([1.4, 0.6])
 
 
@@ -181,7 +202,11 @@ def test_a_step_in_micro_batches_equals_the_step_at_once(
 
 
 @pytest.mark.parametrize(
-    ("size", "way"), [(1, "padded"), (2, "packed"), (8, "packed"), (1, "shared"), (8, "shared")]
+    ("size", "way"),
+    [
+        *((1, "padded"), (2, "packed"), (5, "packed"), (8, "packed"), (1, "shared"), (8, "shared")),
+        *((MicroBatchLimit(60, counts_tokens=True), way) for way in ("padded", "packed", "shared")),
+    ],
 )
 def test_every_size_and_way_gives_the_same_gradients(policy, tmp_path, whole, size, way):
     with compute(way):
@@ -224,6 +249,116 @@ def test_the_packed_pass_reads_each_prompt_once(policy, tmp_path, monkeypatch):
     assert [len(distinct) for distinct in prompts] == [2] * len(prompts)
     for first, second in zip(prompts[::2], prompts[1::2], strict=True):
         assert not first & second
+
+
+# When memory runs out
+
+
+GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+CPU = RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried")
+
+
+@contextmanager
+def limit_memory(monkeypatch, fails, error=GPU):
+    """Let a pass run out of memory if `fails` says so of its tokens, and of a gradient."""
+    passes = []
+    inner = GDPOTrainer._compute_log_probs
+
+    def compute(self, model, ids, mask, width, **more):
+        tokens = ids.numel()
+        if not self.unshared:
+            prompts = zip(ids[:, :-width].tolist(), mask[:, :-width].sum(dim=1), strict=True)
+            distinct = {tuple(prompt): int(count) for prompt, count in prompts}
+            tokens = sum(distinct.values()) + int(mask[:, -width:].sum())
+        passes.append((tokens, torch.is_grad_enabled()))
+        if fails(*passes[-1]):
+            raise error
+        return inner(self, model, ids, mask, width, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GDPOTrainer, "_compute_log_probs", compute)
+        yield passes
+
+
+TOKENS = MicroBatchLimit(10**6, counts_tokens=True)
+SETTINGS_OF_MEMORY = [
+    *(("shared", ROWS, GPU), ("shared", TOKENS, CPU), ("padded", TOKENS, GPU)),
+    *(("padded", ROWS, CPU), ("packed", 8, CPU)),
+]
+HALVED_STEPS = [(*each, loss) for each in SETTINGS_OF_MEMORY for loss in LOSS_TYPES]
+QUICK_HALVES = [each for each in HALVED_STEPS if each[-1] in ("dapo", "bnpo", "grpo")]
+
+
+@pytest.mark.parametrize(
+    ("way", "micro", "error", "loss_type"), mark_slow_cases(HALVED_STEPS, QUICK_HALVES)
+)
+def test_a_micro_batch_that_does_not_fit_is_halved_and_its_step_repeated(
+    policy, tmp_path, whole, monkeypatch, way, micro, error, loss_type
+):
+    changes = {"loss_type": loss_type, "beta": 0.5, "num_iterations": 2, "learning_rate": 0.3}
+    expected = whole(way, **changes)
+    most = 40
+    with compute(way), limit_memory(monkeypatch, lambda tokens, _: tokens > most, error) as passes:
+        run = run_two_steps(policy, tmp_path, micro, **changes)
+    assert_same_steps(run, expected, rel=1e-5)
+    torch.testing.assert_close(run.weights, expected.weights, rtol=1e-4, atol=1e-6)
+    assert len(run.kept.gradients) == len(expected.kept.gradients), "no optimizer step more"
+    assert run.limit is not None
+    assert run.limit.counts_tokens == isinstance(micro, MicroBatchLimit)
+    failed = [tokens > most for tokens, _ in passes]
+    assert any(failed)
+    assert failed.count(True) <= 5, "a limit that was halved stays"
+
+
+def test_gradients_of_a_step_that_ran_out_of_memory_are_dropped(
+    policy, tmp_path, whole, monkeypatch
+):
+    """Memory runs out in the third micro-batch of the second step."""
+    expected = whole("shared", learning_rate=0.3)
+    with compute("shared"), limit_memory(monkeypatch, lambda *_: len(passes) == 7) as passes:
+        run = run_two_steps(policy, tmp_path, 4, learning_rate=0.3)
+    assert len(passes) == 4 + 3 + 8
+    assert_same_steps(run, expected, rel=1e-5)
+    assert run.limit == MicroBatchLimit(2)
+    for ours, theirs in zip(run.kept.logs, expected.kept.logs, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("way", ["shared", "padded"])
+def test_log_probabilities_of_the_reference_are_halved(policy, tmp_path, whole, monkeypatch, way):
+    expected = whole(way, beta=0.5)
+
+    def fails(tokens, has_gradient):
+        return tokens > 60 and not has_gradient
+
+    with compute(way), limit_memory(monkeypatch, fails):
+        run = run_two_steps(policy, tmp_path, ROWS, beta=0.5)
+    assert_same_steps(run, expected, rel=1e-5)
+    assert run.limit is not None
+
+
+@pytest.mark.parametrize("way", ["shared", "padded"])
+def test_a_single_completion_that_does_not_fit_ends_the_training(
+    policy, tmp_path, monkeypatch, way
+):
+    with (
+        compute(way),
+        limit_memory(monkeypatch, lambda *_: True) as passes,
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        run_two_steps(policy, tmp_path, ROWS)
+    assert len(passes) == 5, "16, 8, 4, 2 and 1 completions"
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory(policy, tmp_path, monkeypatch):
+    error = RuntimeError("shapes do not match")
+    with (
+        compute("shared"),
+        limit_memory(monkeypatch, lambda *_: True, error) as passes,
+        pytest.raises(RuntimeError, match="shapes"),
+    ):
+        run_two_steps(policy, tmp_path, ROWS)
+    assert len(passes) == 1
 
 
 # In a trial
@@ -277,6 +412,27 @@ def test_a_trial_resumes_with_smaller_micro_batches(policy, tmp_path, toy):
     for (_, ours), (_, theirs) in zip(rest, whole[2:], strict=True):
         assert ours["train/completions/mean_length"] == theirs["train/completions/mean_length"]
         assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3, abs=1e-6)
+
+
+def test_a_trial_whose_memory_runs_out_says_so(policy, tmp_path, toy, monkeypatch):
+    def build(name):
+        return build_trial_config(policy, tmp_path / name, learning_rate=1e-3)
+
+    expected, whole = run(build("whole"))
+    assert HALVED not in whole.environment
+    with limit_memory(monkeypatch, lambda tokens, has_gradient: has_gradient and tokens > 60):
+        halved, outcome = run(build("halved"))
+    assert re.fullmatch(r"at most \d+ tokens", outcome.environment[HALVED])
+    assert outcome.cost.completions == whole.cost.completions
+    for (_, ours), (_, theirs) in zip(halved, expected, strict=True):
+        for name, value in theirs.items():
+            assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
+    alone = r"out of memory: lower training\.completions_per_step \(16\).* \(CUDA out of memory"
+    with (
+        limit_memory(monkeypatch, lambda _, has_gradient: has_gradient),
+        pytest.raises(TrialFailure, match=alone),
+    ):
+        run(build("too_small"))
 
 
 def drop_repeated(reports):

@@ -6,12 +6,20 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gdpo_tune.core.engines import NEWEST, VLLM
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
+from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.training import distributed, rollout, train, worker_cache
-from gdpo_tune.training.memory import explain_out_of_memory, list_remedies
+from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import distributed, memory, rollout, train, worker_cache
+from gdpo_tune.training.memory import (
+    MicroBatchLimit,
+    choose_limit,
+    explain_out_of_memory,
+    list_remedies,
+)
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_trial_config, register_toy_task, write_policy
 
@@ -37,8 +45,9 @@ def test_out_of_memory_is_a_failure_that_names_settings(config, error):
     with pytest.raises(TrialFailure) as caught, explain_out_of_memory(config):
         raise error
     message = str(caught.value)
-    assert message.startswith("out of memory: set training.micro_batch_size below 16, or ")
-    assert "training.completions_per_step (16), all of which are sampled at once" in message
+    start = "out of memory: lower training.completions_per_step (16), all of which are sampled at"
+    assert message.startswith(start)
+    assert "micro_batch_size" not in message, "those were halved down to a single completion"
     assert "training.max_completion_length (8)" in message
     assert "model.gradient_checkpointing: on" in message
     assert "\n" not in message
@@ -46,7 +55,7 @@ def test_out_of_memory_is_a_failure_that_names_settings(config, error):
 
 
 def test_trials_that_share_a_process_may_be_fewer(config):
-    message = r"out of memory: lower resources\.pack \(4\), or set training\.micro_batch_size below"
+    message = r"out of memory: lower resources\.pack \(4\), or lower training\.completions_per_step"
     with pytest.raises(TrialFailure, match=message), explain_out_of_memory(config, 4):
         raise MemoryError()
 
@@ -140,12 +149,13 @@ def test_the_last_setting_is_one_that_can_still_save_memory(config, model, third
 @pytest.mark.parametrize(
     ("size", "first"),
     [
-        (0, "set training.micro_batch_size below 16, or "),
-        (4, "set training.micro_batch_size below 4, or "),
+        ("auto", "set training.micro_batch_size (auto) to fewer completions, down to 1, or "),
+        (4, "set training.micro_batch_size (4) to fewer completions, down to 1, or "),
         (1, "lower training.completions_per_step (16), all of which are sampled at once, or "),
     ],
 )
-def test_the_first_setting_is_the_micro_batch_unless_it_is_one(config, size, first):
+def test_several_processes_keep_their_micro_batches(config, monkeypatch, size, first):
+    monkeypatch.setattr(distributed, "count_processes", lambda: 2)
     training = config.training.replace(micro_batch_size=size)
     message = list_remedies(dataclasses.replace(config, training=training))
     assert message.startswith(first)
@@ -160,14 +170,12 @@ def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, 
     assert "completions_per_step" not in message
 
 
-def test_each_of_several_processes_has_an_engine_and_its_part_of_the_step(config, monkeypatch):
+def test_each_of_several_processes_has_an_engine(config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM(NEWEST, on_cpu=False))
     assert "vllm_memory_share" in list_remedies(config)
     monkeypatch.setattr(distributed, "count_processes", lambda: 2)
-    message = list_remedies(config)
-    assert "vllm_memory_share" in message
-    assert message.startswith("set training.micro_batch_size below 8")
+    assert "vllm_memory_share" in list_remedies(config)
 
 
 def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, monkeypatch):
@@ -178,6 +186,66 @@ def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, mo
         raise RuntimeError(CPU)
 
     monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
-    with pytest.raises(TrialFailure, match=r"out of memory: set training\.micro_batch_size below"):
+    with pytest.raises(TrialFailure, match=r"out of memory: lower training\.completions_per_step"):
         train(build_trial_config(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
     assert worker_cache._cache is None
+
+
+# Limits of micro-batches
+
+
+def test_a_number_is_a_limit_of_completions(config):
+    for size, expected in ((4, 4), (0, 16)):
+        training = config.training.replace(micro_batch_size=size)
+        limit = choose_limit(dataclasses.replace(config, training=training), load("embedded"))
+        assert limit == MicroBatchLimit(expected)
+    halves = config.training.replace(micro_batch_size=0, mini_batch_size=8)
+    assert choose_limit(dataclasses.replace(config, training=halves), load("embedded")).size == 8
+
+
+def load(name):
+    return load_policy(name)[0]
+
+
+def test_on_a_CPU_a_fixed_amount_of_memory_limits_tokens(config, monkeypatch):
+    model = load("embedded")
+    assert choose_limit(config, model).size > config.training.completions_per_step * 64
+    monkeypatch.setattr(memory, "CPU_ACTIVATIONS", 2**27)
+    small = choose_limit(config, model)
+    assert small.counts_tokens
+    monkeypatch.setattr(memory, "CPU_ACTIVATIONS", 2**28)
+    assert choose_limit(config, model).size == pytest.approx(2 * small.size, abs=1)
+    monkeypatch.setattr(memory, "CPU_ACTIVATIONS", 1)
+    longest = config.data.max_prompt_length + config.training.max_completion_length
+    assert choose_limit(config, model) == MicroBatchLimit(longest, counts_tokens=True)
+
+
+def test_on_a_GPU_the_share_of_the_trial_limits_tokens(config, monkeypatch, crowd):
+    crowd(80, 0)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(memory, "MOST_TOKENS", 10**12)
+    monkeypatch.setattr(rollout, "find_vllm", lambda: None)
+    model = load("embedded")
+
+    def choose(**changes):
+        return choose_limit(dataclasses.replace(config, **changes), model).size
+
+    whole, half = choose(), choose(gpu_share=0.5)
+    assert whole / half == pytest.approx(2, rel=0.05)
+    monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM(NEWEST, on_cpu=False))
+    beside_an_engine = choose(rollout=RolloutSettings(vllm_memory_share=0.5))
+    assert beside_an_engine == pytest.approx(half, rel=0.05)
+    monkeypatch.setattr(memory, "MOST_TOKENS", 2**16)
+    assert choose() == 2**16
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_the_size_of_other_architectures_is_known(config, monkeypatch, family):
+    kind = AutoConfig.for_model(
+        family, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(kind)
+    shapes = PolicyShapes({name: tuple(each.shape) for name, each in model.named_parameters()})
+    assert (shapes.layers, shapes.hidden_size, shapes.vocabulary) == (2, 64, 99)
+    assert shapes.intermediate_size == (256 if family == "gpt2" else kind.intermediate_size)

@@ -57,6 +57,7 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     assert_same_training(first, "fixed", alone, "fixed")
     assert_same_training(first, "parts", alone, "fixed")
     assert_same_training(alone, "parts", alone, "fixed")
+    assert_same_training(first, "auto_parts", alone, "fixed")
     assert_same_training(first, "each_parts", first, "each")
     assert [step for step, _ in first["minis"][0]] == [1, 2, 3, 4]
     for (step, ours), (_, theirs) in zip(first["minis"][0], alone["minis"][0], strict=True):

@@ -287,7 +287,7 @@ def test_memory_that_ran_out_is_an_error_of_its_trial(pack, build, harm, run_alo
         lambda: run_trial(pack.train, build(0)), lambda: run_trial(train_starved, build(1))
     )
     assert isinstance(failed.error, TrialFailure)
-    assert "out of memory: lower resources.pack (4), or set training.micro_batch_size" in str(
+    assert "out of memory: lower resources.pack (4), or lower training.completions_per_step" in str(
         failed.error
     )
     assert measure_difference(alone, run) == 0.0

@@ -275,7 +275,9 @@ def test_a_start_reserves_what_a_dry_run_states_for_adapters(config, policy, eng
     for model in (config.model, adapters):
         start(replace(config, model=model), policy, bf16=True)
     plain, adapted = (one["kv_cache_memory_bytes"] for one in engine)
-    stated = TrialMemory(measure_policy(policy), completions=16, tokens=128)
+    stated = TrialMemory(
+        measure_policy(policy), completions=16, prompt_tokens=64, completion_tokens=64
+    )
     with_adapters = replace(stated, rank=24, targets=targets)
     assert plain - adapted == with_adapters.engine.weights - stated.engine.weights > 0
 
@@ -301,7 +303,9 @@ def test_more_completions_than_vllm_batches_wait(
     training = config.training.replace(completions_per_step=completions)
     start(replace(config, training=training), policy)
     assert engine[0]["max_num_seqs"] == side_by_side
-    stated = TrialMemory(measure_policy(policy), completions=completions, tokens=128)
+    stated = TrialMemory(
+        measure_policy(policy), completions, prompt_tokens=64, completion_tokens=64
+    )
     fewer = replace(stated, completions=side_by_side)
     assert stated.engine.workspace == fewer.engine.workspace
 
