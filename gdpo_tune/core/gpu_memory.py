@@ -1,23 +1,16 @@
 """Memory of a trial on a GPU, computed from the shapes of its policy; docs/gpus.md states it.
 
 Source: docs/policies.md for what a layer keeps for the backward pass. A test compares the estimate
-with the peak of a step in torch's FakeTensorMode (tests/core/test_gpu_memory_peak.py).
+with the peak of a step in torch's FakeTensorMode.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.policy_shapes import PolicyShapes
-from gdpo_tune.core.settings import (
-    EVERY_LINEAR,
-    DataSettings,
-    ModelSettings,
-    RolloutSettings,
-    TrainingSettings,
-)
+from gdpo_tune.core.settings import EVERY_LINEAR
 
 GIB = 2**30
 CUDA_CONTEXT_BYTES = GIB // 2
@@ -285,28 +278,3 @@ class TrialMemory:
         if self.sleeps and self.at_rest > (1 - share) * room:
             return False
         return self.total <= self.get_trainer_room(room)
-
-
-def measure_settings(
-    policy: PolicyShapes,
-    data: DataSettings,
-    model: ModelSettings,
-    training: TrainingSettings,
-    rollout: RolloutSettings,
-    **more: Any,
-) -> TrialMemory:
-    """Return the memory of a process of a trial; `more` are further fields of it."""
-    known: dict[str, Any] = {
-        "completions": training.completions_per_step,
-        "prompt_tokens": data.max_prompt_length,
-        "completion_tokens": training.max_completion_length,
-        "shares_prompts": model.shared_prompts != "off",
-        "micro_batch": training.micro_batch_size,
-        "mini_batch": training.mini_batch_size,
-        "rank": model.lora_rank,
-        "targets": model.lora_targets,
-        "number_bytes": NUMBER_BYTES[model.dtype],
-        "moment_bytes": MOMENTS[training.optimizer],
-        "sleeps": rollout.sleep,
-    }
-    return TrialMemory(policy, **(known | more))

@@ -11,8 +11,7 @@ from typing import Any
 from gdpo_tune.core.settings import EVERY_LINEAR
 
 _LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
-_HEAD = "lm_head.weight"
-_EMBEDDING = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+_HEAD, _EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 _FEED_FORWARD = ("gate_proj.weight", "up_proj.weight", "c_fc.weight", "dense_h_to_4h.weight")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""

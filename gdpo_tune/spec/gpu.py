@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.gpu_memory import GIB, TrialMemory, measure_settings
+from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec.checks import check_lengths_and_batches, check_resource_settings
@@ -39,20 +39,31 @@ class PackChoice(NamedTuple):
 
 def measure_trial(spec: SweepSpec, policy: PolicyShapes) -> TrialMemory:
     """Return the memory of a process of a trial, as the file asks for it."""
-    resources, rollout = spec.resources, spec.rollout
+    model, training, resources, rollout = spec.model, spec.training, spec.resources, spec.rollout
     betas, sizes = (spec.space.list_reachable(name) for name in ("beta", "group_size"))
     may_use_engine = rollout.engine == "vllm" or (rollout.engine == "auto" and find_vllm())
     has_engine = may_use_engine and rollout.vllm_mode == "colocate"
-    return measure_settings(
-        *(policy, spec.data, spec.model, spec.training, rollout),
+    return TrialMemory(
+        policy=policy,
+        completions=training.completions_per_step,
+        prompt_tokens=spec.data.max_prompt_length,
+        completion_tokens=training.max_completion_length,
         group_size=max((int(size) for size in sizes or ()), default=1),
-        has_reference=not spec.model.lora_rank
+        shares_prompts=model.shared_prompts != "off",
+        micro_batch=training.micro_batch_size,
+        mini_batch=training.mini_batch_size,
+        rank=model.lora_rank,
+        targets=model.lora_targets,
+        number_bytes=NUMBER_BYTES[model.dtype],
+        moment_bytes=MOMENTS[training.optimizer],
+        has_reference=not model.lora_rank
         and (betas is None or any(float(beta) > 0 for beta in betas)),
-        recomputes=spec.model.gradient_checkpointing != "off",
+        recomputes=model.gradient_checkpointing != "off",
         workers=resources.workers,
         shards=resources.workers if resources.shards_policy else 1,
         trials=resources.trials_per_process,
         engine_share=rollout.vllm_memory_share if has_engine else 0.0,
+        sleeps=rollout.sleep,
     )
 
 

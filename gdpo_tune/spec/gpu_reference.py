@@ -66,10 +66,10 @@ def fill_page(page: str, files: Sequence[Path]) -> str:
     for policy in POLICIES:
         name, devices = policy.partition("/")[2], DEVICES.values()
         for kind, rank in (("every weight", 0), (f"LoRA, rank {RANK}", RANK)):
-            memory = measure_trial(adapt_recipe(base, rank), get_known_size(policy))
+            recipe = base.replace(model=base.model.replace(lora_rank=rank))
+            memory = measure_trial(recipe, get_known_size(policy))
             gpu_rows.append((name, kind, *(count_gpus(memory, device) for device in devices)))
-        adapters = measure_trial(adapt_recipe(base, RANK), get_known_size(policy))
-        packs = [replace(adapters, trials=count) for count in range(MOST_PACKED, 0, -1)]
+        packs = [replace(memory, trials=count) for count in range(MOST_PACKED, 0, -1)]
         most = (next((p.trials for p in packs if find_share(p, d)), "none") for d in devices)
         pack_rows.append((name, *map(str, most)))
     sizes = [device.partition(", ")[2] for device in DEVICES]
@@ -94,11 +94,6 @@ def count_gpus(memory: TrialMemory, device: int) -> str:
     if usual == smaller:
         return str(usual) if usual else "none"
     return f"{usual}, or {smaller} (8 bits)" if usual else f"{smaller} (8 bits)"
-
-
-def adapt_recipe(base: SweepSpec, rank: int) -> SweepSpec:
-    """Return a recipe with adapters of a rank, or none."""
-    return base.replace(model=base.model.replace(lora_rank=rank))
 
 
 def get_known_size(policy: str) -> PolicyShapes:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
-from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, measure_settings
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOMENTS, TrialMemory
 from gdpo_tune.core.http import PATIENCE
 from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.policy_shapes import PolicyShapes
@@ -56,27 +56,28 @@ class MicroBatchLimit(NamedTuple):
     def __str__(self) -> str:
         return f"{self.size:,} {'tokens' if self.counts_tokens else 'completions'}"
 
-    def halve(self) -> MicroBatchLimit:
-        """Return a limit of half the size."""
-        return self._replace(size=self.size // 2)
-
 
 def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
     """Return the limit that a trial's settings ask for; `model` is its policy without adapters."""
-    training, workers = config.training, distributed.count_processes()
+    training, rank = config.training, config.model.lora_rank
     if training.micro_batch_size != "auto":
-        whole = (training.mini_batch_size or training.completions_per_step) // workers
-        return MicroBatchLimit(training.micro_batch_size or whole)
-    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
-    bfloat16, rank = uses_bfloat16(config.model), config.model.lora_rank
-    memory = measure_settings(
-        *(PolicyShapes(shapes), config.data, config.model, training, config.rollout),
-        number_bytes=2 if bfloat16 else 4,
+        return MicroBatchLimit(training.micro_batch_size or training.completions_per_step)
+    workers = distributed.count_processes()
+    memory = TrialMemory(
+        PolicyShapes({name: tuple(each.shape) for name, each in model.named_parameters()}),
+        training.completions_per_step,
+        prompt_tokens=config.data.max_prompt_length,
+        completion_tokens=training.max_completion_length,
+        rank=rank,
+        targets=config.model.lora_targets,
+        number_bytes=2 if uses_bfloat16(config.model) else 4,
+        moment_bytes=MOMENTS[training.optimizer],
         has_reference=not rank and float(config.params["beta"]) > 0,
         recomputes=recomputes_activations(config.model),
         workers=workers,
         shards=workers if config.sharded else 1,
         engine_share=config.rollout.vllm_memory_share if uses_engine_in_process(config) else 0.0,
+        sleeps=config.rollout.sleep,
     )
     room = float(CPU_ACTIVATIONS)
     if torch.cuda.is_available():
@@ -264,10 +265,11 @@ def list_remedies(config: TrialConfig, trials: int = 1) -> str:
     training, engine = config.training, select_engine_here(config)
     settings = [f"lower resources.pack ({trials})"] if trials > 1 else []
     if config.train:
-        # In a single process, micro-batches were halved down to a single completion.
+        # A single process has halved its micro-batches, down to a single completion.
         if distributed.count_processes() > 1 and training.micro_batch_size != 1:
-            fewer = f"set training.micro_batch_size ({training.micro_batch_size}) to fewer"
-            settings.append(f"{fewer} completions, down to 1")
+            settings.append(
+                f"set a smaller training.micro_batch_size ({training.micro_batch_size})"
+            )
         if engine != "vllm":
             fewer = f"lower training.completions_per_step ({training.completions_per_step})"
             settings.append(f"{fewer}, all of which are sampled at once")

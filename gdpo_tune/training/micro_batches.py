@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
@@ -46,12 +45,8 @@ LogProbs = tuple[Tensor, Tensor | None, Tensor | None]
 _SHARES = "shares"
 """Entry of a micro-batch: factors of its loss and of its `_TOKEN_MEANS`."""
 _TOKEN_MEANS = (
-    "entropy",
-    "kl",
-    "clip_ratio/low_mean",
-    "clip_ratio/high_mean",
-    "clip_ratio/region_mean",
-    "cispo_clip_ratio",
+    *("entropy", "kl", "cispo_clip_ratio"),
+    *(f"clip_ratio/{kind}_mean" for kind in ("low", "high", "region")),
 )
 """Metrics that TRL averages over the tokens of each micro-batch, then over micro-batches."""
 _ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -99,30 +94,25 @@ class MicroBatchTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Compute the gradients of a mini-batch and return its loss, as TRL's method does."""
-        started = time.perf_counter()
         model.train()
         batch: Batch = self._prepare_inputs(inputs)
-        texts = [
-            torch.cat([batch[f"{p}_{kind}"] for p in ("prompt", "completion")], dim=1)
+        ids, mask = (
+            torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1)
             for kind in ("ids", "mask")
-        ]
-        accumulate = functools.partial(self._accumulate, model, batch)
-        loss = self._compute_in_parts(*texts, batch["completion_mask"].shape[1], accumulate)
+        )
+        compute = functools.partial(self._accumulate, model, batch)
+        loss = self._compute_in_parts(ids, mask, batch["completion_mask"].shape[1], compute)
         self._step += 1
-        self._metrics["train"]["step_time"].append(time.perf_counter() - started)
         return loss
 
     def _accumulate(self, model: Any, batch: Batch, parts: list[list[int]]) -> Tensor:
         """Add up the gradients of the micro-batches of a mini-batch, or leave none."""
         count, accelerator = len(parts), self.accelerator
-        lengths = batch["completion_mask"].sum(dim=1)
-        tokens = torch.stack([lengths[part].sum() for part in parts])
+        tokens = torch.stack([batch["completion_mask"][part].sum() for part in parts])
         all_tokens: Any = accelerator.reduce(tokens)
-        weights = torch.ones(count)
-        if self.loss_type == "bnpo":  # a mean over the tokens of a process
-            weights = tokens
-        elif self.loss_type in _ROW_MEANS:
-            weights = torch.tensor([len(part) for part in parts])
+        weights = torch.tensor([len(part) if self.loss_type in _ROW_MEANS else 1 for part in parts])
+        # Of the losses, only `bnpo` is a mean over the tokens of a process.
+        weights = tokens if self.loss_type == "bnpo" else weights
         factors = compute_shares(weights), compute_shares(all_tokens)
         # TRL divides by the number of micro-batches what is a mean over one of them.
         batch = {**batch, "num_items_in_batch": batch["num_items_in_batch"] / count}
@@ -133,8 +123,7 @@ class MicroBatchTrainer(GRPOTrainer):
         self.current_gradient_accumulation_steps *= count
         try:
             for *shares, part in zip(*factors, parts, strict=True):
-                rows = slice(None) if count == 1 else part  # one alone stays in its order
-                micro = cut_padding({n: v[rows] if v.dim() else v for n, v in batch.items()})
+                micro = cut_padding({n: v[part] if v.dim() else v for n, v in batch.items()})
                 is_last = len(losses) == count - 1
                 with nullcontext() if is_last or syncs_each else accelerator.no_sync(model):
                     with self.compute_loss_context_manager():
@@ -165,13 +154,12 @@ class MicroBatchTrainer(GRPOTrainer):
                 return compute(parts)
             except (RuntimeError, MemoryError) as error:
                 alone = self.accelerator.num_processes * self.args.gradient_accumulation_steps == 1
-                divides = any(len(part) > 1 for part in parts)
-                if not (alone and divides and is_out_of_memory(error)):
+                if not (alone and len(parts) < len(ids) and is_out_of_memory(error)):
                     raise
             free_garbage()  # only here: the error held the tensors of a micro-batch
             self.ran_out_of_memory = True
-            while len(self._divide(ids, mask, width)) == len(parts):
-                self.limit = self.limit.halve()
+            while len(self._divide(ids, mask, width)) <= len(parts):
+                self.limit = self.limit._replace(size=self.limit.size // 2)
 
     def _divide(self, ids: Tensor, mask: Tensor, width: int) -> list[list[int]]:
         """Return the rows of each micro-batch, of as many completions in every process."""
@@ -196,15 +184,14 @@ class MicroBatchTrainer(GRPOTrainer):
 
         # TRL asks for parts only where it needs no entropies: old and reference log-probabilities.
         def compute(parts: list[list[int]]) -> Tensor:
-            if len(parts) == 1:
-                return self._compute_log_probs(model, ids, mask, width, **more)[0]
             prompts, completions = mask.tensor_split([-width], dim=1)
             log_probs = torch.zeros(completions.shape, device=ids.device)
             for rows in parts:
                 kept = measure_width(completions[rows])
                 first = prompts.shape[1] - measure_width(prompts[rows])
-                text = (each[rows, first : prompts.shape[1] + kept] for each in (ids, mask))
-                part = self._compute_log_probs(model, *text, kept, **more)[0]
+                columns = slice(first, prompts.shape[1] + kept)
+                text = ids[rows, columns], mask[rows, columns]
+                part = self._compute_log_probs(model, text[0], text[1], kept, **more)[0]
                 log_probs[rows, :kept] = part.to(log_probs.dtype)
             return log_probs
 
@@ -304,11 +291,11 @@ def divide(
         for row in sorted(rows, key=lambda row: -completions[row]):
             groups[keys[row]].append(row)
         return fill(sorted(groups.values(), key=count_tokens, reverse=True))
-    pairs = [(completions[row], prompts[row]) for row in rows]
-    orders = (
-        sorted(rows, key=lambda row: order(*pairs[row]), reverse=True)
-        for order in (lambda c, p: (c, p), lambda c, p: (p, c), lambda c, p: (c + p, p))
-    )
+    orders = [
+        sorted(rows, key=lambda row: (completions[row], prompts[row]), reverse=True),
+        sorted(rows, key=lambda row: (prompts[row], completions[row]), reverse=True),
+        sorted(rows, key=lambda row: (prompts[row] + completions[row], prompts[row]), reverse=True),
+    ]
     filled = (fill([[row] for row in order]) for order in orders)
     return min(filled, key=lambda parts: sum(map(count_tokens, parts)))
 

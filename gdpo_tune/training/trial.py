@@ -295,7 +295,6 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     order = order_prompts(len(problems), count, config.seed)
     data = Dataset.from_dict({"prompt": [problems[i].prompt for i in order], "problem": order})
     model = cache.take_policy()
-    limit = memory.choose_limit(config, model)
     adapter = build_adapter_config(model, config.model, config.policy)
     engine = rollout.choose_engine(config, model)
     uses_vllm = engine == "vllm"
@@ -326,7 +325,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             begin_scoring=build_early_scoring(cache.task, problems),
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
             shared_prompts=config.model.shared_prompts,
-            limit=limit,
+            limit=memory.choose_limit(config, model),
             rollout_func=None
             if uses_vllm
             else functools.partial(rollout.sample_for_trainer, fast=engine == "fast_cpu"),

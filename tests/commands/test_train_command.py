@@ -279,7 +279,7 @@ def test_a_training_counts_its_scoring_away_from_the_default(tmp_path):
 
 def test_a_training_that_ran_out_of_memory_resumes_with_smaller_micro_batches(fake):
     def fail():
-        raise TrialFailure("out of memory: set training.micro_batch_size (auto) to fewer")
+        raise TrialFailure("out of memory: set a smaller training.micro_batch_size (auto)")
 
     fake.actions[2] = fail
     arguments = [*FILE, "--steps", "3"]

@@ -199,7 +199,7 @@ def test_without_an_engine_the_trainer_has_all_of_the_room(load):
 )
 def test_policies_that_the_page_promises_fit(policy, rank, device, gpus):
     base = load_spec(ROOT / "search_spaces" / "math_qwen.yaml", to_run=False)
-    spec = gpu_reference.adapt_recipe(base, rank)
+    spec = base.replace(model=base.model.replace(lora_rank=rank))
     size, memory = find_known_size(policy), gpu_reference.DEVICES[device]
     spread = measure(spec, size, workers=gpus, shards=gpus)
     for moments in (8, 2):
