@@ -43,6 +43,7 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import draw_code_problems
 from gdpo_tune.training.lora import build_adapter_config
+from gdpo_tune.training.memory import MicroBatchLimit
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -62,7 +63,12 @@ class Padded(MicroBatchTrainer):
 
 
 OURS = partial(GDPOTrainer, normalization="gdpo", rollout_func=sample_for_trainer)
-BY_LENGTH = partial(Padded, rollout_func=sample_for_trainer, shared_prompts="off")
+BY_LENGTH = partial(
+    Padded,
+    rollout_func=sample_for_trainer,
+    shared_prompts="off",
+    limit=MicroBatchLimit(MICRO_BATCH),
+)
 SHUFFLED = partial(GRPOTrainer, rollout_func=sample_for_trainer)
 
 
@@ -244,8 +250,9 @@ def measure(
         return measure_policy(policy, min(steps, 3), **sizes)
 
     def take_turns(ours, plain, at_once):
-        def run(is_ours, seed):
-            return run_block(ours if is_ours else plain, steps, seed, at_once)
+        def run(is_ours, seed):  # ours gets whole steps and divides them itself
+            size = PROMPTS * GROUP if is_ours else at_once
+            return run_block(ours if is_ours else plain, steps, seed, size)
 
         return alternate(run, blocks, 3 * blocks)
 

@@ -155,8 +155,8 @@ class GDPOTrainer(ShardedTrainer):
     @property
     def updates_per_step(self) -> int:
         """Optimizer steps on the samples of a step: passes times mini-batches."""
-        count: Any = self.args.steps_per_generation
-        return self.num_iterations * max(1, count // self.args.gradient_accumulation_steps)
+        arguments: Any = self.args
+        return self.num_iterations * arguments.steps_per_generation
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Replace the advantages [n] of TRL by ours, computed from all N completions."""
