@@ -231,7 +231,7 @@ class MicroBatchTrainer(GRPOTrainer):
         """Return TRL's loss of a micro-batch; the losses of a mini-batch add up."""
         loss: Tensor = super().compute_loss(model, inputs, *arguments, **keywords)
         # A micro-batch weighs by its tokens, so that averages over micro-batches are over tokens.
-        factor, of_all = inputs[_SHARES]
+        factor, of_all = inputs.get(_SHARES, (1.0, 1.0))
         for name in _TOKEN_MEANS:
             if name in self._metrics["train"]:
                 self._metrics["train"][name][-1] *= of_all

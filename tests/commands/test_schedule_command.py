@@ -72,7 +72,7 @@ def test_what_another_machine_needs_is_noted_once(tmp_path, capsys, monkeypatch)
     assert run_schedule(tmp_path, "validate") == 0
     printed = capsys.readouterr()
     assert "error: " not in printed.err
-    assert printed.err.count("math_qwen.yaml:11: model.lora_rank = 32: LoRA needs") == 1
+    assert printed.err.count("math_qwen.yaml:10: model.lora_rank = 32: LoRA needs") == 1
     note = "note: slurm-math, weekly-math: needed on the machine that trains, and missing on this"
     assert note in printed.err
     assert run_schedule(tmp_path, "render", "--to", "systemd") == 0

@@ -38,6 +38,9 @@ from tests.support.training import mark_slow_cases, write_policy
 ON_CPU = ("model.dtype=float32", "model.gradient_checkpointing=off")
 
 
+ACCUMULATION = ("gradient_accumulation_steps", "steps_per_generation")
+
+
 def parse_with_trl(tmp_path, *overrides):
     """Return a file as `trl grpo --config` reads it, and the arguments of a trial."""
     request = make_request([*ON_CPU, *overrides])
@@ -70,6 +73,12 @@ def test_trl_reads_the_arguments_of_a_trial(tmp_path, overrides):
     written = parse_settings(export_to("trl", make_recipe(*ON_CPU, *overrides)))
     shared = {field.name for field in dataclasses.fields(GRPOConfig)} & set(written)
     elsewhere = {"output_dir", "multi_objective_aggregation", "weight_decay", "reward_weights"}
+    # A trial divides its mini-batches itself.
+    elsewhere |= {"per_device_train_batch_size", *ACCUMULATION}
+    size = ours.per_device_train_batch_size
+    parts = theirs.gradient_accumulation_steps
+    assert theirs.per_device_train_batch_size * parts == size
+    assert theirs.steps_per_generation == parts * ours.steps_per_generation
     assert len(shared - elsewhere) > 15
     for name in sorted(shared - elsewhere):
         assert getattr(theirs, name) == getattr(ours, name), name

@@ -85,7 +85,7 @@ def test_a_prompt_keeps_its_completions_together():
     tokens = MicroBatchLimit(19, counts_tokens=True)
     assert divide(*lengths, keys, tokens) == [[4, 5], [2, 3, 1, 0]], "7 + 6 tokens"
     # A group that is too large is cut, and so is what a limit allows none of.
-    smaller = tokens.halve()
+    smaller = MicroBatchLimit(9, counts_tokens=True)
     assert divide(*lengths, keys, smaller) == [[4], [5], [2, 3], [1, 0]]
     assert divide(*lengths, keys, MicroBatchLimit(0)) == [[4], [5], [2], [3], [1], [0]]
 
