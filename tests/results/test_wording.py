@@ -9,6 +9,7 @@ import pytest
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import (
+    HALVED,
     Cost,
     Estimate,
     Measurement,
@@ -20,6 +21,7 @@ from gdpo_tune.core.trials import (
 )
 from gdpo_tune.results.front_table import format_front_csv
 from gdpo_tune.results.wording import (
+    count_notes,
     describe_role,
     describe_states,
     explain_dead_start,
@@ -188,6 +190,14 @@ def test_a_reward_that_is_absent_from_the_first_step_is_measured(spec, tmp_path)
     dead = {"train/rewards/format/frac_reward_zero_std": 1.0}
     lines = warn(spec, add_metrics(make_front(spec, 4), tmp_path, {"train/loss": 0.0}, dead))
     assert has("format: equal in at least 100 %", lines)
+
+
+def test_trials_are_counted_by_what_they_note(spec):
+    records = make_front(spec, 4)
+    assert not count_notes(records, HALVED)
+    for number, limit in ((0, "9 tokens"), (1, "5 completions"), (3, "9 tokens")):
+        records[number] = replace(records[number], environment={HALVED: f"at most {limit}"})
+    assert count_notes(records, HALVED) == "2 x at most 9 tokens; 1 x at most 5 completions"
 
 
 def test_a_policy_that_did_not_change_is_on_no_front(spec):
