@@ -24,14 +24,14 @@ from gpu_check_sweeps import (
     find_refusal,
     run_sweep_command,
 )
-from harness import Peak, measure_gpu_memory, query_gpu
+from harness import Peak, build_trial, measure_gpu_memory, query_gpu
 from packaging.requirements import Requirement
 from paired_timing import Plan
 
 from gdpo_tune import cli
 from gdpo_tune.core.engines import find_compiler_problem, find_vllm, select_engine
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.settings import ModelSettings, RolloutSettings
+from gdpo_tune.core.settings import ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.spec import load_spec
 
 if TYPE_CHECKING:
@@ -400,11 +400,12 @@ def check_bfloat16() -> Row:
     """Check that `model.dtype: auto` asks for bfloat16 only where the device computes in it."""
     import torch
 
-    from gdpo_tune.core.settings import ModelSettings
     from gdpo_tune.training.trl_arguments import uses_bfloat16
 
     native = torch.cuda.is_bf16_supported(including_emulation=False)
-    used = uses_bfloat16(ModelSettings())
+    used = uses_bfloat16(
+        build_trial(LONG_TASK, "embedded", Path(), {}, training=TrainingSettings())
+    )
     figure = f"device {'has' if native else 'lacks'} it, auto {'uses' if used else 'avoids'} it"
     # Float32 on a device that has it is slow and not wrong.
     return judge(STEP, "bfloat16", figure, "auto uses it only if native", native or not used)

@@ -210,8 +210,8 @@ class ModelSettings(Section):
     """How a policy is loaded and trained (the YAML's `model:`)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the computation; `auto` is bfloat16 on a GPU that computes in it, and
-    float32 elsewhere. Weights that are trained stay in float32, in which a small learning rate is
+    """Number format of the computation; `auto` is bfloat16 on a GPU that computes in it, and for
+    policies above 50 million parameters on a CPU that does; float32 elsewhere. Weights that are trained stay in float32, in which a small learning rate is
     not rounded away; under LoRA the others are kept in `dtype` too."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations to save memory; `auto` is on for a GPU."""

@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from gdpo_tune.training.shared_prompts import build_row
 
-_MOST_PARAMETERS = 50_000_000
+MOST_PARAMETERS = 50_000_000
 """In a larger policy arithmetic dominates, and copies of the weights are expensive."""
 FIXED_ROPE = ("default", "linear", "llama3")
 """Rotary embeddings whose angles do not depend on the length of the sequence."""
@@ -36,7 +36,7 @@ def is_small_llama(model: PreTrainedModel) -> bool:
     config: Any = model.config
     return (
         model.dtype == torch.float32
-        and model.num_parameters() <= _MOST_PARAMETERS
+        and model.num_parameters() <= MOST_PARAMETERS
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias

@@ -71,7 +71,7 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> EngineName:
     gpu = torch.cuda.is_available()  # where the policy goes once the trainer is built
     if gpu:
         check_compiler()
-    rank, bfloat16 = config.model.lora_rank, uses_bfloat16(config.model)
+    rank, bfloat16 = config.model.lora_rank, uses_bfloat16(config)
     plain = not rank and not bfloat16
     engine = select_engine_here(config, has_fast_cpu=plain and not gpu and is_small_llama(model))
     check_adapter_precision(engine, gpu=gpu, lora_rank=rank, bfloat16=bfloat16)
@@ -100,7 +100,7 @@ def uses_engine_in_process(config: TrialConfig) -> bool:
 
 def choose_held_out_sampler(config: TrialConfig) -> Generate:
     """Choose the sampler of held-out completions without vLLM, in the training's precision."""
-    return functools.partial(generate, bfloat16=uses_bfloat16(config.model))
+    return functools.partial(generate, bfloat16=uses_bfloat16(config))
 
 
 def sample_for_trainer(prompts: list[str], trainer: Any, *, fast: bool = True) -> dict[str, Any]:

@@ -284,7 +284,7 @@ def merge_and_validate(
 
 def load_merge(config: TrialConfig, directory: Path) -> PreTrainedModel:
     """Load a merge as a trial of this configuration loads a policy."""
-    model: Any = load_policy(str(directory), choose_weights_dtype(config.model))[0]
+    model: Any = load_policy(str(directory), choose_weights_dtype(config))[0]
     return model.to("cuda") if torch.cuda.is_available() else model
 
 

@@ -222,7 +222,7 @@ def release_worker_cache() -> None:
 def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return load_policy(
         config.policy,
-        choose_weights_dtype(config.model),
+        choose_weights_dtype(config),
         config.model.revision,
         dropout=config.model.dropout,
         temperature=config.training.evaluation_temperature,

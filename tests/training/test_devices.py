@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import torch
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.system import RENDEZVOUS, clear_rendezvous
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import distributed, rollout
+from gdpo_tune.training import distributed, rollout, trl_arguments
 from gdpo_tune.training.training_state import (
     load_random_state,
     read_random_state,
@@ -40,12 +42,42 @@ def test_auto_is_bfloat16_only_where_the_gpu_computes_in_it(cuda, supported):
         return supported or including_emulation  # such as T4 and V100
 
     cuda.setattr(torch.cuda, "is_bf16_supported", is_supported)
-    assert uses_bfloat16(ModelSettings()) is supported
+    assert uses_bfloat16(configure("embedded")) is supported
     frozen = torch.bfloat16 if supported else torch.float32
-    assert choose_weights_dtype(ModelSettings(lora_rank=4)) is frozen
+    assert choose_weights_dtype(configure("embedded", lora_rank=4)) is frozen
     assert asked == [False, False]
-    assert uses_bfloat16(ModelSettings(dtype="bfloat16"))
-    assert not uses_bfloat16(ModelSettings(dtype="float32"))
+    assert uses_bfloat16(configure("embedded", dtype="bfloat16"))
+    assert not uses_bfloat16(configure("embedded", dtype="float32"))
+
+
+def configure(policy, **model):
+    return replace(build_trial_config(policy, Path()), model=ModelSettings(**model))
+
+
+def test_a_cpu_computes_in_bfloat16_where_it_is_faster_and_the_policy_is_large(
+    tmp_path, monkeypatch
+):
+    small = str(write_policy(tmp_path / "policy"))
+    for faster in (True, False):
+        monkeypatch.setattr(trl_arguments, "multiplies_bfloat16_faster", lambda f=faster: f)
+        assert uses_bfloat16(configure("org/policy")) is faster
+        assert choose_weights_dtype(configure("org/policy")) is torch.float32, "it is trained"
+        for policy in ("embedded", small):
+            assert not uses_bfloat16(configure(policy))
+    monkeypatch.setattr(trl_arguments, "multiplies_bfloat16_faster", lambda: True)
+    monkeypatch.setattr(trl_arguments, "MOST_PARAMETERS", 1)
+    assert uses_bfloat16(configure(small))
+    assert choose_weights_dtype(configure(small, lora_rank=4)) is torch.bfloat16
+
+
+def test_a_cpu_is_asked_by_a_product(monkeypatch):
+    """Linux names the instructions in /proc/cpuinfo; the product measures what they are worth."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "flags" not in flags:
+        pytest.skip("no flags to compare with")
+    native = "avx512_bf16" in flags or "amx_bf16" in flags
+    trl_arguments.multiplies_bfloat16_faster.cache_clear()
+    assert trl_arguments.multiplies_bfloat16_faster() is native
 
 
 # Engine
