@@ -336,7 +336,7 @@ def preflight(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
         spec.task, spec.training, spec.sandbox, spec.data, scoring=spec.scoring
     ) as task:
         environment = task.environment()  # starts what the task needs, such as the sandbox
-        environment |= check_scoring(spec, task)
+        environment |= check_scoring(spec, task) | check_demonstrations(spec, task)
     if tracked:
         check_server(spec)
     return environment
@@ -372,6 +372,30 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
         print(f"warning: references: {share} earn full {found.reward}", file=sys.stderr)
         print(format_wrong_references(found), file=sys.stderr)
     return {"references": str(found)}
+
+
+def check_demonstrations(spec: SweepSpec, task: Any) -> dict[str, str]:
+    """Collect the demonstrations of a start as it will, and return what was found, for a person.
+
+    Raises:
+        DataError: it could not learn from them; see `collect_demonstrations`.
+    """
+    if spec.start is None:
+        return {}
+    from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_tokenizer
+    from gdpo_tune.training.demonstrations import collect_demonstrations
+
+    model, tokenizer = spec.model, load_local_tokenizer(spec.policy, spec.model.revision)
+    if tokenizer is None:
+        return {"demonstrations": "counted once the policy is on this machine"}
+    prompts = choose_prompt_format(
+        *(spec.policy, tokenizer, task.instructions, model.instructions),
+        *(model.chat_template_kwargs, model.template_date),
+    )
+    found = collect_demonstrations(spec.build_start_config({}, 0, Path()), task, prompts)
+    if found.left_out:
+        print(f"warning: demonstrations: {found}", file=sys.stderr)
+    return {"demonstrations": str(found)}
 
 
 def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:

@@ -176,11 +176,14 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
 
         check_data(spec.data, spec.training)
     has_references = spec.data.source and spec.data.is_local and not needs
-    if task_files.is_task_file(spec.task) or has_references:
+    has_start = spec.start is not None and (has_references or not spec.data.source)
+    if task_files.is_task_file(spec.task) or has_references or has_start:
         with task_files.build_task(
             spec.task, spec.training, spec.sandbox, spec.data, scoring=spec.scoring
         ) as task:
-            found = {**task.environment(), **cli.check_scoring(spec, task)}
+            found = cli.check_demonstrations(spec, task) if has_start else {}
+            if task_files.is_task_file(spec.task) or has_references:
+                found |= {**task.environment(), **cli.check_scoring(spec, task)}
             for name, value in found.items():
                 print(f"{name}: {value}")
     return 0
@@ -227,7 +230,7 @@ def _find_status(result: SweepResult) -> int:
         text = explain_dead_start(dead.reason, dead.directory)
         print(f"error: trial {dead.number} and all others: {text}", file=sys.stderr)
         return ExitCode.NO_SIGNAL
-    trained = [record for record in result.records if record.role != "untrained"]
+    trained = [record for record in result.records if not record.is_initial]
     if not trained or any(record.state != "failed" for record in trained):
         return ExitCode.DONE
     print("error: every trial failed; correct the cause, then start with --fresh", file=sys.stderr)

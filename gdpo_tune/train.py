@@ -105,6 +105,10 @@ def main(arguments: Sequence[str]) -> int:
     command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
     with cli.hold_directory(config.directory, LOCK):
         config = record_request(config)
+        status, config = _prepare_start(asked, config, accept=options.accept_changes)
+        if status:
+            print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
+            return status
         _compare_content(config, accept=options.accept_changes)
         if (config.directory / RESULT).exists():
             print("already finished: nothing was started")
@@ -117,6 +121,25 @@ def main(arguments: Sequence[str]) -> int:
     print(f"policy: {config.directory / encoded['checkpoint']}")
     print(f"steps:  {config.directory / 'steps.jsonl'}")
     return 0
+
+
+def _prepare_start(
+    asked: TrainingRequest, config: TrialConfig, *, accept: bool
+) -> tuple[int, TrialConfig]:
+    """Train the supervised start that a file asks for, unless a sweep has made it.
+
+    Return the exit status, and the configuration of a training that begins there.
+    """
+    if asked.spec.start is None or config.start is not None:
+        return 0, config
+    own = asked.spec.build_start_config(asked.params, config.seed, config.directory / "start")
+    own.directory.mkdir(exist_ok=True)
+    own = record_request(replace(own, threads=config.threads, model=config.model))
+    _compare_content(own, accept=accept)
+    if not (own.directory / RESULT).exists() and (status := _train_to_end(asked, own)):
+        return status, config
+    result = json.loads((own.directory / RESULT).read_text(encoding="utf-8"))
+    return 0, replace(config, start=own.directory / result["checkpoint"])
 
 
 def record_request(config: TrialConfig) -> TrialConfig:
@@ -157,8 +180,11 @@ def _compare_content(config: TrialConfig, *, accept: bool) -> None:
 
     file = config.directory / CONTENT
     starts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    start = str(config.start or "")
+    if config.supervised is not None:
+        start = config.supervised.file
     facts = content.measure_content(
-        config.task, config.policy, config.model, config.data, config.rollout
+        config.task, config.policy, config.model, config.data, config.rollout, start
     )
     digests = {name: fact.digest for name, fact in facts.items()}
     changes = content.list_changes(starts[-1]["digests"], facts) if starts else {}

@@ -356,7 +356,7 @@ def build_arm(
     that no model proposed are independent: a model tries more of a mode in a corner of the space
     where that mode looked good, which says nothing about the mode.
     """
-    kept = [r for r in records if r.role not in ("untrained", "published")]
+    kept = [r for r in records if not r.is_initial and r.role != "published"]
     goals = tuple(objectives)
     trainings = {
         record.number: find_original(seeds).number

@@ -58,7 +58,7 @@ class Front:
     members: tuple[Configuration, ...]
     """Configurations on the front, best in the first objective first."""
     baselines: tuple[Configuration, ...]
-    """The untrained policy and the published weights, as far as measured."""
+    """The untrained policy, the start and the published weights, as far as measured."""
     knee: Configuration | None
     """The best compromise, see `choose_knee`; None while the front is empty."""
     extremes: dict[str, Configuration]
@@ -237,7 +237,7 @@ def build_front(
         sorted((c for c in measured if c.is_on_front), key=lambda c: sign * c.get_values(goals)[0])
     )
     values = [member.get_values(goals) for member in members]
-    baselines = tuple(c for c in measured if c.role in ("untrained", "published"))
+    baselines = tuple(c for c in measured if c.is_initial or c.role == "published")
     return Front(
         objectives=goals,
         records=tuple(records),
@@ -255,7 +255,7 @@ def _trace_hypervolume(
     records: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> tuple[HypervolumePoint, ...]:
     key_of = {r.number: key for key, members in group_trials(records).items() for r in members}
-    ended = [r for r in records if r.role != "untrained" and r.finished is not None]
+    ended = [r for r in records if not r.is_initial and r.finished is not None]
     ended.sort(key=lambda record: (record.finished or math.inf, record.number))
     seeds: dict[Key, list[TrialRecord]] = {}
     points: dict[Key, tuple[float, ...]] = {}
@@ -388,7 +388,7 @@ def summarize_origins(front: Front) -> tuple[Origin, ...]:
     The shares are nested and sum to 1: ends alone, then what checkpoints add, then what merges add
     to both. Empty for a sweep without checkpoints and merges, where ends are all there is.
     """
-    kinds = {r.number: KINDS[min(len(r.parts), 2)] for r in front.records if r.role != "untrained"}
+    kinds = {r.number: KINDS[min(len(r.parts), 2)] for r in front.records if not r.is_initial}
     if set(kinds.values()) <= {"ends"}:
         return ()
     origins: list[Origin] = []

@@ -525,7 +525,7 @@ def rank_checkpoints(
         (record.validation, None)
         for record in records
         if record.state == "complete" and record.feasible is not False
-        if record.is_comparable and record.role != "untrained"
+        if record.is_comparable and not record.is_initial
     ]
     policies += [
         (rung.validation, Part(record.number, rung.step, 1.0))

@@ -20,7 +20,7 @@ Student's t of df degrees of freedom.
 Two or three seeds may agree by luck, and one seed says nothing about the noise of training. So no
 configuration counts as less noisy than the seeds of the others. Until some configuration has two
 seeds, sigma is unknown and counts as 0; the errors of `is_provisional` ones are then too small. The
-untrained policy has no noise of training and no sigma.
+untrained policy has no noise of training and no sigma, nor has a start, at which all begin.
 
 All trials answer the same test prompts, and what the choice of prompts adds to s_i does not shrink
 with more seeds: these errors are for comparing configurations, not for predicting other prompts. A
@@ -41,6 +41,7 @@ from gdpo_tune.analysis.pareto import NOT_RANKED, Floats, compute_losses, rank_p
 from gdpo_tune.analysis.uncertainty import compute_quantile, estimate_front_probability
 from gdpo_tune.core.trials import (
     CLEAR,
+    INITIAL,
     Estimate,
     Objective,
     Params,
@@ -75,7 +76,7 @@ class Configuration:
     params: Params
     """Empty for a merge; those of its training for a checkpoint."""
     role: Role
-    """`untrained`, `published`, `checkpoint`, `merge` or `search`; never `replicate`."""
+    """`untrained`, `start`, `published`, `checkpoint`, `merge` or `search`; never `replicate`."""
     mean: Mapping[str, Estimate]
     """Test metric -> mean over seeds and its standard error; every metric that all seeds have."""
     validation: Mapping[str, Estimate]
@@ -99,7 +100,12 @@ class Configuration:
     @property
     def is_training(self) -> bool:
         """True if trained with its own parameters."""
-        return self.role != "untrained" and not self.parts
+        return not self.is_initial and not self.parts
+
+    @property
+    def is_initial(self) -> bool:
+        """True for a policy at which trainings may begin, which is on no front."""
+        return self.role in INITIAL
 
     @property
     def is_on_front(self) -> bool:
@@ -134,7 +140,7 @@ def pool_trials(
         for key, members in groups.items()
         if (seeds := [record for record in members if is_measured(record, objectives)])
     }
-    trained = [seeds for seeds in measured.values() if seeds[0].role != "untrained"]
+    trained = [seeds for seeds in measured.values() if not seeds[0].is_initial]
     test = estimate_seed_spread([[record.test for record in seeds] for seeds in trained])
     validation = estimate_seed_spread(
         [[record.validation for record in seeds] for seeds in trained]
@@ -144,8 +150,8 @@ def pool_trials(
         first = find_original(groups[key])
         published = any(record.role == "published" for record in groups[key])
         role: Role = "published" if published else "search"
-        role = first.role if first.parts or first.role == "untrained" else role
-        noise = ({}, {}) if role == "untrained" else (test, validation)
+        role = first.role if first.parts or first.is_initial else role
+        noise = ({}, {}) if first.is_initial else (test, validation)
         pooled.append(
             Configuration(
                 numbers=tuple(record.number for record in seeds),
@@ -164,7 +170,7 @@ def pool_trials(
             )
         )
     pooled.sort(key=lambda configuration: configuration.first)
-    eligible = [c for c in pooled if c.can_be_on_front and c.role != "untrained"]
+    eligible = [c for c in pooled if c.can_be_on_front and not c.is_initial]
     means = np.array([c.get_values(objectives) for c in eligible])
     errors = np.array([c.get_errors(objectives) for c in eligible])
     df = max((c.df for c in eligible), default=0)
@@ -180,7 +186,8 @@ def pool_trials(
 def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
     """Group trials with equal parameters, each replicate with its original, by trial number.
 
-    The untrained policy stands alone. Trials that are not comparable have groups of their own.
+    The untrained policy and the start stand alone. Trials that are not comparable have groups of
+    their own.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}
@@ -189,7 +196,7 @@ def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]
         original = record if record.replicate_of is None else by_number.get(record.replicate_of)
         original = original or record
         key: Key = tuple(sorted(original.params.items()))
-        if original.role == "untrained":
+        if original.is_initial:
             key = (original.role,)
         elif original.parts:
             key = (original.role, original.parts)

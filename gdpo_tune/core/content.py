@@ -5,6 +5,7 @@ A fact has a name of two words, its kind and what it is about:
     task mine.py               the task's file, or a module that it imports
     file rows.jsonl            a file that the code of the task names, such as its rows
     data train.jsonl           a file of `data.source`
+    start rows.jsonl           demonstrations, or a file of the policy that was trained on them
     policy model.safetensors   a file of a local policy: weights, tokenizer, template, settings
     hub org/name               commit of a policy or data set in the local cache of the Hub
     version torch              version of a package that changes numbers, or that the task imports
@@ -44,7 +45,7 @@ from gdpo_tune.core.files import (
 from gdpo_tune.core.object_store import find_cache_directory
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import is_task_file, split_task_file
-from gdpo_tune.core.trial_files import TRAINER_STATE_FILE
+from gdpo_tune.core.trial_files import MARKER, TRAINER_STATE_FILE
 
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
@@ -58,6 +59,7 @@ _RACY_SECONDS = 2.0
 """A file that was written so lately may change again within one tick of its file system's clock."""
 _POLICY_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 _LEFT_BY_TRAINING = (
+    MARKER,
     TRAINER_STATE_FILE,
     "training_args.bin",
     "initial_policy.json",
@@ -80,10 +82,16 @@ class Fact:
 
 
 def measure_content(
-    task: str, policy: str, model: ModelSettings, data: DataSettings, rollout: RolloutSettings
+    task: str,
+    policy: str,
+    model: ModelSettings,
+    data: DataSettings,
+    rollout: RolloutSettings,
+    start: str = "",
 ) -> dict[str, Fact]:
     """Return name -> fact for all that can be known here; the arguments as in a sweep file.
 
+    `start` is a file of demonstrations, or the directory of the policy after its supervised start.
     A policy or data set on the Hub has a fact only if the local cache knows its commit. A file that
     cannot be read raises its `OSError`.
     """
@@ -114,9 +122,13 @@ def measure_content(
                 files.append((f"data {part}{name}", file))
         elif source:
             _add_hub_commit(facts, source, "main")
+    if start:
+        place = expand_path(start)
+        below = list_policy_files(place) if place.is_dir() else [place]
+        files += [(f"start {file.name}", file) for file in below if file.exists()]
     directory = POLICIES.get(policy) or expand_path(policy)
     if directory.is_dir():
-        below = ((file.relative_to(directory), file) for file in _list_policy_files(directory))
+        below = ((file.relative_to(directory), file) for file in list_policy_files(directory))
         files += [(f"policy {name}", file) for name, file in below]
     else:
         _add_hub_commit(facts, policy, model.revision or "main")
@@ -140,7 +152,9 @@ def list_changes(
         if kind in without or before == (fact and fact.digest):
             continue
         if fact is None or before is None:
-            is_known = kind in ("task", "data", "policy") or (kind == "file" and fact is None)
+            is_known = kind in ("task", "data", "start", "policy") or (
+                kind == "file" and fact is None
+            )
             is_known &= any(each.startswith(f"{kind} ") for each in recorded)  # none is published
             if is_known:
                 changes[name] = f"{kind} {what} is {'new' if fact else 'gone'}"
@@ -214,7 +228,8 @@ def _add_hub_commit(facts: dict[str, Fact], name: str, revision: str) -> None:
             facts[f"hub {name}"] = Fact(reference.read_text(encoding="utf-8").strip())
 
 
-def _list_policy_files(directory: Path) -> list[Path]:
+def list_policy_files(directory: Path) -> list[Path]:
+    """Return the files of a policy's directory that a training from it reads, sorted."""
     return sorted(
         file
         for pattern in ("*", "additional_chat_templates/*")
@@ -318,7 +333,7 @@ def _find_named_files(modules: Mapping[Path, ast.Module]) -> tuple[set[str], lis
                 places.add(inner)
     for place in places - roots - {file.parent for file in files}:
         if (place / "config.json").exists():
-            files.update(_list_policy_files(place))
+            files.update(list_policy_files(place))
         elif not roots.isdisjoint(place.parents):  # not the like of /tmp
             files.update(file for file in place.iterdir() if file.suffix in _NAMED_FILES)
     return texts, sorted(files - {file.resolve() for file in modules})

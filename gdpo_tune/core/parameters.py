@@ -55,7 +55,7 @@ PARAMETERS: dict[str, ParameterInfo] = {
     "group_size": ParameterInfo("int", 8, "completions sampled for each prompt", low=2),
     "learning_rate": ParameterInfo("float", 1e-6, "peak learning rate", low=0, open_low=True),
     "temperature": ParameterInfo("float", 1.0, "sampling temperature", low=0, open_low=True),
-    "beta": ParameterInfo("float", 0.0, "weight of the KL to the untrained policy", low=0.0),
+    "beta": ParameterInfo("float", 0.0, "weight of the KL to the initial policy", low=0.0),
     "epsilon": ParameterInfo(
         "float",
         0.2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
@@ -211,8 +211,9 @@ class ModelSettings(Section):
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the computation; `auto` is bfloat16 on a GPU that computes in it, and for
-    policies above 50 million parameters on a CPU that does; float32 elsewhere. Weights that are trained stay in float32, in which a small learning rate is
-    not rounded away; under LoRA the others are kept in `dtype` too."""
+    policies above 50 million parameters on a CPU that does; float32 elsewhere. Weights that are
+    trained stay in float32, in which a small learning rate is not rounded away; under LoRA the
+    others are kept in `dtype` too."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations to save memory; `auto` is on for a GPU."""
     shared_prompts: Annotated[Literal["auto", "on", "off"], INDIFFERENT] = "auto"
@@ -240,6 +241,30 @@ class ModelSettings(Section):
     template_date: Annotated[str, INDIFFERENT] = ""
     """Date that the chat template writes as today's, `2026-01-31`; default: the day on which the
     sweep or training started, for all of its trials."""
+
+
+class StartSettings(Section):
+    """Supervised training before all trials, which begin at its policy (the YAML's `start:`).
+
+    It is itself a trial and a baseline. Without the section, trials begin at the policy as it is.
+    """
+
+    demonstrations: Annotated[str, MinLen(1)] = "data"
+    """`data` writes them from the solutions that the data or the task states, of training prompts
+    alone. A file, `.jsonl` or as `data.source` may be, has them as columns `prompt` (a text, or
+    messages) and `completion` (the text that the policy is to write)."""
+    steps: Annotated[int, Ge(1), Le(10**9)] = 60
+    """Optimizer steps."""
+    learning_rate: Annotated[float, Gt(0), Le(1)] = 1e-4
+    """Highest learning rate: it rises over the first tenth of the steps, then falls to 0."""
+    completions_per_step: Annotated[int, Ge(1), Le(1 << 20)] = 16
+    """Demonstrations of a step, of all workers together; `training.micro_batch_size` of them, or
+    the next smaller number that divides them, are computed at once."""
+
+    @property
+    def file(self) -> str:
+        """Path of the demonstrations; empty if they are written from the data."""
+        return "" if self.demonstrations == "data" else self.demonstrations
 
 
 class RolloutSettings(Section):

@@ -13,6 +13,7 @@ from gdpo_tune.core.settings import (
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
+    StartSettings,
     TrainingSettings,
 )
 from gdpo_tune.core.task_info import STRICT, Scoring
@@ -41,6 +42,10 @@ class TrialConfig:
     """This trial's own directory: `steps.jsonl` and checkpoints."""
     train: bool = True
     """False evaluates the policy as it is (the untrained baseline)."""
+    start: Path | None = None
+    """Policy after its supervised start, at which the training begins in place of `policy`."""
+    supervised: StartSettings | None = None
+    """Demonstrations to train on in place of rewards, for the trial that makes the start."""
     threads: int = 1
     """CPU threads that torch may use."""
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)

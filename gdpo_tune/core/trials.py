@@ -23,10 +23,12 @@ ParamValue = bool | int | float | str
 Params = Mapping[str, ParamValue]
 """Parameter name as in the YAML, dotted (`reward_weights.format`) -> value."""
 Direction = Literal["maximize", "minimize"]
-Role = Literal["search", "replicate", "untrained", "published", "checkpoint", "merge"]
-"""Why a trial was run. `untrained` and `published` are the baselines of every front figure;
-`published` is trained at full budget, so it may be on the front itself. A `checkpoint` or `merge`
-trains nothing: it evaluates what other trials have trained."""
+Role = Literal["search", "replicate", "untrained", "start", "published", "checkpoint", "merge"]
+"""Why a trial was run. `untrained`, `start` and `published` are the baselines of every front
+figure; `published` is trained at full budget, so it may be on the front itself. `start` is trained
+on demonstrations. A `checkpoint` or `merge` evaluates what other trials have trained."""
+INITIAL: tuple[Role, ...] = ("untrained", "start")
+"""Roles of the policies at which trainings may begin: no parameter of the space made them."""
 State = Literal["running", "paused", "complete", "pruned", "failed"]
 """`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
 Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline", "candidate"]
@@ -155,6 +157,8 @@ UNCHANGED = "unchanged"
 """Key of `Outcome.environment` for a training in which every gradient was 0."""
 HALVED = "micro_batches"
 """Key of `Outcome.environment`: the limit of micro-batches, once memory had run out."""
+DEMONSTRATIONS = "demonstrations"
+"""Key of `Outcome.environment` of a supervised start: how many it had, and were left out."""
 UNSHARED = "unshared_prompts"
 """Key of `Outcome.environment`: why each prompt was computed with every of its completions."""
 
@@ -227,8 +231,13 @@ class TrialRecord:
 
     @property
     def is_training(self) -> bool:
-        """True if it trains a policy: it is neither untrained nor made of parts."""
-        return self.role != "untrained" and not self.parts
+        """True if it trains a policy with its parameters: neither initial nor made of parts."""
+        return not self.is_initial and not self.parts
+
+    @property
+    def is_initial(self) -> bool:
+        """True for a policy at which trainings may begin."""
+        return self.role in INITIAL
 
     @property
     def had_no_signal(self) -> bool:
@@ -270,6 +279,12 @@ class TrialRecord:
         if self.checkpoint is None:
             return ""
         return f"{self.address}/{self.checkpoint.name}" if self.address else str(self.checkpoint)
+
+
+def find_start(records: Sequence[TrialRecord]) -> Path | None:
+    """Return the policy after the supervised start; None if no comparable trial has made one."""
+    starts = (r.checkpoint for r in records if r.role == "start" and r.is_comparable)
+    return next(filter(None, starts), None)
 
 
 MERGE_PREFIX = "merge-"

@@ -130,7 +130,7 @@ def _print_labelled(out: Console, sweep: Sweep) -> None:
 
 
 def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) -> None:
-    trained = [r for r in records if r.state == "complete" and r.role != "untrained"]
+    trained = [r for r in records if r.state == "complete" and not r.is_initial]
     if not trained or any(record.feasible is not False for record in trained):
         return
     _print_line(out, "no trial satisfies all constraints, so nothing is on the front", "bold")

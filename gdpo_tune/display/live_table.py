@@ -203,8 +203,8 @@ class LiveDisplay(CloseableResource):
 
 
 def _describe_trial(record: TrialRecord) -> str:
-    if record.role == "untrained":
-        return "the untrained policy"
+    if record.is_initial:
+        return f"the {describe_role(record)}"
     if record.parts:
         return f"evaluates {format_parts(record.parts)}"
     shown = ("normalization", "group_size", "learning_rate")

@@ -86,7 +86,7 @@ def _fill_front_table(
         table.add_column("P(front)", justify="right", no_wrap=True)
     table.add_column("", max_width=REMARKS)
     for row in rows:
-        policy, is_trained = row.policy, row.policy.role != "untrained"
+        policy, is_trained = row.policy, not row.policy.is_initial
         values = zip(front.objectives, row.cells, strict=True)
         chance = f"{policy.probability:.2f}" if policy.is_on_front else NO_VALUE
         cells = [
@@ -102,7 +102,7 @@ def _fill_front_table(
 
 
 def _mark_seeds(row: FrontRow) -> str:
-    if row.policy.role == "untrained":
+    if row.policy.is_initial:
         return ""
     return ONE_SEED if row.policy.is_provisional else SEVERAL_SEEDS
 
@@ -130,13 +130,14 @@ def build_running_table(running: Sequence[Running], steps: int) -> Table:
     table.add_column("latest on validation prompts")
     for trial in running:
         record = trial.record
-        step = "starting" if trial.latest is None else f"{trial.latest.step}/{steps}"
+        step = "starting" if trial.latest is None else f"{trial.latest.step}"
+        step += f"/{steps}" if trial.latest and record.is_training else ""
         metrics = {} if trial.validated is None else trial.validated.metrics
         table.add_row(
             record.name,
             Text(describe_role(record)),
             get_mode(record.params) if record.is_training else NO_VALUE,
-            step if record.is_training else "evaluating",
+            step if record.is_training or record.role == "start" else "evaluating",
             Text(format_metrics(metrics, "validation/")),
         )
     return table

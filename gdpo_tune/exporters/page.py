@@ -55,7 +55,7 @@ A reward that the library logs is none of them.
     return f"""# {setup.name} in {exported.library}
 {_format_transfer(setup)}
 `{exported.file}` {verb} {setup.note}.
-
+{_format_start(setup)}
 {chosen}
 Start it in this directory:
 
@@ -72,6 +72,16 @@ Start it in this directory:
 
 {_format_table(("", "gdpo_tune", exported.library), rows)}
 {sizes}{metrics if setup.rewards else ""}"""
+
+
+def _format_start(setup: TrainingSetup) -> str:
+    if setup.start is None:
+        return ""
+    return f"""
+It begins at the policy after the supervised start of its sweep ({setup.start.steps} steps on \
+demonstrations), here `{setup.policy}`, and not at {setup.policy_name}. That is the reference of \
+the KL, too.
+"""
 
 
 def _format_transfer(setup: TrainingSetup) -> str:

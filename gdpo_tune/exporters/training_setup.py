@@ -14,6 +14,7 @@ from gdpo_tune.core.settings import (
     ModelSettings,
     RolloutSettings,
     SandboxSettings,
+    StartSettings,
     TrainingSettings,
 )
 from gdpo_tune.core.shaping import Shaping
@@ -102,6 +103,8 @@ class TrainingSetup:
     """Lines about the candidate and its values; empty for a file."""
     transfer: Transfer | None = None
     """Origin of its values, if the sweep had another policy, other data or other lengths."""
+    start: StartSettings | None = None
+    """Supervised training of the policy from which the training starts."""
 
     @property
     def mode(self) -> str:
@@ -240,7 +243,8 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
     largest = max(weights.values())
     names = [name for name, weight in weights.items() if weight > 0]
     shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
-    origin = spec.policy, spec.model.revision
+    start = request.start
+    origin = (str(start), "") if start else (spec.policy, spec.model.revision)
     own, tokenizer = read_own_decoding(*origin), load_local_tokenizer(*origin)
     return TrainingSetup(
         name=f"{spec.name}-{request.label}",
@@ -259,7 +263,7 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
         params=params,
         seed=request.seed,
         training=spec.training,
-        model=spec.model,
+        model=spec.model.replace(revision="") if start else spec.model,
         data=spec.data,
         rollout=spec.rollout,
         sandbox=spec.sandbox,
@@ -271,6 +275,7 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
         parents=request.parents,
         chosen=request.trial_lines,
         transfer=request.transfer,
+        start=spec.start,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gdpo_tune.core.content import list_policy_files
 from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
@@ -51,9 +52,10 @@ def export_training(
 ) -> tuple[Exported, Path]:
     """Write a training for a library; return the export and the directory that holds it.
 
-    `policy` is the argument of `from_pretrained` for the policy of the spec; `base_model` names it
-    on the machine that trains. Default of `directory`: `<storage>/<name>-<which>-<library>`.
-    `references_data` writes a program for the prompts in place of the prompts.
+    `policy` is the argument of `from_pretrained` for the policy of the spec; a training that begins
+    at a supervised start has that instead. `base_model` names it on the machine that trains.
+    Default of `directory`: `<storage>/<name>-<which>-<library>`. `references_data` writes a program
+    for the prompts in place of the prompts.
 
     Raises:
         ExportError: the library cannot reproduce the training exactly, or this is a merge.
@@ -64,10 +66,16 @@ def export_training(
         command = f"python -m gdpo_tune.export {{}} --to {library}"
         reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
         raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
+    start = request.start
+    if request.spec.start and not start and not base_model and library not in MERGERS:
+        fix = "export a candidate of a sweep, or name that policy with --base-model"
+        reason = f"start: no sweep has trained the policy at which this begins\n    fix: {fix}"
+        raise UsageError(f"{request.note}: {reason}")
     if request.spec.model.revision:
         describe_policy(request.spec.policy, request.spec.model.revision)  # the Hub may have none
     ships = request.spec.policy in POLICIES and library not in MERGERS and not base_model
-    setup = build_training_setup(request, base_model or (POLICY_COPY if ships else policy))
+    own = POLICY_COPY if ships else str(start.absolute()) if start else policy
+    setup = build_training_setup(request, base_model or own)
     exported = build_export(library, setup)
     if setup.task == "math" and exported.training is not None:
         exported = replace(exported, install=f"{exported.install} && {INSTALL_MATH_VERIFY}")
@@ -88,8 +96,8 @@ def export_training(
             if differences and prompts.reader is not None and prompts.reader.template is not None:
                 files[TEMPLATE_FILE] = prompts.reader.template.encode()
     if ships:
-        source = POLICIES[request.spec.policy]
-        files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in source.iterdir()}
+        copied = list_policy_files(start) if start else POLICIES[request.spec.policy].iterdir()
+        files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in copied}
     goals = request.spec.list_objectives()
     page = format_page(setup, exported, goals, differences, references_data=references_data)
     write_files(directory, {**files, PAGE: page.encode()})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gdpo_tune.spec.model import Constraint
 
 
-Layer = Literal["violating", "dominated", "member", "published", "untrained"]
+Layer = Literal["violating", "dominated", "member", "published", "start", "untrained"]
 XY = tuple[float, float]
 
 PADDING = 0.09
@@ -92,6 +92,7 @@ LOOKS: Mapping[Layer, Look] = {
     "dominated": Look(8, 5, 1.2, 0.9, 0.35, 3),
     "member": Look(11, 7, 2, 1.5, 1.0, 4),
     "published": Look(15, 13, 1.2, 0.9, 1.0, 5),
+    "start": Look(10, 7.5, 0.0, 0.6, 1.0, 4),
     "untrained": Look(10, 7.5, 0.0, 0.6, 1.0, 4),
 }
 
@@ -223,9 +224,9 @@ def _build_point(configuration: Configuration, x: Axis, y: Axis) -> Point:
     layer: Layer = "member" if configuration.is_on_front else "dominated"
     group, mark = style.get_configuration_mark(configuration)
     fill = style.PAPER if configuration.is_provisional else mark.color
-    if role == "untrained" or role == "published":
+    if role == "untrained" or role == "start" or role == "published":
         layer, (group, mark) = role, style.BASELINES[role]
-        fill = mark.color if role == "untrained" else fill
+        fill = mark.color if configuration.is_initial else fill
     elif not configuration.feasible:
         layer, fill = "violating", mark.color
     estimates = x.get_estimate(configuration), y.get_estimate(configuration)

@@ -109,7 +109,7 @@ def describe_configuration(
     """Return the hover text: at most `MAX_LINES` escaped lines, separated by `<br>`."""
     lines = [name_configuration(configuration), describe_standing(configuration)]
     lines += [f"{o.name}: {format_estimate(configuration.mean[o.name])}" for o in objectives]
-    if configuration.role != "untrained":
+    if not configuration.is_initial:
         params = configuration.params
         names = sorted(params) if dimensions is None else [n for n in dimensions if n in params]
         settings = [f"{abbreviate_parameter(n)} {format_parameter(params[n])}" for n in names]
@@ -122,8 +122,9 @@ def describe_configuration(
 
 def describe_standing(configuration: Configuration) -> str:
     """Return whether a configuration is on the front, and on how many seeds that rests."""
-    if configuration.role == "untrained":
-        return "baseline, not trained"
+    if configuration.is_initial:
+        how = "not trained" if configuration.role == "untrained" else "trained on demonstrations"
+        return f"baseline, {how}"
     if not configuration.feasible:
         return "violates a constraint"
     if not configuration.can_be_on_front:

@@ -144,7 +144,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         if point.has_bars:
             bars: dict[str, Any] = {"ecolor": color, "elinewidth": 0.9, "alpha": 0.6, "fmt": "none"}
             axis.errorbar(x, y, xerr=point.x.se, yerr=point.y.se, zorder=2, **bars)
-        edge = style.PAPER if point.layer == "untrained" else color
+        edge = style.PAPER if point.configuration.is_initial else color
         symbol = "x" if point.layer == "violating" else point.mark.matplotlib
         look, shape = LOOKS[point.layer], (symbol, point.fill, edge)
         marker = _make_marker(*shape, look.points, look.edge_points, look.opacity)

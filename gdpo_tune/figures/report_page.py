@@ -371,7 +371,7 @@ def _describe_policy(sweep: Sweep, policy: Configuration) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if policy.role == "merge":
         facts["merge of"] = format_parts(policy.parts)
-    if policy.role != "untrained":
+    if not policy.is_initial:
         facts |= {
             abbreviate_parameter(name): format_parameter(policy.params[name])
             for name in sweep.spec.space.dimensions
@@ -387,7 +387,7 @@ def _describe_policy(sweep: Sweep, policy: Configuration) -> dict[str, Any]:
 def _list_commands(location: str, policy: Configuration) -> dict[str, str]:
     """Return commands with `{pick}` where the page writes a rule, or the name of the candidate."""
     export = f"python -m gdpo_tune.export {location} --to {{}} --pick {{pick}}"
-    if policy.role == "untrained":
+    if policy.is_initial:
         return {}
     if policy.role != "merge":
         train = f"python -m gdpo_tune.train --from {location} --pick {{pick}}"

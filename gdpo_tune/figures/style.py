@@ -61,6 +61,7 @@ OTHER = Mark(OTHER_COLOR, "hexagon", "h")
 
 BASELINES = {
     "published": (NAMES["published"], Mark(INK, "star", "*")),
+    "start": (NAMES["start"], Mark(INK, "octagon", "8")),
     "untrained": (NAMES["untrained"], Mark(INK, "x", "X")),
 }
 """Role of a baseline -> its name in legends, and its mark."""

@@ -32,6 +32,7 @@ from gdpo_tune.core.text import format_list, make_printable
 from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
+    INITIAL,
     Cost,
     Measurement,
     Outcome,
@@ -254,7 +255,7 @@ class Ledger(CloseableResource):
         if self.get_trial_directory(number).exists():
             shutil.rmtree(self.get_trial_directory(number))
         # For Optuna, a trial that trains nothing has no parameters, on which its values depend.
-        searched = {} if parts or role == "untrained" else params
+        searched = {} if parts or role in INITIAL else params
         trial = encoding.create_running_trial(self.spec, searched, attributes)
         self._storage.create_new_trial(self._study_id, trial)
         self._records += self._read([self._get_trial(number)])

@@ -94,6 +94,8 @@ def decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
         raise UsageError(
             f"trial {trial.number} is the baseline {trial.role}, to which constraints refer"
         )
+    if trial.role == "start":
+        raise UsageError(f"trial {trial.number} is the start, for which all other trials wait")
     how = "ends" if trial.state == "paused" else "ends at its next step"
     return Decision(RequestEffect(stop=trial.number), f"trial {trial.number} {how}")
 

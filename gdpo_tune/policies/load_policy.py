@@ -118,8 +118,11 @@ def load_policy(
     *,
     dropout: bool = False,
     temperature: float = 1.0,
+    weights: Path | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
+
+    With `weights` they are those of another directory, trained from this policy.
 
     The tokenizer pads on the left, with its end token if it has no pad token, as TRL does. Of the
     policy's generation config only the ids of tokens stay; `temperature` is that by which it is
@@ -142,7 +145,10 @@ def load_policy(
         )
         # Typed as a model alone; with the flag it is a pair.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            location, dtype=dtype or torch.float32, output_loading_info=True, **version
+            weights or location,
+            dtype=dtype or torch.float32,
+            output_loading_info=True,
+            **({} if weights else version),
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")

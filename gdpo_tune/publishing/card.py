@@ -49,7 +49,7 @@ def build_model_card(
     own_warnings = [f"This policy is {text}." for text in row.shortfalls]
     if not member.is_on_front:
         own_warnings.append("This policy is not on the front of its sweep.")
-    if member.is_provisional and member.role != "untrained":
+    if member.is_provisional and not member.is_initial:
         own_warnings.append("This policy has one seed, so part of its lead may be luck.")
     if not publication.sweep.ending:
         own_warnings.append("The sweep had not finished, so its front may change.")
@@ -220,7 +220,7 @@ def build_member_rows(
             title = f"[{title}](https://huggingface.co/{repository.path})"
         title = f"**{title}**" if name == own else title
         notes = [*row.labels, *row.shortfalls]
-        notes += ["one seed"] * (row.policy.is_provisional and row.policy.role != "untrained")
+        notes += ["one seed"] * (row.policy.is_provisional and not row.policy.is_initial)
         notes += ["published weights"] * (row.policy.role == "published")
         rows.append([title, *row.cells, ", ".join(notes)])
         if row.stands_out or name == own:

@@ -97,7 +97,8 @@ def find_kept_policy(sweep: Sweep, record: TrialRecord, *, fetch: bool = True) -
     """
     kept = list_policies(sweep.records)
     path, training = record.checkpoint, record
-    if record.role == "checkpoint" and record.parts:
+    # An adapter would need the start below it, which is published nowhere.
+    if record.role == "checkpoint" and record.parts and sweep.spec.start is None:
         part = record.parts[0]
         policy = kept.get((part.trial, part.step))
         path = policy.checkpoint if policy else path
@@ -130,7 +131,7 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
     """Collect the files of a policy, whose JSON names no directory here; refuse missing weights."""
     base, revision = name_policy(sweep.spec.policy), sweep.spec.model.revision
     files: dict[str, Path | bytes] = {}
-    for prefix in ("", f"{ADAPTER}/"):
+    for prefix in ("", f"{ADAPTER}/") if sweep.spec.start is None else ("",):
         for pattern in PUBLISHED:
             for path in sorted((directory / prefix).glob(pattern)):
                 is_config = path.suffix == ".json" and path.name != "tokenizer.json"

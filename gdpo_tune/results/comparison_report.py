@@ -144,7 +144,7 @@ def _compare_arms(left: Arm, right: Arm, notes: Sequence[str], file: Path) -> Co
         if not arm.tried_count:
             raise UsageError(
                 f"{arm.name} cannot be compared: no configuration of it has ended yet. The "
-                "untrained policy, the published weights and failed trials do not count"
+                "untrained policy, a start, the published weights and failed trials do not count"
             )
     comparison = compare_arms(left, right)
     notes = (*notes, *_list_limits(left, right))

@@ -22,7 +22,11 @@ from gdpo_tune.core.text import (
 from gdpo_tune.core.trials import Estimate, format_parts, title_candidate
 
 TABLE_FILE = "front.csv"
-BASELINES = {"untrained": "untrained policy", "published": "published weights"}
+BASELINES = {
+    "untrained": "untrained policy",
+    "start": "supervised start",
+    "published": "published weights",
+}
 """Role of a baseline -> its name where a person reads."""
 
 
@@ -66,8 +70,8 @@ class FrontRow:
 
 
 def title_policy(policy: Configuration) -> str:
-    """Return `trial 7`, `merge-27` or `untrained policy`."""
-    return BASELINES["untrained"] if policy.role == "untrained" else title_candidate(policy.name)
+    """Return `trial 7`, `merge-27`, `untrained policy` or `supervised start`."""
+    return BASELINES[policy.role] if policy.is_initial else title_candidate(policy.name)
 
 
 def build_front_row(front: Front, policy: Configuration, *, ties: bool = False) -> FrontRow:

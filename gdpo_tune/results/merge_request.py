@@ -43,11 +43,12 @@ from gdpo_tune.core.trials import (
     Objective,
     Part,
     TrialRecord,
+    find_start,
     format_parts,
     title_candidate,
 )
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates
-from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location
+from gdpo_tune.results.open_sweep import Sweep, fetch_start, read_sweep, resolve_location
 from gdpo_tune.results.picks import Extreme, parse_conditions, parse_pick, pick_trial
 from gdpo_tune.results.retrain import list_changed_settings, list_decisive_settings
 from gdpo_tune.spec import SweepSpec
@@ -217,6 +218,8 @@ class MergeRequest:
     given: tuple[Part, ...]
     label: str
     """Part of a directory's name."""
+    start: Path | None = None
+    """Policy after the supervised start of the sweep, see `fetch_start`."""
 
     @property
     def text(self) -> str:
@@ -289,7 +292,8 @@ class MergeRequest:
         """Build the configuration of a trial that evaluates a merge; equal ones agree in seeds."""
         params = next(iter(self.policies.values())).record.params  # any parent's make the same task
         config = self.spec.build_trial_config(params, self.spec.search.seed, directory)
-        return replace(config, train=False, parts=tuple(parts))
+        start = fetch_start(self.spec, self.start) if parts else None
+        return replace(config, train=False, parts=tuple(parts), start=start)
 
     def list_decisive_settings(self, *, adapters: bool) -> dict[str, Any]:
         """Return what decides the result, as JSON; how often merges are evaluated is no part."""
@@ -359,7 +363,8 @@ def build_merge_request(
     known = [*_measure([*policies.values()], aim.metrics), *measured]
     spec = sweep.reload(overrides)
     return MergeRequest(
-        source, spec, policies, MergeChooser(aim, parents, known), wish, given, label
+        *(source, spec, policies, MergeChooser(aim, parents, known), wish, given, label),
+        start=find_start(sweep.records),
     )
 
 

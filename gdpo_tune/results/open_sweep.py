@@ -94,6 +94,16 @@ class Sweep:
         return load_spec(self.file, words, self.file.parent.name, needs=None if to_run else [])
 
 
+def fetch_start(spec: SweepSpec, start: Path | None) -> Path | None:
+    """Return `find_start` of a sweep's records, copied to this machine from an object store."""
+    if start is None or not spec.address:
+        return start
+    from gdpo_tune.ledger.sweep_store import SweepStore
+
+    copies = spec.output_directory / f"{spec.name}-start"
+    return SweepStore(spec).fetch_checkpoint(int(start.parent.name), start.name, copies)
+
+
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
     """Return location and pick of `LOCATION:PICK`, or of `LOCATION` and `pick`; it may be None."""
     location, _, text = source.rpartition(":")

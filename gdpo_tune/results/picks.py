@@ -25,6 +25,7 @@ from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import COMPARISONS, Condition
 from gdpo_tune.core.text import format_estimate, join_names, suggest
 from gdpo_tune.core.trials import MERGE_PREFIX, Estimate, Part, TrialRecord, title_candidate
+from gdpo_tune.results.front_table import BASELINES
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
 
 CONDITIONS = "length >= 0.6 and format >= 0.8"
@@ -258,7 +259,7 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandid
     mean, objectives = configuration.mean, sweep.spec.objectives
     names = dict.fromkeys([*objectives, *pick.metrics])
     lines = [f"{head}: " + ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)]
-    if configuration.is_provisional and configuration.role != "untrained":
+    if configuration.is_provisional and not configuration.is_initial:
         lines.append("provisional: one seed")
     for c in pick.conditions:
         if abs(mean[c.metric].mean - c.limit) < mean[c.metric].se:
@@ -294,8 +295,9 @@ def _find_trial(records: Sequence[TrialRecord], pick: Pick, number: int) -> Tria
     if number >= len(records):
         last = f"the last one is {len(records) - 1}" if records else "it has none"
         raise pick.error(1, f"that sweep has no trial {number}; {last}", "write another number")
-    if records[number].role == "untrained":
-        raise pick.error(1, f"trial {number} is the untrained policy", "write another number")
+    if records[number].is_initial:
+        title = BASELINES[records[number].role]
+        raise pick.error(1, f"trial {number} is the {title}", "write another number")
     return records[number]
 
 

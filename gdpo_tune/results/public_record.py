@@ -35,7 +35,7 @@ NUMBER, FREE = "", "FREE"
 _FILES = "|".join(re.escape(path.name) for path in Path(__file__).parents[1].rglob("*.py"))
 _TYPES = (each for each in {**vars(builtins), **vars(errors)}.values() if isinstance(each, type))
 _ERRORS = "|".join(each.__name__ for each in _TYPES if issubclass(each, BaseException))
-_KIND = "task|file|data|policy|hub|version"
+_KIND = "task|file|data|start|policy|hub|version"
 _TRIAL = r"#?(?:merge-)?\d+(?:@\d+)?"
 _TRIALS = rf"{_TRIAL}(?:, {_TRIAL})*(?: and \d+ more)?"
 _PHRASES = (
@@ -78,10 +78,11 @@ _FIELDS = {
     "datetime_start|datetime_complete|template_date": r"[\d:T.+-]+",
     "id|request": "[0-9a-f]{1,32}",
     "trial|state": "pruned|failed",
-    "role|proposer": "search|replicate|untrained|published|checkpoint|merge|model|startup"
+    "role|proposer": "search|replicate|untrained|start|published|checkpoint|merge|model|startup"
     "|enqueued|baseline|candidate",
     "checkpoint": r"trials/\d+/checkpoint-\d+",
     "sandbox": "full|seccomp|seccomp[+]landlock|seccomp[+]namespaces|external|unsafe",
+    "demonstrations": r"\d+ with [\d,]+ tokens to write(?:; \d+ left out: [a-z -]+)*",
     r"prompts_left_out\.(?:train|validation|test)": r"\d+ of \d+",
     "action|outcome": "stop|add|clone|trials|budget|pause|resume|applied|refused",
     "git": r"[0-9a-f]{40}\+?",
@@ -162,6 +163,9 @@ def make_public(spec: SweepSpec) -> SweepSpec:
     limit = min(spec.sandbox.cpu_seconds, spec.sandbox.wall_seconds)  # a service ignores the first
     sandbox = spec.sandbox.replace(url="", type="local", cpu_seconds=limit)
     server = {"vllm_mode": "colocate", "vllm_server": ""} if spec.rollout.vllm_server else {}
+    start = spec.start
+    if start is not None and start.file:
+        start = start.replace(demonstrations=name_source(start.file, "demonstrations"))
     parts = {"validation": data.validation, "test": data.test}
     parts = {n: each.replace(source=name_source(each.source, n)) for n, each in parts.items()}
     return spec.model_copy(
@@ -169,6 +173,7 @@ def make_public(spec: SweepSpec) -> SweepSpec:
             "task": Path(task).name if is_task_file(task) else task,
             "policy": name_policy(spec.policy),
             "data": data.replace(source=name_source(data.source, "data"), **parts),
+            "start": start,
             "sandbox": sandbox,
             "rollout": spec.rollout.replace(**server),
             "search": spec.search.model_copy(update={"warm_start": ()}),

@@ -21,9 +21,10 @@ from gdpo_tune.core.trials import (
     Params,
     Part,
     TrialRecord,
+    find_start,
     title_candidate,
 )
-from gdpo_tune.results.open_sweep import Sweep, split_source
+from gdpo_tune.results.open_sweep import Sweep, fetch_start, split_source
 from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.results.transfer import (
     OPTION,
@@ -41,6 +42,7 @@ from gdpo_tune.spec.space import format_domain
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
     *("required_metrics", "parts"),  # parts are those of a merge, which no training has
+    "start",  # its content counts
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
 settings that are marked as `INDIFFERENT`: they say where and how it runs. Decisive settings of
@@ -106,6 +108,8 @@ class TrainingRequest:
     """Parents of a merge, which no single training repeats; its `params` are empty."""
     transfer: Transfer | None = None
     """Origin of its values, if policy, data or lengths are others than in the sweep."""
+    start: Path | None = None
+    """Policy after the supervised start of the sweep, at which it begins; None: its own start."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -165,7 +169,8 @@ def build_request_from_sweep(
         refuse_parameters(read_overrides(overrides), option)
         spec = sweep.reload(overrides, to_run=to_run)
         parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
-        return dataclasses.replace(request, spec=spec, parents=tuple(parents))
+        start = fetch_start(sweep.spec, find_start(sweep.records))
+        return dataclasses.replace(request, spec=spec, parents=tuple(parents), start=start)
     whole = sweep.spec.training
     number, step = record.number, record.ends_at or whole.steps
     if record.parts:
@@ -184,8 +189,11 @@ def build_request_from_sweep(
         params = _fix_params(spec, source)
         transfer = plan.describe(spec, params)
         note += f", with {transfer.title}"
+    decisive = ("task", "policy", "model", "data", "start")
+    is_same = all(getattr(spec, name) == getattr(sweep.spec, name) for name in decisive)
+    start = fetch_start(sweep.spec, find_start(sweep.records)) if is_same else None
     request = dataclasses.replace(request, spec=spec, params=params, seed=training.seed, note=note)
-    return dataclasses.replace(request, trial_lines=lines, transfer=transfer)
+    return dataclasses.replace(request, trial_lines=lines, transfer=transfer, start=start)
 
 
 def _list_changes(
@@ -211,7 +219,10 @@ def _list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[st
     recorded = next((c for c in reversed(sweep.contents) if number >= c["first"]), None)
     if recorded is None:
         return []
-    facts = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
+    facts = measure_content(
+        *(spec.task, spec.policy, spec.model, spec.data, spec.rollout),
+        spec.start.file if spec.start else "",
+    )
     others = [k for k in ("policy", "data") if getattr(spec, k) != getattr(sweep.spec, k)]
     changes = list_changes(recorded["digests"], facts, without=others)
     described = describe_changes(changes, sweep.spec.location, recorded["time"])
@@ -257,7 +268,7 @@ def build_trial_config(
         request.params, request.seed if seed is None else seed, directory
     )
     threads = config.threads if threads is None else threads
-    return dataclasses.replace(config, threads=threads)
+    return dataclasses.replace(config, threads=threads, start=request.start)
 
 
 def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
@@ -267,6 +278,8 @@ def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     parts["data"] = config.data.list_decisive(later=False)
     if config.scoring == STRICT:
         del parts["scoring"]
+    if config.supervised is None:
+        del parts["supervised"]
     default = RolloutSettings().list_decisive()
     for name, value in config.rollout.list_decisive().items():
         if value != default[name]:

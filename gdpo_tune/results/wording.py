@@ -71,7 +71,7 @@ WAYS_ON = """    ways on, see docs/policies.md:
     - model.instructions: on tells the policy the rewarded format
     - space.partial_credit: true, or a weight on a reward that it sometimes earns
     - easier prompts (data:), larger groups, or a larger training.max_completion_length
-    - a supervised start: first fine-tune the policy on completions that earn the rewards
+    - a supervised start: start: {demonstrations: data} first trains it on the data's solutions
     - training.dead_steps: 0 trains on nevertheless"""
 
 
@@ -252,7 +252,7 @@ def _warn_of_baselines(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]
             for member in front.members
             if member is not baseline
         ):
-            name = "untrained policy" if baseline.role == "untrained" else "published setting"
+            name = BASELINES[baseline.role] if baseline.is_initial else "published setting"
             yield ResultWarning(
                 f"no policy is clearly better than the {name} in some objective without being "
                 "clearly worse in another.",

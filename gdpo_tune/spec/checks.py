@@ -112,6 +112,7 @@ def check_spec(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Findi
     yield from _check_search(spec)
     yield from _check_storage(spec)
     yield from _check_rollout(spec)
+    yield from _check_start(spec)
     if to_run:
         yield from _check_warm_start(spec)
         yield from _check_sandbox(spec)
@@ -137,6 +138,11 @@ def list_needs(spec: SweepSpec) -> Findings:
             reason = "no such file or directory, and not the id of a data set on the Hub"
             fix = f"write the path of a {DATA_KINDS} file, or an id such as openai/gsm8k"
             yield Finding(f"{key}.source", reason, fix, ("task",))
+    if spec.start and spec.start.file:
+        file, fix = expand_path(spec.start.file), f"write data, or the path of a {DATA_KINDS} file"
+        if list_data_files(file) != [file]:
+            reason = find_path_problem(spec.start.file) or "no such file of demonstrations"
+            yield Finding("start.demonstrations", reason, fix)
     if spec.model.lora_rank and importlib.util.find_spec("peft") is None:
         fix = "pip install 'gdpo-tune[peft]', or remove the key to train every weight"
         yield Finding("model.lora_rank", "LoRA needs the package peft", fix)
@@ -559,6 +565,19 @@ def _check_rollout(spec: SweepSpec) -> Findings:
     if own.sleep and asleep:
         fix = "remove the key, or write resources: {gpus: 1, pack: 1}"
         yield Finding("rollout.sleep", asleep, fix, ("resources.gpus", "resources.pack"))
+
+
+def _check_start(spec: SweepSpec) -> Findings:
+    workers = spec.resources.workers
+    for name, constraint in spec.constraints.items():
+        if constraint.baseline == "start" and spec.start is None:
+            reason = "this sweep has no supervised start"
+            fix = 'add start: {demonstrations: data}, or write ">= untrained" instead'
+            yield Finding(("constraints", name), reason, fix, value=constraint.text)
+    if spec.start and spec.start.completions_per_step % workers:
+        reason = f"does not divide among resources.workers = {workers}"
+        fix = f"write a multiple of {workers}"
+        yield Finding("start.completions_per_step", reason, fix, ("resources.workers",))
 
 
 def _check_sandbox(spec: SweepSpec) -> Findings:

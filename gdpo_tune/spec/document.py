@@ -364,6 +364,7 @@ def resolve_paths(root: YamlMap, file: Path) -> dict[str, str]:
             "storage": not is_url(text),
             "tracking.uri": bool(before),
             "search.warm_start": True,
+            "start.demonstrations": text != "data",
         }.get(key, False)
         if not is_certain and key not in PLACES:
             return value

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.registry import SCHEDULERS
+from gdpo_tune.core.settings import StartSettings
 from gdpo_tune.core.text import format_bytes, join_names, show
 from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
 from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
@@ -56,6 +57,7 @@ def render_dry_run(
         *_align(_list_completions(spec)),
         "",
         *([f"# Policy: {policy}"] if policy else []),
+        *([f"# Start: {_describe_start(spec.start)}"] if spec.start else []),
         f"# A trial: {_describe_workers(spec)}",
         *([f"# Trials a process: {pack}"] if pack else []),
         f"# Sampler: {choose_sampler(spec)}",
@@ -117,7 +119,8 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     test = settings.test_prompts * settings.samples_per_prompt
     training = settings.steps * settings.completions_per_step
     trained = search.trials + replicates + 1
-    evaluation = trained * (validations * validation + test) + validation + test
+    evaluation = trained * (validations * validation + test)
+    evaluation += (len(spec.baselines) - 1) * (validation + test)  # those that sample nothing else
     each = f"{validations} x {validation} + {test} a trained run"
     candidates: dict[str, int] = {}
     if spec.has_candidates:
@@ -151,7 +154,8 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
         shares.append(("replicates", most, f"{replicates} x at most {settings.steps} steps"))
     validation = settings.validation_completions
     test = settings.test_prompts * settings.samples_per_prompt
-    trained = count * (len(levels) * validation + test) + validation + test
+    trained = count * (len(levels) * validation + test)
+    trained += (len(spec.baselines) - 1) * (validation + test)
     shares.append(
         ("held-out evaluation", trained, f"{len(levels)} x {validation} + {test} a training")
     )
@@ -164,6 +168,14 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
             total = f"at most {checkpoints} x {validation + test}"
             shares.append(("checkpoints", checkpoints * (validation + test), total))
     return [(name, f"{number:,}".rjust(12), formula) for name, number, formula in shares]
+
+
+def _describe_start(start: StartSettings) -> str:
+    source = start.file or "the solutions that the data states of training prompts"
+    return (
+        f"{start.steps} steps of {start.completions_per_step} demonstrations, learning rate "
+        f"{start.learning_rate:g}; {source}"
+    )
 
 
 def _describe_workers(spec: SweepSpec) -> str:

@@ -227,6 +227,8 @@ class SweepDisk:
     """Weights that a trial keeps until its end because it was evaluated with them."""
     candidates: int = 0
     """Merges, and checkpoints of trials that have ended, over the whole sweep."""
+    start: int = 0
+    """The policy after the supervised start."""
 
     @property
     def training(self) -> int:
@@ -238,7 +240,7 @@ class SweepDisk:
         """Bytes when the last trials train and all others have ended."""
         side_by_side = min(self.slots, self.trials)
         ended = (self.trials - side_by_side) * self.ended
-        return side_by_side * self.training + ended + self.candidates
+        return side_by_side * self.training + ended + self.candidates + self.start
 
     def __str__(self) -> str:
         parallel = min(self.slots, self.trials)
@@ -247,6 +249,8 @@ class SweepDisk:
         if others := self.trials - parallel:
             kept = f"{format_bytes(self.ended)} each" if self.ended else "nothing"
             parts.append(f"{others} others: {kept}")
+        if self.start:
+            parts.append(f"the start: {format_bytes(self.start)}")
         if self.candidates:
             parts.append(f"merges and earlier checkpoints: {format_bytes(self.candidates)}")
         return "; ".join(parts)
@@ -285,6 +289,7 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
         trials=min(planned, search.budget.trials or planned),
         evaluated=len(evaluated) * WEIGHT * trained,
         candidates=candidates,
+        start=last if spec.start else 0,
     )
 
 

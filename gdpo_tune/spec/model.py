@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
@@ -34,6 +35,7 @@ from gdpo_tune.core.settings import (
     SandboxSettings,
     Section,
     Sharding,
+    StartSettings,
     TrainingSettings,
 )
 from gdpo_tune.core.task_info import STRICT, Scoring
@@ -71,9 +73,9 @@ LEDGER = re.compile(
 )
 TRACKING_VARIABLES = {"uri": "MLFLOW_TRACKING_URI", "experiment": "MLFLOW_EXPERIMENT_NAME"}
 """Key of `tracking` -> variable of MLflow that stands in where a file does not have the key."""
-Baseline = Literal["untrained", "published"]
+Baseline = Literal["start", "untrained", "published"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
-"""Roles of the first trials of every sweep."""
+"""Roles of the first trials of every sweep, in order; `start` only where a file has `start:`."""
 SweepOccasion = Literal["finished", "failed", "interrupted", "trial_failed"]
 EVERY_SWEEP_OCCASION: tuple[SweepOccasion, ...] = get_args(SweepOccasion)
 Text = Annotated[str, require_pattern(r"(?s).*\S.*", "empty", "write a word, or remove the key")]
@@ -488,7 +490,7 @@ class SweepSpec(Section):
     """Metric -> direction and reference."""
     constraints: dict[str, Annotated[Constraint, BeforeValidator(read_constraint)]] = {}
     """Metric -> bound on validation prompts, such as `">= 0.2"`. A bound may refer to the untrained
-    policy or the published setting: `">= untrained"`, `"<= published + 0.02"`."""
+    policy, the supervised start or the published setting: `">= untrained"`, `">= start - 0.02"`."""
     space: Space
     """Parameter -> domain."""
     enqueue: tuple[dict[str, ParamValue], ...] = ()
@@ -499,6 +501,8 @@ class SweepSpec(Section):
     that is extended later merges these alone."""
     training: TrainingSettings = TrainingSettings()
     """Settings that all trials share."""
+    start: StartSettings | None = None
+    """Supervised training before all trials, for a policy that earns nothing at first."""
     sandbox: SandboxSettings = SandboxSettings()
     """Isolation and limits of the code that the policy writes."""
     data: DataSettings = DataSettings()
@@ -597,6 +601,11 @@ class SweepSpec(Section):
         return self.model_copy(update={"constraints": resolved})
 
     @property
+    def baselines(self) -> tuple[Baseline, ...]:
+        """Roles of the first trials, in order."""
+        return tuple(role for role in BASELINES if role != "start" or self.start is not None)
+
+    @property
     def has_candidates(self) -> bool:
         """True if merges and checkpoints may join the front.
 
@@ -662,12 +671,26 @@ class SweepSpec(Section):
             required_metrics=self.required_metrics,
         )
 
+    def count_steps(self, record: TrialRecord) -> int:
+        """Return the most steps that a trial trains; 0 for one that only evaluates."""
+        if record.role == "start" and self.start is not None:
+            return self.start.steps
+        return self.training.steps if record.is_training else 0
+
+    def build_start_config(self, params: Params, seed: int, directory: Path) -> TrialConfig:
+        """Return the input of `train()` for the supervised start; `params` only build the task."""
+        config, own = self.build_trial_config(params, seed, directory), self.start
+        assert own is not None, "the file has a section start:"
+        changes = {"steps": own.steps, "completions_per_step": own.completions_per_step}
+        training = self.training.replace(**changes, mini_batch_size=0, dead_steps=0)
+        return replace(config, supervised=own, training=training)
+
     def compute_identity(self) -> str:
         """Return a short hash of all settings that decide the result of a trial.
 
-        These are task, policy, objectives, space, training, and `scoring`, `data`, `model`,
-        `sandbox` and `rollout` where they differ from the defaults, but for what is marked as
-        `INDIFFERENT`. Order and notation of the file do not count, nor do budgets, resources,
+        These are task, policy, objectives, space, training, `start`, and `scoring`, `data`,
+        `model`, `sandbox` and `rollout` where they differ from the defaults, but for what is marked
+        as `INDIFFERENT`. Order and notation of the file do not count, nor do budgets, resources,
         constraints, tracking, `notify` and the name. A parameter that was added later, or a setting
         that is marked as `LATER`, counts only away from its default.
         """
@@ -677,6 +700,8 @@ class SweepSpec(Section):
             del decisive["training"]["steps"], decisive["training"]["evaluate_every"]
         if self.scoring != STRICT:
             decisive["scoring"] = self.scoring
+        if self.start is not None:
+            decisive["start"] = self.start.list_decisive()
         for name in self.space.omittable_names:
             del decisive["space"]["domains"][name]
         for name in ("sandbox", "data", "model", "rollout"):
@@ -711,8 +736,9 @@ class SweepSpec(Section):
     def dump_yaml(self) -> str:
         """Return the resolved file, every default written out; loading it gives an equal spec."""
         plain = self.restore_written(self.model_dump(mode="json"))
-        if self.notify is None:  # a key without a value is refused
-            del plain["notify"]
+        for name in ("notify", "start"):  # a key without a value is refused
+            if plain[name] is None:
+                del plain[name]
         if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:
             plain["tracking"]["uri"] = redact_passwords(self.tracking.uri)  # no file may have it
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
@@ -742,6 +768,7 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: convert_to_notation(domain) for name, domain in spec.space.domains.items()},
         **{name: getattr(spec, name).list_decisive(later=name != "data") for name in names},
+        "start": spec.start.list_decisive() if spec.start else {},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}
     named = {"task": spec.task, "policy": spec.policy, "scoring": spec.scoring, **flat}

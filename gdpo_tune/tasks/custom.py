@@ -392,7 +392,7 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
         rest = {name: value for name, value in row.items() if name != "prompt"}
         if columns is None:
             columns, is_chat = set(rest), not isinstance(prompt, str)
-        is_usable = _is_open_conversation(prompt) if is_chat else _is_text(prompt)
+        is_usable = is_open_conversation(prompt) if is_chat else _is_text(prompt)
         reason = ""
         if not is_usable or not prompt:
             reason = (
@@ -411,7 +411,7 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
         if reason:
             raise UsageError(f"rows(): row {number} {reason}")
         turns = [dict(one) for one in prompt] if is_chat else []
-        text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns) or prompt
+        text = join_turns(turns) if turns else prompt
         result.setdefault(text, Problem(text, "own", rest, turns))
     return result
 
@@ -420,7 +420,12 @@ def _is_text(prompt: Any) -> bool:
     return isinstance(prompt, str) and not SURROGATE.search(prompt)
 
 
-def _is_open_conversation(prompt: Any) -> bool:
+def join_turns(turns: Sequence[Mapping[str, str]]) -> str:
+    """Return a text of the turns of a chat, distinct from those of other ones."""
+    return "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
+
+
+def is_open_conversation(prompt: Any) -> bool:
     """Return whether a prompt is messages in TRL's form that end before the policy's turn."""
     if not isinstance(prompt, list | tuple):
         return False

@@ -89,6 +89,8 @@ class TaskProcess(CloseableResource):
         self._parts = (task, training, sandbox, data)
         self._lock = threading.RLock()
         self._start()
+        if hasattr(task_class, "write_reference"):
+            self.write_reference = functools.partial(self._ask, "write_reference")
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
         """Return `count` rows of a split; see `Task`."""

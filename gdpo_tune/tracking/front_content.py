@@ -117,7 +117,7 @@ def build_front_content(
 
 
 def _choose_color(record: TrialRecord, *, on_front: bool) -> str:
-    if record.role == "untrained":
+    if record.is_initial:
         return INK
     color = CANDIDATE_COLORS.get(record.role) or (
         MODE_COLORS.get(get_mode(record.params), OTHER_COLOR) if record.params else OTHER_COLOR

@@ -152,7 +152,7 @@ def build_trial_content(
 ) -> RunContent:
     """Return what a trial's run shows, except for its curves and for what the front says of it.
 
-    A trial that trains nothing (the untrained policy, a checkpoint, a merge) has no parameters.
+    Trials without a training of the space (untrained, start, checkpoint, merge) have no parameters.
     """
     end = to_milliseconds(record.finished) if record.finished else None
     tags = {

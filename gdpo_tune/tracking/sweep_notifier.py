@@ -116,7 +116,7 @@ class SweepNotifier:
         if ending.interrupted:
             occasion, text = "interrupted", "was interrupted. The same command resumes it"
         elif not front.members:
-            trained = [record for record in ending.records if record.role != "untrained"]
+            trained = [record for record in ending.records if not record.is_initial]
             all_failed = all(record.state == "failed" for record in trained)
             reason = "every trial failed" if all_failed else "no trial satisfies all constraints"
             text = f"failed: {reason}"

@@ -70,7 +70,7 @@ def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
         completion_tokens=training.max_completion_length,
         rank=rank,
         targets=config.model.lora_targets,
-        number_bytes=2 if uses_bfloat16(config.model) else 4,
+        number_bytes=2 if uses_bfloat16(config) else 4,
         moment_bytes=MOMENTS[training.optimizer],
         has_reference=not rank and float(config.params["beta"]) > 0,
         recomputes=recomputes_activations(config.model),

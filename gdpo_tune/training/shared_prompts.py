@@ -42,7 +42,9 @@ ATTENTION = "gdpo_tune_shared_prompts"
 LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers, as a config names them, that look at other positions through attention alone."""
 HALVES = (torch.bfloat16, torch.float16)
-FEWER_KEYS = {n: True for n in signature(varlen_attn).parameters if n == "enable_gqa"}
+FEWER_KEYS: dict[str, Any] = {
+    n: True for n in signature(varlen_attn).parameters if n == "enable_gqa"
+}
 """What torch 2.12 has to be told where several heads share keys; 2.11 sees it."""
 _taken_apart: ContextVar[bool] = ContextVar("taken_apart", default=False)
 """True while a model computes a row that is taken apart, and needs no mask."""
@@ -308,7 +310,7 @@ def attend(
         # The backward pass of a CPU's attention takes 2.6 times as long in bfloat16.
         more |= {"scaling": scaling, "dropout": dropout, "shared_prompts": shared_prompts}
         with torch.autocast(query.device.type, enabled=False):
-            whole = (each.float() for each in (query, key, value))
+            whole = query.float(), key.float(), value.float()
             attended, _ = attend(module, *whole, attention_mask, **more)
         return attended.to(_choose_dtype(query)), None
     window: int | None = more.get("sliding_window")
@@ -319,14 +321,14 @@ def attend(
     parts: list[Tensor] = []
     for group in shared_prompts.groups:
         end = group.start + group.prompt
-        prompt = [each[:, :, group.start : end] for each in (query, key, value)]
-        parts.append(_attend_to_last(*prompt, window, settings)[0])
-        own = [each[group.places].transpose(1, 2) for each in (asked, keys, values)]
+        first, *before = (each[:, :, group.start : end] for each in (query, key, value))
+        parts.append(_attend_to_last(first, before[0], before[1], window, settings)[0])
+        own, *after = (each[group.places].transpose(1, 2) for each in (asked, keys, values))
         seen = [
-            torch.cat([before.expand(len(after), -1, -1, -1), after], dim=2)
-            for before, after in zip(prompt[1:], own[1:], strict=True)
+            torch.cat([one.expand(len(own), -1, -1, -1), other], dim=2)
+            for one, other in zip(before, after, strict=True)
         ]
-        found = _attend_to_last(own[0], *seen, window, settings)
+        found = _attend_to_last(own, seen[0], seen[1], window, settings)
         parts.append(found.flatten(0, 1)[group.present])
     return torch.cat(parts)[None], None
 
@@ -374,11 +376,12 @@ def _attend_to_texts(
 ) -> Tensor:
     """Attend in all texts at once: two loops of small kernels would take longer than the rest."""
     dtype = _choose_dtype(query)
-    seen = (_Repeat.apply(each.to(dtype), texts.seen) for each in (key, value))
+    key, value = (_Repeat.apply(each.to(dtype), texts.seen) for each in (key, value))
     left = -1 if window is None else window - 1
     attended: Any = varlen_attn(
         query.to(dtype),
-        *seen,
+        key,
+        value,
         *texts.bounds,
         *texts.longest,
         scale=scaling,
@@ -398,8 +401,8 @@ class _Repeat(torch.autograd.Function):
         return values.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (rows,) = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (rows,), (gradient,) = ctx.saved_tensors, grad_outputs
         total = gradient.new_zeros((ctx.count, *gradient.shape[1:]), dtype=torch.float32)
         return total.index_add_(0, rows, gradient.float()).to(gradient.dtype), None
 

@@ -55,6 +55,7 @@ class SharedWorker:
         )
         self._config: TrialConfig | None = None
         self._cache: WorkerCache | None = None
+        self._inside = 0  # trials at work, or about to
         self._building = threading.Lock()
         """Held by a trial that builds what they share, and lets others compute meanwhile."""
 
@@ -75,6 +76,7 @@ class SharedWorker:
                 report(measurement, checkpoint)
 
         with self._places, self._lock.hold():
+            self._inside += 1
             try:
                 prepare_process(config)
                 with explain_out_of_memory(config, self._size):
@@ -91,6 +93,7 @@ class SharedWorker:
                     seen = seen.__cause__ or seen.__context__
                 raise
             finally:
+                self._inside -= 1
                 self._engine.release()
                 gc.collect()  # a trainer is part of a cycle; its memory is for the others
                 if torch.cuda.is_available():
@@ -113,7 +116,14 @@ class SharedWorker:
         if self._config is not None:
             ours, theirs = _list_shared_settings(self._config), _list_shared_settings(config)
             different = [name for name, value in ours.items() if value != theirs[name]]
-            if different:
+            begins_elsewhere = (config.start, config.supervised) != (
+                self._config.start,
+                self._config.supervised,
+            )
+            if begins_elsewhere and {*different} <= {"start", "training"} and self._inside == 1:
+                self.close()  # none of the trials before a start, or of it, is here any more
+                self._config = None
+            elif different:
                 raise SharedWorkerError(
                     f"{config.directory.name} differs from the other trials of its process in "
                     f"{', '.join(different)}\n"

@@ -46,7 +46,7 @@ from gdpo_tune.training.checkpoints import (
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import gather_policy, save_policy
 from gdpo_tune.training.memory import read_gpu_metrics
-from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trainer import GDPOTrainer, StartTrainer
 from gdpo_tune.training.training_state import (
     gather_optimizer,
     read_random_state,
@@ -114,7 +114,7 @@ class StepReporter(TrainerCallback):
     """Callback that ends each step: evaluate, write steps and checkpoint, report."""
 
     config: TrialConfig
-    trainer: GDPOTrainer
+    trainer: GDPOTrainer | StartTrainer
     evaluator: Evaluator
     clock: Clock
     report: Report
@@ -144,7 +144,8 @@ class StepReporter(TrainerCallback):
         settings = self.config.training
         last = step == settings.steps
         validation: Mapping[str, Estimate] = {}
-        if last or step % settings.evaluate_every == 0 or step in self.config.evaluate_at:
+        due = last or step % settings.evaluate_every == 0 or step in self.config.evaluate_at
+        if due and self.config.supervised is None:  # a start is evaluated as trials begin at it
             validation = self.evaluator.evaluate(self.trainer.policy, "validation", step)
             self.validation = validation
             metrics |= {f"validation/{name}": e.mean for name, e in validation.items()}
@@ -177,7 +178,8 @@ class StepReporter(TrainerCallback):
                 raise NoSignalError(NO_SIGNAL + describe_dead_step(metrics, weights, dead))
 
     def _keep_examples(self, weights: Mapping[str, float]) -> None:
-        logs: Any = self.trainer._logs  # pyright: ignore[reportPrivateUsage]
+        trainer: Any = self.trainer
+        logs = trainer._logs
         texts = list(zip(logs["prompt"], logs["completion"], strict=True))
         rows = range(0, len(texts), max(1, len(texts) // _EXAMPLES))  # of different prompts
         examples = [

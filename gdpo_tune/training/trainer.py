@@ -4,8 +4,11 @@ TRL computes advantages inside a long method, so private hooks are overridden: t
 and replace TRL's advantages with those of `compute_advantages`. Others tokenize prompts, restore
 random states, and let scoring begin early.
 
-The base classes, `ShardedTrainer` and `MicroBatchTrainer`, are GRPOTrainer on shared policies, with
-a faster step and, up to rounding, the same result. To understand GDPO, read them as `GRPOTrainer`.
+The base classes, `ResumableTrainer` and `MicroBatchTrainer`, are GRPOTrainer on shared policies,
+with a faster step and, up to rounding, the same result. To understand GDPO, read them as
+`GRPOTrainer`.
+
+`StartTrainer` learns from demonstrations before all trials.
 
 Shapes: N completions over all processes, n of this process, G group size, K rewards.
 """
@@ -23,6 +26,8 @@ import torch
 from accelerate import DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor
+from transformers import Trainer
+from trl.trainer.sft_trainer import SFTTrainer
 
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.trial_files import NO_ADVANTAGE, REWARDS, ZERO_STD
@@ -40,8 +45,18 @@ from gdpo_tune.training.training_state import (
 )
 
 
-class ShardedTrainer(MicroBatchTrainer):
-    """MicroBatchTrainer whose checkpoints do not depend on the number of processes."""
+class ResumableTrainer(Trainer):
+    """Trainer whose checkpoints do not depend on the number of processes, and that refuses NaN."""
+
+    @property
+    def policy(self) -> Any:
+        """The policy in training, without the wrapper of several processes."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of one step of the training."""
+        return 1
 
     def create_accelerator_and_postprocess(self) -> None:
         """Turn FSDP2 on where accelerate does not: among processes on CPUs."""
@@ -61,12 +76,6 @@ class ShardedTrainer(MicroBatchTrainer):
         if self.args.use_cpu and is_8bit(optimizer):
             compute_eagerly(optimizer)
         return optimizer
-
-    def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]:
-        """Sample with Transformers while each process has all weights, at a pace of its own."""
-        model: Any = self.model
-        with nullcontext() if self.use_vllm else gather_weights(model):
-            return super()._generate_single_turn(*arguments, **keywords)
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
@@ -101,8 +110,33 @@ class ShardedTrainer(MicroBatchTrainer):
         scheduler: Any = self.lr_scheduler
         scheduler.load_state_dict(torch.load(directory / SCHEDULER_FILE, **options))
 
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Restore every random state of this process; Transformers restores one GPU alone."""
+        if checkpoint is not None:
+            load_random_state(Path(checkpoint), self.args.seed)
 
-class GDPOTrainer(ShardedTrainer):
+    def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compute the loss and refuse NaN and inf."""
+        loss: Any = super().compute_loss(*arguments, **keywords)
+        return self._require_finite_loss(loss)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log as TRL does and refuse a gradient norm of NaN or inf."""
+        norm = logs.get("grad_norm", 0.0)
+        if not math.isfinite(norm):
+            raise NonFiniteError(f"gradient norm is {norm} at {self._describe_step(done=1)}")
+        super().log(logs, start_time)
+
+    def _require_finite_loss(self, loss: Tensor) -> Tensor:
+        if not bool(torch.isfinite(loss)):
+            raise NonFiniteError(f"loss is {loss.item()} at {self._describe_step()}")
+        return loss
+
+    def _describe_step(self, done: int = 0) -> str:
+        return f"step {(self.state.global_step - done) // self.updates_per_step + 1}"
+
+
+class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
     """GRPOTrainer whose advantages follow `normalization`, any key of `registry.NORMALIZATIONS`.
 
     `reward_weights` of TRL's arguments keep their meaning; `scale_rewards` and
@@ -146,11 +180,6 @@ class GDPOTrainer(ShardedTrainer):
         """Names of metrics that reward functions logged."""
         guarded: Any = [self._guard(function) for function in reward_funcs]
         super().__init__(reward_funcs=guarded, **arguments)
-
-    @property
-    def policy(self) -> Any:
-        """The policy in training, without the wrapper of several processes."""
-        return self.accelerator.unwrap_model(self.model)
 
     @property
     def updates_per_step(self) -> int:
@@ -222,31 +251,19 @@ class GDPOTrainer(ShardedTrainer):
         return self._encode(prompts), None, {}  # no images, no further fields
 
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute TRL's loss and refuse NaN and inf.
-
-        Before the first advantage, loss and gradients are exactly 0, and no pass is computed.
-        """
+        """Compute TRL's loss; before the first advantage it is exactly 0, without a pass."""
         terms = self.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled
         if self._had_signal or terms or self.accelerator.num_processes > 1:
-            loss: Tensor = super().compute_loss(*arguments, **keywords)
-        else:
-            trained = (p for p in self.policy.parameters() if p.requires_grad)
-            loss = torch.stack([0 * p.sum() for p in trained]).sum()  # gradients of 0, not none
-        if not bool(torch.isfinite(loss)):
-            raise NonFiniteError(f"loss is {loss.item()} at {self._describe_step()}")
-        return loss
+            return super().compute_loss(*arguments, **keywords)
+        trained = (p for p in self.policy.parameters() if p.requires_grad)
+        zero = torch.stack([0 * p.sum() for p in trained]).sum()  # gradients of 0, not none
+        return self._require_finite_loss(zero)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as TRL does and refuse a gradient norm of NaN or inf."""
-        norm = logs.get("grad_norm", 0.0)
-        if not math.isfinite(norm):
-            raise NonFiniteError(f"gradient norm is {norm} at {self._describe_step(done=1)}")
-        super().log(logs, start_time)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restore every random state of this process; Transformers restores one GPU alone."""
-        if checkpoint is not None:
-            load_random_state(Path(checkpoint), self.args.seed)
+    def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]:
+        """Sample with Transformers while each process has all weights, at a pace of its own."""
+        model: Any = self.model
+        with nullcontext() if self.use_vllm else gather_weights(model):
+            return super()._generate_single_turn(*arguments, **keywords)
 
     def _guard(self, function: RewardFunction) -> RewardFunction:
         """Wrap a reward function to refuse NaN, which TRL would take for "not scored"."""
@@ -260,8 +277,13 @@ class GDPOTrainer(ShardedTrainer):
 
         return guarded
 
-    def _describe_step(self, done: int = 0) -> str:
-        return f"step {(self.state.global_step - done) // self.updates_per_step + 1}"
+
+class StartTrainer(ResumableTrainer, SFTTrainer):
+    """TRL's SFTTrainer on rows of tokens, as a `StepReporter` sees a trainer."""
+
+    logged_metrics = ("mean_token_accuracy",)
+    demonstrations = ""
+    """How many it has, for a person."""
 
 
 def compute_reward_metrics(

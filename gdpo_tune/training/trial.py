@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,6 +20,7 @@ from accelerate.utils import set_seed
 from datasets import Dataset
 from transformers import PreTrainedModel, PrinterCallback
 from transformers.utils import logging as transformers_logging
+from trl.trainer.sft_config import SFTConfig
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.files import explain_full_disk
@@ -27,6 +29,7 @@ from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.core.trials import (
+    DEMONSTRATIONS,
     HALVED,
     UNCHANGED,
     UNSHARED,
@@ -45,7 +48,8 @@ from gdpo_tune.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from gdpo_tune.training.distributed import prepare_sharding
+from gdpo_tune.training.demonstrations import collect_demonstrations
+from gdpo_tune.training.distributed import prepare_sharding, set_precision
 from gdpo_tune.training.engine import PROCESS_ENGINES
 from gdpo_tune.training.evaluation import (
     Evaluator,
@@ -60,13 +64,23 @@ from gdpo_tune.training.merging import check_parts, write_merge
 from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
 from gdpo_tune.training.self_check import check_first_batch
 from gdpo_tune.training.step_reporter import Clock, StepReporter, TrialWriterToken
-from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trainer import GDPOTrainer, StartTrainer
 from gdpo_tune.training.trl_arguments import (
+    build_common_arguments,
     build_trainer_arguments,
     choose_weights_dtype,
     count_prompts_per_step,
 )
-from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, open_worker_cache
+from gdpo_tune.training.worker_cache import (
+    WorkerCache,
+    build_worker_cache,
+    load_initial_policy,
+    open_worker_cache,
+)
+
+WARMUP_SHARE = 0.1
+"""Share of the steps of a supervised start over which the learning rate rises."""
+_IGNORED = -100  # label of a token without a loss
 
 
 def train(
@@ -82,6 +96,8 @@ def train(
     With `config.parts` and without `config.train`, it merges these policies and evaluates the merge
     on validation prompts. `report` gets that as step 0 and may end the trial, of which no policy
     then stays. Otherwise the merge is kept as `checkpoint-0` and evaluated on test prompts.
+
+    With `config.supervised`, it trains on demonstrations, keeps a whole policy, and evaluates it.
 
     Without `with_test`, nothing is evaluated on test prompts; a run that resumes may do so later.
     A run that resumes from a checkpoint of the same trial first reports its evaluation, if any,
@@ -130,11 +146,14 @@ def run_prepared_trial(
     steps = config.training.steps if config.train else 0
     earlier = start or config.measured
     before = Cost() if earlier is None else earlier.cost
-    clock = Clock(before, config.training.completions_per_step)
+    sampled = 0 if config.supervised else config.training.completions_per_step
+    clock = Clock(before, sampled)
     if start is not None and start.validation:
         # An earlier process may have been killed before its report arrived.
         report(Measurement(start.step, {}, start.cost, start.validation), start.path)
     notes: dict[str, str] = {}
+    if config.supervised and (start is None or start.step < steps):
+        start, notes[DEMONSTRATIONS] = _train_start(config, cache, clock, report, start)
     if config.train and (start is None or start.step < steps):
         trainer, sampler = build_trainer(config, cache)
         evaluator = Evaluator(config, cache, sampler)
@@ -202,6 +221,27 @@ def sample_policy(
     return cache.task, list(zip(problems, texts, completions, strict=True))
 
 
+def _train_start(
+    config: TrialConfig,
+    cache: WorkerCache,
+    clock: Clock,
+    report: Report,
+    earlier: Checkpoint | None,
+) -> tuple[Checkpoint, str]:
+    """Train on demonstrations to the end, and free the memory; return how many they were, too."""
+    PROCESS_ENGINES.close()  # its memory serves the training
+    trainer = build_start_trainer(config, cache)
+    evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
+    reporter = StepReporter(config, trainer, evaluator, clock, report)
+    trainer.add_callback(reporter)
+    trainer.train(resume_from_checkpoint=None if earlier is None else str(earlier.path))
+    assert reporter.checkpoint is not None, "the last step has one"
+    checkpoint, found = read_checkpoint(reporter.checkpoint), trainer.demonstrations
+    del trainer, reporter
+    memory.free_garbage()
+    return checkpoint, found
+
+
 def _had_no_gradient(config: TrialConfig) -> bool:
     if not (config.train or config.parts):
         return False
@@ -230,6 +270,8 @@ def _load_without_training(
     model: Any
     if start is None:
         model = cache.take_policy()
+    elif config.supervised:
+        model = load_initial_policy(replace(config, start=start.path))[0]
     elif config.parts:
         model = load_merge(config, start.path)
     elif config.model.lora_rank:
@@ -336,3 +378,48 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
     if uses_vllm:
         vllm_engine.name_engine_failures(trainer)
     return trainer, rollout.choose_held_out_sampler(config)
+
+
+def build_start_trainer(config: TrialConfig, cache: WorkerCache) -> StartTrainer:
+    """Build the trainer of a supervised start; see `collect_demonstrations` for its errors."""
+    start = config.supervised
+    assert start is not None, "the trial is a supervised start"
+    found = collect_demonstrations(config, cache.task, cache.prompts)
+    model: Any = cache.take_policy()
+    own, limit = (
+        start.completions_per_step // distributed.count_processes(),
+        memory.choose_limit(config, model),
+    )
+    longest = max(len(prompt) + len(completion) for prompt, completion in found.rows)
+    most = max(1, limit.size // longest) if limit.counts_tokens else limit.size
+    size = next(size for size in range(min(own, most), 0, -1) if own % size == 0)
+    arguments = SFTConfig(
+        max_steps=start.steps,
+        learning_rate=start.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=math.ceil(WARMUP_SHARE * start.steps),
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=own // size,
+        # The rows have their labels and their order.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        train_sampling_strategy="sequential",
+        max_length=None,
+        **build_common_arguments(config),
+    )
+    set_precision(arguments)
+    order = order_prompts(len(found.rows), start.steps * start.completions_per_step, config.seed)
+    rows: dict[str, Any] = {
+        "input_ids": [[*found.rows[i][0], *found.rows[i][1]] for i in order],
+        "labels": [[*[_IGNORED] * len(found.rows[i][0]), *found.rows[i][1]] for i in order],
+    }
+    set_seed(config.seed)  # a new adapter draws random numbers, the same in every process
+    trainer = StartTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict(rows),
+        processing_class=cache.tokenizer,
+        peft_config=build_adapter_config(model, config.model, config.policy),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.demonstrations = str(found)
+    return trainer

@@ -38,13 +38,11 @@ def build_trainer_arguments(
             among the processes.
     """
     params: dict[str, Any] = dict(config.params)
-    settings, on_gpu = config.training, torch.cuda.is_available()
+    settings = config.training
     passes, weights = int(params["num_iterations"]), config.get_reward_weights()
     own, mini_batches = _divide_step(config)
     updates = config.updates_per_step
     arguments = GRPOConfig(
-        output_dir=str(config.directory),
-        seed=config.seed,
         num_generations=int(params["group_size"]),
         learning_rate=float(params["learning_rate"]),
         temperature=float(params["temperature"]),
@@ -65,28 +63,40 @@ def build_trainer_arguments(
         max_completion_length=settings.max_completion_length,
         lr_scheduler_type=TRANSFORMERS_SCHEDULES[settings.lr_schedule],
         warmup_steps=settings.warmup_steps * updates,
-        max_grad_norm=settings.max_grad_norm,
         # Below 1, another policy would sample than the one that is trained.
         top_p=1.0,
-        # TRL's defaults cost time on a CPU (half precision, recomputation), shuffle prompts in a
-        # way that a resumed run cannot repeat, and write files and lines.
-        bf16=uses_bfloat16(config),
-        gradient_checkpointing=recomputes_activations(config.model),
-        use_cpu=not on_gpu,
-        dataloader_pin_memory=on_gpu,
-        shuffle_dataset=False,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        logging_steps=1,
         # TRL loads the policy again, as the reference of the KL, and needs the same revision.
         model_init_kwargs={"revision": config.model.revision} if config.model.revision else None,
-        **(build_sharding_arguments() if config.sharded else {}),
-        **({"optim": ADAM_8BIT} if settings.optimizer == "adamw_8bit" else {}),
+        **build_common_arguments(config),
         **(engine or {}),
     )
     set_precision(arguments)
     return arguments
+
+
+def build_common_arguments(config: TrialConfig) -> dict[str, Any]:
+    """Build the arguments that trainings on rewards and on demonstrations have in common.
+
+    TRL's defaults cost time on a CPU (half precision, recomputation), shuffle prompts in a way that
+    a resumed run cannot repeat, and write files and lines.
+    """
+    on_gpu = torch.cuda.is_available()
+    return {
+        "output_dir": str(config.directory),
+        "seed": config.seed,
+        "max_grad_norm": config.training.max_grad_norm,
+        "bf16": uses_bfloat16(config),
+        "gradient_checkpointing": recomputes_activations(config.model),
+        "use_cpu": not on_gpu,
+        "dataloader_pin_memory": on_gpu,
+        "shuffle_dataset": False,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        **(build_sharding_arguments() if config.sharded else {}),
+        **({"optim": ADAM_8BIT} if config.training.optimizer == "adamw_8bit" else {}),
+    }
 
 
 def uses_bfloat16(config: TrialConfig) -> bool:
@@ -117,7 +127,7 @@ def multiplies_bfloat16_faster() -> bool:
     for _ in range(5):
         for kind, (left, right) in enumerate(pairs):
             started = time.perf_counter()
-            left @ right
+            torch.mm(left, right)
             seconds[kind] = min(seconds[kind], time.perf_counter() - started)
     return seconds[0] > 1.4 * seconds[1]
 

@@ -83,7 +83,7 @@ class WorkerCache:
         Of one that shares its weights, only an adapter may be trained.
         """
         if self.pristine is None:
-            return _load_policy(self.config)[0]
+            return load_initial_policy(self.config)[0]
         if self.shares_weights:
             return copy.deepcopy(self.pristine, {id(w): w for w in self.pristine.parameters()})
         if self.pristine.num_parameters() <= _COPIED_PARAMETERS:
@@ -151,7 +151,7 @@ _cache: WorkerCache | None = None
 def list_shared_settings(config: TrialConfig) -> dict[str, object]:
     """Return what trials that share a cache have in common, by its name in a sweep file."""
     rewards = tuple(task_files.load_task_info(config.task, config.params).rewards)
-    names = ("task", "policy", "training", "sandbox", "data", "model", "scoring")
+    names = ("task", "policy", "start", "training", "sandbox", "data", "model", "scoring")
     return {"rewards": rewards, **{name: getattr(config, name) for name in names}}
 
 
@@ -163,7 +163,7 @@ def build_worker_cache(
     With `shares_weights`, the policies of trials that train adapters share the weights below them,
     which lie where the training computes.
     """
-    model, tokenizer = _load_policy(config)
+    model, tokenizer = load_initial_policy(config)
     task: Task = task_files.build_task(
         config.task, config.training, config.sandbox, config.data, config.params, config.scoring
     )
@@ -219,13 +219,15 @@ def release_worker_cache() -> None:
         closing.task.close()
 
 
-def _load_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_initial_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the policy at which a trial begins, and its tokenizer."""
     return load_policy(
         config.policy,
         choose_weights_dtype(config),
         config.model.revision,
         dropout=config.model.dropout,
         temperature=config.training.evaluation_temperature,
+        weights=config.start,
     )
 
 

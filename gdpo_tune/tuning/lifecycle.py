@@ -31,6 +31,7 @@ from gdpo_tune.core.errors import (
     ResourcesError,
     StoreError,
     StoreUnreachableError,
+    UsageError,
 )
 from gdpo_tune.core.events import (
     IS_TRIED_AGAIN,
@@ -49,7 +50,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.text import format_number
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trial_files import teaches_nothing
-from gdpo_tune.core.trials import Cost, Measurement, Rung, TrialRecord
+from gdpo_tune.core.trials import Cost, Measurement, Rung, TrialRecord, find_start
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import list_pending, set_aside, settle_request
 from gdpo_tune.tuning.attempts import (
@@ -206,7 +207,8 @@ class Lifecycle:
         trial = self._running[name]
         number, trial.cost = trial.number, measurement.cost
         trial.note_step(measurement.step, self._ledger.spec.training.checkpoint_every)
-        if not self._knows_signal and measurement.metrics:
+        is_unknown = not self._knows_signal and bool(measurement.metrics)
+        if is_unknown and self._ledger.get_record(number).is_training:
             self._report_missing_signal(number, [*earlier, measurement])
         # measurements after a verdict do not count: a promoted trial continues from its rung
         if measurement.has_validation and trial.verdict is None:
@@ -237,8 +239,10 @@ class Lifecycle:
                     for path in (*paths, *filter(None, [outcome.checkpoint])):
                         path.mkdir(parents=True, exist_ok=True)
                 record = ledger.complete(number, outcome)
-                if record.role == "untrained":
+                if record.role == ledger.spec.baselines[0]:
                     self._report_equal_rewards(record)
+                if record.role == "start" and record.state == "failed":
+                    self._end_without_start(record.reason)
                 self._handle_end(trim_ended_trial(self._ledger, record))
         elif trial.verdict is not None:
             self._record_stopped(trial)
@@ -408,9 +412,14 @@ class Lifecycle:
                 for part in record.parts
             )
             measured = record.rungs[-1] if record.ends_at is not None else None
+            config = replace(config, start=find_start(records))
             return replace(config, train=False, parts=parts, measured=measured)
+        if record.role == "start":
+            return spec.build_start_config(record.params, record.seed, directory)
         keep_at = list_kept_steps(spec, records, record)
         config = spec.build_trial_config(record.params, record.seed, directory)
+        if record.role != "untrained":
+            config = replace(config, start=find_start(records))
         # a fresh seed trains as long as the first one did
         original = record if record.replicate_of is None else records[record.replicate_of]
         if ends_at := record.ends_at or original.ends_at:
@@ -512,9 +521,20 @@ class Lifecycle:
             self.fatal = why
             self.stop()
             return
+        if self._ledger.get_record(trial.number).role == "start":
+            self._end_without_start(why)
+            return
         with self._write_guard():
             record = self._ledger.fail(trial.number, why, trial.cost)
             self._handle_end(trim_ended_trial(self._ledger, record))
+
+    def _end_without_start(self, why: str) -> None:
+        """Stop the sweep: no trial can begin. Nothing is lost, and the next start tries again."""
+        self.fatal = UsageError(
+            f"start: the supervised training failed: {why}\n    fix: correct the demonstrations or "
+            "lower start.learning_rate, and begin anew with --fresh; the same command tries again"
+        )
+        self.stop()
 
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
         if record.parts:
@@ -565,8 +585,9 @@ class Lifecycle:
     def _report_equal_rewards(self, record: TrialRecord) -> None:
         if equal := find_equal_rewards(self._ledger.spec, record):
             values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
+            title = "supervised start" if record.role == "start" else "untrained policy"
             self.record_incident(
-                f"the untrained policy earns the same for every completion ({values}), so it may "
+                f"the {title} earns the same for every completion ({values}), so it may "
                 "learn nothing; see 'A start that can learn' in docs/policies.md"
             )
 

@@ -20,12 +20,20 @@ from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core import task_files
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import Objective, Part, Proposer, Role, Rung, TrialRecord
+from gdpo_tune.core.trials import (
+    INITIAL,
+    Objective,
+    Part,
+    Proposer,
+    Role,
+    Rung,
+    TrialRecord,
+)
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import count_first_trials, list_corners
-from gdpo_tune.spec.model import BASELINES, MERGES_PER_TRAINING
+from gdpo_tune.spec.model import MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
 from gdpo_tune.tuning.startup import draw_point, draw_startup_point
 
@@ -72,9 +80,16 @@ def find_next_trial(
         return plan_merge_or_checkpoint(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
         return None
-    for role in BASELINES:
-        if not any(record.role == role and record.is_comparable for record in records):
-            return PlannedTrial(role, "baseline", build_published(spec))
+    # All but the untrained policy begin at the start, and trials of one process at one policy.
+    is_shared = spec.resources.trials_per_process > 1
+    first = INITIAL if is_shared else ("start",)
+    has_to_wait = bool(spec.start) and any(r.is_open and r.role in first for r in records)
+    for role in spec.baselines:
+        if not any(record.role == role and _counts(record) for record in records):
+            may_begin = not has_to_wait or (role == "untrained" and not is_shared)
+            return PlannedTrial(role, "baseline", build_published(spec)) if may_begin else None
+    if has_to_wait:
+        return None
     for request, point in added:
         return PlannedTrial(
             "search", "enqueued", _fill_point(spec, point, records), request=request
@@ -93,6 +108,12 @@ def find_next_trial(
         if planned := plan_merge_or_checkpoint(spec, records, at_end=True):
             return planned
     return _plan_replicate(spec, records)
+
+
+def _counts(record: TrialRecord) -> bool:
+    """Return whether a baseline need not begin again; a start that did not end well has to."""
+    has_ended_badly = record.role == "start" and record.state in ("pruned", "failed")
+    return record.is_comparable and not has_ended_badly
 
 
 def _plan_replicate(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
@@ -183,15 +204,15 @@ def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRec
     """Find the first training without a signal if more trainings would have none either.
 
     So it is if every training that ended has failed, and `DEAD_STARTS` of them, or all of a smaller
-    sweep, had none. One is enough if the untrained policy earned the same everywhere too. Trials
-    before an accepted change do not count.
+    sweep, had none. One is enough if the policy at which they began earned the same everywhere too.
+    Trials before an accepted change do not count.
     """
     records = [record for record in records if record.is_comparable]
     ended = [record for record in records if record.is_training and record.state != "running"]
     dead = [record for record in ended if record.had_no_signal]
     if not dead or any(record.state != "failed" for record in ended):
         return None
-    silent = any(r.role == "untrained" and find_equal_rewards(spec, r) for r in records)
+    silent = any(r.role == spec.baselines[0] and find_equal_rewards(spec, r) for r in records)
     enough = 1 if silent else min(DEAD_STARTS, spec.search.trials + 1)  # the published setting too
     return dead[0] if len(dead) >= enough else None
 
@@ -231,8 +252,8 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
     is_auto, begun = spec.search.plan == "auto", count_started(records)
     search = max(count_first_trials(spec) - 1 if is_auto else spec.search.trials, begun)
     search += len(added) + sum(bool(record.request) for record in records)
-    again = sum(record.role in BASELINES and not record.is_comparable for record in records)
-    trained = 2 + again + search + spec.search.replicates.max_trainings
+    again = sum(record.role in spec.baselines and not record.is_comparable for record in records)
+    trained = len(spec.baselines) + again + search + spec.search.replicates.max_trainings
     limit = spec.search.budget.trials
     most = min(trained, limit or trained) + count_merges_and_checkpoints(spec)
     return max(len(records), most)
@@ -414,7 +435,7 @@ def _judge_candidate(
         if other.state == "complete"
         and other.is_comparable
         and other.feasible
-        and other.role != "untrained"
+        and not other.is_initial
     }
     for other in records:
         is_tested = other.state == "running" and other.ends_at is not None

@@ -37,7 +37,8 @@ def delete_unkept_checkpoints(ledger: Ledger) -> None:
         checkpoint = record.checkpoint
         if record.state == "pruned":
             checkpoint = find_newest(ledger, ledger.get_trial_directory(record.number))
-        paths[record.number] = {checkpoint} if checkpoint and record.number in kept else set()
+        is_kept = record.number in kept or record.role == "start"  # trials begin at it
+        paths[record.number] = {checkpoint} if checkpoint and is_kept else set()
     for part in parts:
         paths[part.trial].add(ledger.get_checkpoint(part.trial, part.step))
     _keep_only(ledger, paths)
@@ -52,7 +53,7 @@ def trim_ended_trial(ledger: Ledger, record: TrialRecord) -> TrialRecord:
     """
     keep, directory = ledger.spec.keep, ledger.get_trial_directory(record.number)
     paths: dict[int, set[Path]] = {record.number: set()}
-    if record.state == "complete" and keep != "none":
+    if record.state == "complete" and (keep != "none" or record.role == "start"):
         paths = _select_promising(ledger, record)
     elif record.state == "pruned" and keep == "all":
         newest = find_newest(ledger, directory)

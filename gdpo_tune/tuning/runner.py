@@ -120,7 +120,10 @@ def run_sweep(
     if spec.address:
         check_store_writable(spec.storage)
     with Ledger.open(spec, fresh=fresh, continue_from=continue_from) as ledger:
-        content = measure_content(spec.task, spec.policy, spec.model, spec.data, spec.rollout)
+        content = measure_content(
+            *(spec.task, spec.policy, spec.model, spec.data, spec.rollout),
+            spec.start.file if spec.start else "",
+        )
         ledger.compare_content(content, accept=accept_changes, one_front=one_front)
 
         def emit(event: Event) -> None:

@@ -275,7 +275,7 @@ def _build_running_row(snapshot: Snapshot, record: TrialRecord, *, live: bool) -
         **_build_row(snapshot.spec, record),
         "color": list_curve_colors(snapshot.records).get(record.number, ""),
         "step": steps[-1].step if steps else 0,
-        "steps": snapshot.spec.training.steps if record.is_training else 0,
+        "steps": snapshot.spec.count_steps(record),
         "started": record.started if live else None,
         "values": [
             format_number(validation[name].mean) if name in validation else NO_VALUE

@@ -344,3 +344,21 @@ def test_merges_raise_the_hypervolume_over_trials():
     assert volumes[3] == pytest.approx(0.28)
     assert volumes[4] == pytest.approx(0.32)
     assert volumes[6] == pytest.approx(0.44)
+
+
+def test_a_supervised_start_is_a_baseline_and_never_on_the_front():
+    records = [
+        build_trial(0, 0.9, 0.9, role="start"),
+        build_trial(1, 0.1, 0.1, role="untrained", params={"lr": 0.0}),
+        build_trial(2, 0.5, 0.5, role="published"),
+        build_trial(3, 0.4, 0.7, params={"lr": 0.0}),
+    ]
+    front = build_front(records, GOALS)
+    assert [baseline.role for baseline in front.baselines] == ["start", "untrained", "published"]
+    assert [member.first for member in front.members] == [2, 3]
+    assert not front.baselines[0].is_training
+    assert front.hypervolume_over_trials[-1].hypervolume == pytest.approx(0.5 * 0.5 + 0.4 * 0.2)
+    assert not records[0].is_training
+    assert not records[0].trained_params
+    worse = front.find_shortfalls(front.members[0])
+    assert worse["start"] == ["a", "b"]

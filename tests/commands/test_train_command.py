@@ -514,3 +514,37 @@ def test_the_request_is_written_as_json(fake, tmp_path):
     assert request["params.reward_weights.format"] == 0.5
     assert request["training.steps"] == 1
     assert "directory" not in request
+
+
+def test_a_file_with_a_start_trains_that_first_and_once(fake, tmp_path):
+    arguments = [*FILE, "--steps", "3", "--set", "start={steps: 2}", "--out", "here"]
+    fake.actions[1] = lambda: signal.raise_signal(signal.SIGTERM)
+    assert train.main(arguments) == 143
+    assert train.main(arguments) == 0
+    assert train.main(arguments) == 0
+    own, _, config = fake.configs
+    assert (own.supervised.steps, own.training.steps, own.start) == (2, 2, None)
+    assert own.directory == tmp_path / "here" / "start"
+    assert (config.supervised, config.training.steps) == (None, 3)
+    assert config.start == own.directory / "checkpoint-2"
+    with pytest.raises(UsageError, match=r"another training: .*supervised.steps = 2, not 4"):
+        train.main([*arguments, "--set", "start={steps: 4}"])
+
+
+def test_a_candidate_is_trained_again_from_the_start_of_its_sweep(fake, tmp_path):
+    spec = load_code_spec(tmp_path, ["start={steps: 2}"])
+    with Ledger.open(spec) as ledger:
+        params = spec.space.complete_baseline({})
+        directory = ledger.get_trial_directory(0)
+        ledger.start(params, "start", "baseline", seed=6)
+        kept = write_checkpoint(directory, 2, Cost(), lambda path: (path / "x").touch()).path
+        ledger.complete(0, replace(build_outcome(0.3), checkpoint=kept))
+        ledger.start(params, "search", "model", seed=7)
+        ledger.complete(1, build_outcome(0.5))
+    request = build_request_from_sweep(f"{spec.directory}:1", [])
+    config = build_trial_config(request, seed=None, out=None, threads=None)
+    assert config.start == kept
+    other = build_request_from_sweep(f"{spec.directory}:1", ["model.dropout=true"])
+    assert other.start is None  # it needs a start of its own
+    with pytest.raises(UsageError, match="trial 0 is the supervised start"):
+        build_request_from_sweep(f"{spec.directory}:0", [])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from gdpo_tune.core.errors import DataError, ExportError
+from gdpo_tune.core.errors import DataError, ExportError, UsageError
 from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import build_task, load_task_info
@@ -251,3 +251,43 @@ def test_a_tag_that_the_template_opens_is_said(tmp_path, chat_policy, library, d
     export_folder(tmp_path / "out", *chat_policy(f"{TEMPLATE}<think>\n"), library=library)
     page = (tmp_path / "out" / "DIFFERENCES.md").read_text()
     assert ("with `<think>`, which completions then lack" in page) == differs
+
+
+@pytest.mark.parametrize("library", ["trl", "verl"])
+def test_an_export_begins_at_the_start_of_its_sweep(tmp_path, library):
+    start = tmp_path / "trials" / "0" / "checkpoint-2"
+    model, tokenizer = load_policy("embedded")
+    model.save_pretrained(start)
+    tokenizer.save_pretrained(start)
+    (start / "trainer_state.json").write_text("{}")
+    request = make_request(["start={steps: 2}", "training.train_prompts=16"])
+    with pytest.raises(UsageError, match="no sweep has trained the policy at which"):
+        export_training(request, library, "", tmp_path / "none")
+    request = replace(request, start=start)
+    _, directory = export_training(request, library, "", tmp_path / "out")
+    copied = directory / "policy"
+    assert (copied / "model.safetensors").read_bytes() == (start / "model.safetensors").read_bytes()
+    assert not (copied / "trainer_state.json").exists()
+    assert (
+        "after the supervised start of its sweep (2 steps"
+        in (directory / "DIFFERENCES.md").read_text()
+    )
+    load_policy(str(copied))
+
+
+def test_an_export_names_the_start_of_a_large_policy(tmp_path):
+    start = tmp_path / "trials" / "0" / "checkpoint-2"
+    own = tmp_path / "own"
+    model, tokenizer = load_policy("embedded")
+    for directory in (start, own):
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    words = ["start={steps: 2}", "training.train_prompts=16", f"policy={own}"]
+    request = replace(make_request(words), start=start)
+    exported, directory = export_training(request, "trl", str(own), tmp_path / "out")
+    assert f'model_name_or_path: "{start}"' in exported.text
+    assert not (directory / "policy").exists()
+    assert (
+        f"the directory {start}, which another machine lacks"
+        in (directory / "DIFFERENCES.md").read_text()
+    )

@@ -223,7 +223,7 @@ def test_no_two_modes_share_a_colour_or_a_symbol():
     for field in ("plotly", "matplotlib"):
         assert len({getattr(mark, field) for mark in marks}) == len(marks)
     colors = {mark.color for mark in marks}
-    assert len(colors) == len(marks) - 1  # both baselines are in the colour of ink
+    assert len(colors) == len(marks) - 2  # all baselines are in the colour of ink
 
 
 @pytest.mark.parametrize(

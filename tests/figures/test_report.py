@@ -327,3 +327,13 @@ def test_warnings_stand_in_the_report_and_that_of_the_knee_comes_first(tmp_path)
     assert all(warning[1:] in page.text for warning in warnings)
     assert page.text.count(warnings[0][1:]) == 2
     assert page.count("p", **{"class": "warning"}) == 1
+
+
+def test_a_supervised_start_is_named_beside_the_other_baselines(tmp_path):
+    spec = make_spec(tmp_path, objectives=2)
+    records = make_records(spec, 4)
+    start = replace(records[0], number=len(records), role="start")
+    page = Page(build_report(Sweep(spec, [*records, start])))
+    assert page.text.count("supervised start") >= 3  # legend, front and trials
+    assert "trained on demonstrations" in build_report(Sweep(spec, [*records, start]))
+    assert write_front_png(Sweep(spec, [*records, start])).is_file()

@@ -125,6 +125,7 @@ def test_every_key_of_a_sweep_file_is_classified(tmp_path):
     kept = {
         *("name", "task", "policy", "scoring", "objectives", "constraints", "space", "enqueue"),
         *("keep", "training", "model", "data", "sandbox", "rollout", "search", "resources"),
+        "start",
     }
     emptied = {"tracking", "notify", "storage", "ledger"}
     assert set(SweepSpec.model_fields) == kept | emptied

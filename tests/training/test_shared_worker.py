@@ -18,7 +18,8 @@ from accelerate.state import GradientState
 
 from gdpo_tune.core import compute_lock, task_files
 from gdpo_tune.core.errors import NonFiniteError, SharedWorkerError, TrialFailure
-from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.settings import ModelSettings, StartSettings
+from gdpo_tune.policies.load_policy import hash_policy, load_policy, read_initial_policy
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.training.shared_worker import SharedWorker, read_global_state, restore_global_state
@@ -322,3 +323,19 @@ def test_a_finished_trial_is_evaluated_again_in_the_pack(pack, build):
     again = run_trial(pack.train, config, find_newest_checkpoint(config.directory))
     assert again.error is None
     assert again.outcome.test == first.outcome.test
+
+
+def test_a_start_and_the_trials_after_it_pass_through_one_process(pack, build, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "ta=", "completion": "ae"}\n' * 4)
+    settings = StartSettings(demonstrations=str(tmp_path / "mine.jsonl"), steps=2)
+    training = SETTINGS.replace(steps=2, dead_steps=0)
+    made = run_trial(pack.train, replace(build(0), supervised=settings, training=training))
+    assert made.error is None
+    start = made.outcome.checkpoint
+    assert run_trial(pack.train, replace(build(3), train=False)).error is None
+    later = [replace(build(number), start=start) for number in (1, 2)]
+    runs = run_side_by_side(*(lambda c=config: run_trial(pack.train, c) for config in later))
+    assert [run.error for run in runs] == [None, None]
+    digests = {read_initial_policy(run.outcome.checkpoint) for run in runs}
+    assert digests == {hash_policy(load_policy(str(start))[0])}
+    assert read_initial_policy(start) not in digests

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -463,3 +464,24 @@ def test_a_process_deletes_the_directories_of_ended_processes(
     assert list(own.iterdir()) == []
     left = {path.name for path in attempts.iterdir()}
     assert left == {own.name, names["elsewhere"], names["next_to_it"], names["below"]}
+
+
+def test_the_start_is_fetched_once_for_all_trials_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    start = write_checkpoint(tmp_path / "made", 7, Cost(), write_weights).path
+    stored = {f"trials/0/checkpoint-7/{path.name}": path for path in start.iterdir()}
+    StoreDirectory(SWEEP).upload(stored)
+    setup = RunSettings(f"{__name__}:train", tmp_path / SPEC, SWEEP)
+    trial = TrialConfig("code", "embedded", 0, {}, TrainingSettings(steps=2), tmp_path / "3")
+    seen_by_driver = tmp_path / "trials" / "0" / "checkpoint-7"
+    config = AttemptConfig(replace(trial, start=seen_by_driver), setup, "this")
+    here = attempt.download_start(config, print)
+    assert here is not None
+    assert here.is_relative_to(tmp_path / "cache")
+    assert read_checkpoint(here).step == 7
+    monkeypatch.setattr(attempt, "_download_policy", None)
+    assert attempt.download_start(config, print) == here
+    assert isinstance(unpack(run_trial(wrap_for_ray(config))), Finished)
+    assert read_checkpoint(here).step == 7
+    assert attempt.download_start(replace(config, trial=trial), print) is None

@@ -319,7 +319,8 @@ def run_remote_attempt(
         address = join_address(attempt.setup.address, TRIALS, trial.directory.name)
         files = StoreDirectory(address, say=send_notice)
         download_trial(files, local.directory, attempt.trial_token)
-        local = replace(local, parts=download_parts(attempt, directory, send_notice))
+        parts = download_parts(attempt, directory, send_notice)
+        local = replace(local, parts=parts, start=download_start(attempt, send_notice))
         upload = reporter.upload = partial(upload_trial, files, local.directory, local.keep_at)
         try:
             here = replace(attempt, trial=local)
@@ -343,15 +344,21 @@ def run_remote_attempt(
 
 def make_attempt_directory(trial: str) -> Path:
     """Return an empty directory for a trial of this process; delete those of ended processes."""
-    pid, host = os.getpid(), socket.gethostname()
-    name = f"{host}_{pid}_{identify_start(pid)}_{trial}"
-    own = find_cache_directory() / "attempts" / name
+    host = socket.gethostname()
+    own = find_attempt_directory(trial)
     for path in own.parent.glob("*_*_*_*"):
         owner, other, start, _ = path.name.rsplit("_", 3)
         if path == own or (owner == host and find_process(int(other), start) is None):
             shutil.rmtree(path, ignore_errors=True)
     own.mkdir(parents=True)
     return own
+
+
+def find_attempt_directory(name: str) -> Path:
+    """Return the directory of this process for a trial, or something else of that name."""
+    pid, host = os.getpid(), socket.gethostname()
+    own = f"{host}_{pid}_{identify_start(pid)}_{name}"
+    return find_cache_directory() / "attempts" / own
 
 
 def download_trial(files: StoreDirectory, directory: Path, token: str) -> None:
@@ -375,13 +382,31 @@ def download_parts(
     """Fetch the policies that a merge or checkpoint consists of; return them with local paths."""
     parts: list[TrainedPart] = []
     for index, part in enumerate(attempt.trial.parts):
-        trial, name = part.checkpoint.parent.name, part.checkpoint.name
-        files = StoreDirectory(join_address(attempt.setup.address, TRIALS, trial), say=say)
-        wanted = [file for file in files.list_sizes() if find_checkpoint_name(file) == name]
         target = directory / "parts" / str(index)
-        files.download({file: target / file for file in wanted})
-        parts.append(replace(part, checkpoint=target / name))
+        _download_policy(attempt, part.checkpoint, target, say)
+        parts.append(replace(part, checkpoint=target / part.checkpoint.name))
     return tuple(parts)
+
+
+def download_start(attempt: AttemptConfig, say: Callable[[str], None]) -> Path | None:
+    """Fetch the policy after the supervised start, once for all trials of this process."""
+    start = attempt.trial.start
+    if start is None:
+        return None
+    name = f"start-{start.parent.name}"
+    here = find_attempt_directory(name) / start.name
+    if not (here / MARKER).exists():
+        _download_policy(attempt, start, make_attempt_directory(name), say)
+    return here
+
+
+def _download_policy(
+    attempt: AttemptConfig, checkpoint: Path, target: Path, say: Callable[[str], None]
+) -> None:
+    trial, name = checkpoint.parent.name, checkpoint.name
+    files = StoreDirectory(join_address(attempt.setup.address, TRIALS, trial), say=say)
+    wanted = [file for file in files.list_sizes() if find_checkpoint_name(file) == name]
+    files.download({file: target / file for file in wanted})
 
 
 def upload_trial(files: StoreDirectory, directory: Path, keep_at: Collection[int] = ()) -> None:

@@ -150,6 +150,8 @@ def list_needed_paths(spec: SweepSpec) -> list[str]:
     """Return the paths that every trial reads, as the spec has them; on GPUs also `COMPILER`."""
     data = spec.data
     paths = [spec.policy, data.source, data.validation.source, data.test.source]
+    if spec.start is not None:
+        paths.append(spec.start.file)
     if task_files.is_task_file(spec.task):
         paths.append(spec.task.rpartition(":")[0])
     present = [path for path in paths if path and path_exists(expand_path(path))]
