@@ -147,7 +147,8 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     rungs = f"{count} trainings x {levels[0]} steps, with the published setting"
     shares = [("first rungs", first, rungs)]
     if budget:
-        longer = f"to {join_names(levels[1:])} steps, then further trainings"
+        levels_after = f"to {join_names(levels[1:])} steps, then " if levels[1:] else ""
+        longer = f"{levels_after}further trainings"
         shares.append(("longer trainings", max(0, budget - first), longer))
     if replicates := search.replicates.max_trainings:
         most = replicates * settings.steps * each

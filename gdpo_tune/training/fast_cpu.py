@@ -299,7 +299,7 @@ def compute_log_probs(
     ).last_hidden_state
     logits = model.lm_head(rows.flatten(0, 1)[row.sources]) / temperature
     log_probs = logits.log_softmax(dim=-1)
-    chosen = log_probs.gather(1, row.targets[0][:, None])[:, 0]
+    chosen = log_probs.gather(1, row.targets[:, None])[:, 0]
     with torch.no_grad():
         entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
     whole = (len(input_ids), completion_width)

@@ -21,6 +21,7 @@ n of them predict a token; H heads, D their size; a group has g completions, the
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -99,18 +100,18 @@ class Row:
     """All groups of a micro-batch in one row."""
 
     tokens: Tensor
-    """[1, S]"""
+    """[S]"""
     positions: Tensor
-    """[1, S], counted from the start of each prompt."""
+    """[S], counted from the start of each prompt."""
     groups: tuple[Group, ...]
     sources: Tensor
     """Position of each hidden state that predicts a completion's token, [n]."""
     targets: Tensor
-    """The tokens that they predict, [1, n]."""
+    """The tokens that they predict, [n]."""
     slots: Tensor
     """Index of these tokens in the flattened [N, C], [n]."""
     segments: Tensor
-    """[1, S]: 0 in a prompt, 1, 2, ... in its completions, -1 at padding."""
+    """[S]: 0 in a prompt, 1, 2, ... in its completions, -1 at padding."""
 
     @cached_property
     def texts(self) -> Texts:
@@ -197,9 +198,9 @@ def compute_group_log_probs(
     row = build_row(input_ids, attention_mask, completion_width)
     with _take_apart():
         outputs = model(
-            input_ids=row.tokens,
-            position_ids=row.positions,
-            shift_labels=row.targets,
+            input_ids=row.tokens[None],
+            position_ids=row.positions[None],
+            shift_labels=row.targets[None],
             fused_lm_head=True,
             shared_prompts=row,
             **more,
@@ -233,50 +234,35 @@ def build_row(
         for first in range(0, len(indices), most)
     ]
     padded = max(len(p) + sum(lengths[i] for i in part) for p, part in parts) if limit else 0
-    row: list[int] = []
-    positions: list[int] = []
-    segments: list[int] = []
+    lists: dict[str, list[int]] = defaultdict(list)
     groups: list[Group] = []
-    sources: list[int] = []
-    targets: list[int] = []
-    slots: list[int] = []
-    device = input_ids.device
+    device, row = input_ids.device, lists["tokens"]
     for prompt, indices in parts:
         start = len(row)
         row += prompt
-        positions += range(len(prompt))
-        segments += [0] * len(prompt)
+        lists["positions"] += range(len(prompt))
+        lists["segments"] += [0] * len(prompt)
         completions: list[tuple[int, int]] = []
         for segment, index in enumerate(indices, start=1):
             first, count = len(row), lengths[index]
             completions.append((first, count))
             completion = rows[index][width : width + count]
             row += completion
-            positions += range(len(prompt), len(prompt) + count)
-            segments += [segment] * count
+            lists["positions"] += range(len(prompt), len(prompt) + count)
+            lists["segments"] += [segment] * count
             if count:
                 # The prompt's last token predicts the first token; each token predicts the next.
-                sources += [start + len(prompt) - 1, *range(first, first + count - 1)]
-                targets += completion
-                slots += range(index * completion_width, index * completion_width + count)
+                lists["sources"] += [start + len(prompt) - 1, *range(first, first + count - 1)]
+                lists["targets"] += completion
+                slot = index * completion_width
+                lists["slots"] += range(slot, slot + count)
         padding = max(0, start + padded - len(row))
         row += [0] * padding
-        positions += [0] * padding
-        segments += [-1] * padding
+        lists["positions"] += [0] * padding
+        lists["segments"] += [-1] * padding
         groups.append(Group(start, len(prompt), completions, device))
-    tensors = [
-        torch.tensor(each, device=device)
-        for each in (row, positions, sources, targets, slots, segments)
-    ]
-    return Row(
-        tokens=tensors[0][None],
-        positions=tensors[1][None],
-        groups=tuple(groups),
-        sources=tensors[2],
-        targets=tensors[3][None],
-        slots=tensors[4],
-        segments=tensors[5][None],
-    )
+    tensors = {name: torch.tensor(values, device=device) for name, values in lists.items()}
+    return Row(groups=tuple(groups), **tensors)
 
 
 def attend(
