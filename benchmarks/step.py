@@ -10,7 +10,7 @@ object.
 
     python benchmarks/step.py [--small]
     python benchmarks/step.py --policy DIRECTORY [--prompt 104] [--tokens 40] [--group 8]
-                              [--completions 32]
+                              [--completions 32] [--precisions float32 bfloat16]
 
 With `--policy`, both train LoRA adapters of a policy of Transformers, in float32 and in bfloat16,
 each in a process of its own, and the better of TRL's two counts. Prompts are random words, cut at
@@ -220,12 +220,12 @@ def count_vowels(completions, **_):
     return [float(sum(c in "aeiou" for c in text)) for text in completions]
 
 
-def measure_policy(policy: str, steps: int, **sizes: int):
-    """Measure both trainers in both precisions."""
+def measure_policy(policy: str, precisions: list[str], steps: int, **sizes: int):
+    """Measure both trainers in each precision."""
     found: dict[str, dict[str, float]] = {}
-    for is_ours, bfloat16 in product((True, False), (False, True)):
-        setup = PolicyStep(policy, is_ours, bfloat16, steps=steps, **sizes)
-        name = f"{'ours' if is_ours else 'trl'}_{'bfloat16' if bfloat16 else 'float32'}"
+    for is_ours, precision in product((True, False), precisions):
+        setup = PolicyStep(policy, is_ours, precision == "bfloat16", steps=steps, **sizes)
+        name = f"{'ours' if is_ours else 'trl'}_{precision}"
         found[name] = call_apart(run_policy, setup)
         print(f"{name}: {found[name]}", flush=True)
     best = {
@@ -243,11 +243,12 @@ def measure(
     tokens: int = 40,
     group: int = 8,
     completions: int = 32,
+    precisions: list[str] = ["float32", "bfloat16"],
 ):
     """Measure both trainers in turns, the floor, and both trainers in micro-batches."""
     if policy:
         sizes = {"prompt": prompt, "tokens": tokens, "group": group, "completions": completions}
-        return measure_policy(policy, min(steps, 3), **sizes)
+        return measure_policy(policy, precisions, min(steps, 3), **sizes)
 
     def take_turns(ours, plain, at_once):
         def run(is_ours, seed):  # ours gets whole steps and divides them itself
