@@ -1,5 +1,6 @@
 """Every shipped search space and every command of the README, run as commands."""
 
+import json
 import os
 import re
 import shlex
@@ -11,12 +12,19 @@ import mlflow
 import pytest
 
 from gdpo_tune.results.merge_request import parse_wish
+from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.results.picks import parse_pick
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
 
 FOR_GPUS = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
-SPACES = [path for path in sorted((ROOT / "search_spaces").glob("*.yaml")) if path not in FOR_GPUS]
+WORD_PROBLEMS = ROOT / "search_spaces" / "word_problems.yaml"
+"""Its policy and data come from the Hub."""
+SPACES = [
+    path
+    for path in sorted((ROOT / "search_spaces").glob("*.yaml"))
+    if path not in (*FOR_GPUS, WORD_PROBLEMS)
+]
 SHORT = [
     "search.budget.completions=640",
     "search.merges.budget=1",
@@ -127,6 +135,38 @@ def test_a_shipped_space_for_gpus_is_valid(space, run_here):
     assert "# GPU memory: " in shown
     assert "vllm; vLLM gets" in shown
     assert "policy: Qwen/Qwen2.5" in shown
+
+
+def test_the_shipped_space_of_a_policy_from_the_hub_is_valid(run_here):
+    shown = run_here(["gdpo_tune.sweep", str(WORD_PROBLEMS), "--dry-run"], ROOT)
+    assert "# Start: 40 steps of 8 demonstrations" in shown
+    assert "# A trial: 1 worker with 1 CPU and 0 GPUs" in shown
+
+
+def test_word_problems_are_learned_from_a_start_by_a_small_policy(tmp_path):
+    """In the columns of `ChilleD/SVAMP`; the policy of the file itself is tried by `make real`."""
+    rows = [
+        {
+            "Body": f"Ann has {first} shells and finds {second} more.",
+            "Question": "How many has she?",
+            "Equation": f"( {first}.0 + {second}.0 )",
+            "Answer": float(first + second),
+        }
+        for first in range(2, 14)
+        for second in range(2, 14)
+    ]
+    data = tmp_path / "svamp.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    changes = [
+        *("policy=embedded_math", f"data.source={data}", "data.split=null", "model.lora_rank=2"),
+        *("data.max_prompt_length=512", "training.max_completion_length=64"),
+        *("training.train_prompts=96", "start.steps=3", *SHORT, *AS_CODE),
+    ]
+    words = [word for change in changes for word in ("--set", change)]
+    run_command(["gdpo_tune.sweep", str(WORD_PROBLEMS), *words], tmp_path)
+    records = read_sweep(str(tmp_path / "runs" / "word_problems"), "test").records
+    assert {"start", "untrained", "published"} <= {record.role for record in records}
+    assert all(record.state == "complete" for record in records)
 
 
 @pytest.mark.parametrize("line", list_readme_commands())
