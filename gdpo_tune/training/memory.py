@@ -6,6 +6,7 @@ others hold more than their share is another error, after which the trial is tri
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -95,10 +96,16 @@ def limit_gpu_memory(share: float) -> None:
 
 
 def free_garbage() -> None:
-    """Return the GPU memory of objects that are no longer used."""
+    """Return the memory of objects that are no longer used, of the GPU and of this process.
+
+    glibc keeps what a thread has freed: a trial of 135M parameters left 1.3 GB to the next one.
+    """
+    gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        gc.collect()
         torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have none
+    if trim is not None:
+        trim(0)
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import threading
 
+import psutil
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -247,3 +250,27 @@ def test_the_size_of_other_architectures_is_known(config, monkeypatch, family):
     shapes = PolicyShapes({name: tuple(each.shape) for name, each in model.named_parameters()})
     assert (shapes.layers, shapes.hidden_size, shapes.vocabulary) == (2, 64, 99)
     assert shapes.intermediate_size == (256 if family == "gpt2" else kind.intermediate_size)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc has it")
+def test_what_a_thread_has_freed_goes_back_to_the_system():
+    """Once a large block was freed, glibc takes smaller ones from heaps, and keeps these.
+
+    Source: M_MMAP_THRESHOLD and malloc_trim in the manual pages mallopt(3) and malloc_trim(3).
+    """
+    process = psutil.Process()
+
+    def work():
+        del_me = torch.ones(7 << 20)
+        del del_me
+        blocks = [torch.ones(1 << 20) for _ in range(100)]
+        kept.extend(torch.ones(1) for _ in range(100))
+        del blocks
+        kept.append(process.memory_info().rss)
+
+    kept = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    memory.free_garbage()
+    assert kept[-1] - process.memory_info().rss > 200 << 20
