@@ -21,7 +21,7 @@ PROMPTS = (
     "Ann has 17 pens and gets 9 more. How many pens does Ann have?",
     "A box holds 12 apples. How many apples are in 3 boxes?",
 )
-MOST_TOKENS = 16
+MOST_TOKENS = 8
 ROUNDING = 0.25
 """Most by which rounding weights to bfloat16 may lower a logit beside another."""
 

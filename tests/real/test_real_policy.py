@@ -52,14 +52,14 @@ def published(killed: RealSweep) -> Path:
 
 @pytest.fixture(scope="module")
 def collected(killed: RealSweep) -> Path:
-    """Return a policy that TRL trained for two steps, in an export."""
+    """Return what TRL trained in an export for two steps, named by the steps of the trial."""
     workplace, source = killed.workplace, f"runs/words:{TRAINED}"
     run_program("-m", "gdpo_tune.export", source, "--to", "trl", "--out", "trl", cwd=workplace)
     short = ("--max_steps", "2", "--logging_steps", "1")
     run_program("trl/run.sh", *short, cwd=workplace, program="bash")
     words = (source, "--collect", "trl", "--out", "collected")
     run_program("-m", "gdpo_tune.export", *words, cwd=workplace)
-    return workplace / "collected" / "checkpoint-2"
+    return workplace / "collected" / "checkpoint-3"
 
 
 def test_a_killed_sweep_resumes_and_ends_with_a_front(ended: Sweep):
