@@ -4,7 +4,8 @@
     python -m tests.real.greedy_tokens adapter BASE DIRECTORY ...    PEFT's adapters on their base
     python -m tests.real.greedy_tokens registry URI MODEL ...        models of MLflow's registry
 
-The last line is a JSON list: for each policy its tokens for each prompt.
+The last line is a JSON list: for each policy its tokens for each prompt, and the highest logit of
+each first token, in which policies differ that say the same.
 """
 
 from __future__ import annotations
@@ -26,14 +27,22 @@ ROUNDING = 0.25
 """Most by which rounding weights to bfloat16 may lower a logit beside another."""
 
 
-def sample_greedily(model: Any, tokenizer: Any) -> list[list[int]]:
-    """Return the tokens of a completion for each prompt."""
+def sample_greedily(model: Any, tokenizer: Any) -> tuple[list[list[int]], list[float]]:
+    """Return the tokens of a completion for each prompt, and the highest first logits."""
     completions: list[list[int]] = []
+    logits: list[float] = []
     for prompt in PROMPTS:
         inputs = encode_prompt(tokenizer, prompt)
-        row = model.generate(**inputs, do_sample=False, max_new_tokens=MOST_TOKENS)[0]
-        completions.append(row[inputs["input_ids"].shape[1] :].tolist())
-    return completions
+        sampled = model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=MOST_TOKENS,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        completions.append(sampled.sequences[0, inputs["input_ids"].shape[1] :].tolist())
+        logits.append(sampled.logits[0].max().item())
+    return completions, logits
 
 
 def encode_prompt(tokenizer: Any, prompt: str) -> Any:
@@ -65,7 +74,7 @@ def load_adapters(base: str, *directories: str) -> Iterator[tuple[Any, Any]]:
         apart = PeftModel.from_pretrained(precise, directory)
         plain = AutoModelForCausalLM.from_pretrained(base)
         joined: Any = PeftModel.from_pretrained(plain, directory).merge_and_unload()
-        for prompt, tokens in zip(PROMPTS, sample_greedily(joined, tokenizer), strict=True):
+        for prompt, tokens in zip(PROMPTS, sample_greedily(joined, tokenizer)[0], strict=True):
             ids = encode_prompt(tokenizer, prompt)["input_ids"]
             row = torch.cat([ids, torch.tensor([tokens])], dim=1)
             with torch.no_grad():

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdpo_tune.core.trials import UNSHARED, TrialRecord
 from gdpo_tune.results.open_sweep import Sweep, find_sweep
@@ -160,7 +160,14 @@ def build_environment() -> dict[str, str]:
     return {**kept, "PATH": programs, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
 
-def sample_in_process(way: str, *names: str | Path, cwd: Path) -> list[list[list[int]]]:
-    """Return the greedy tokens of policies that a process of its own loads; see `greedy_tokens`."""
+class Sampled(NamedTuple):
+    """What a policy says, and what tells it apart from others; see `greedy_tokens`."""
+
+    tokens: list[list[int]]
+    logits: list[float]
+
+
+def sample_in_process(way: str, *names: str | Path, cwd: Path) -> list[Sampled]:
+    """Sample greedily from policies that a process of its own loads."""
     printed = run_program("-m", "tests.real.greedy_tokens", way, *names, cwd=cwd)
-    return json.loads(printed.splitlines()[-1])
+    return [Sampled(*each) for each in json.loads(printed.splitlines()[-1])]

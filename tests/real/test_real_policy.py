@@ -78,15 +78,15 @@ def test_every_way_of_loading_gives_the_same_tokens(
     assert knee is not None
     kept = [record.checkpoint for record in (trained, ended.records[knee.first])]
     assert all(path is not None for path in kept)
-    policies = [*kept, published, merged, collected]
-    tokens = sample_in_process("policy", *map(str, policies), cwd=workplace)
-    assert tokens[0] == tokens[2]
-    assert sample_in_process("registry", STORE, "models:/words@knee", cwd=workplace) == [tokens[1]]
+    policies = [killed.policy, *kept, published, merged, collected]
+    base, *sampled = sample_in_process("policy", *map(str, policies), cwd=workplace)
+    assert all(each.logits != base.logits for each in sampled), "training has no effect"
+    assert sampled[0] == sampled[2]
+    registered = sample_in_process("registry", STORE, "models:/words@knee", cwd=workplace)
+    assert registered == [sampled[1]]
     adapters = [path / "adapter" for path in (published, merged, collected)]
-    assert sample_in_process("adapter", killed.policy, *adapters, cwd=workplace) == tokens[2:]
-    again = sample_in_process("policy", killed.policy, published, cwd=workplace)
-    assert again[1] == tokens[2]
-    assert again[0] not in tokens[2:], "training moved what the policy says"
+    joined = sample_in_process("adapter", killed.policy, *adapters, cwd=workplace)
+    assert [each.tokens for each in joined] == [each.tokens for each in sampled[2:]]
 
 
 def test_a_sweep_trains_every_weight(workplace: Path, policy: Path):
@@ -105,9 +105,9 @@ def test_other_architectures_share_prompts_and_load_again(workplace: Path, polic
     sweep = RealSweep(workplace, kind, base)
     record = sweep.run().records[TRAINED]
     assert record.checkpoint is not None
-    tokens = sample_in_process("policy", record.checkpoint, cwd=workplace)
-    adapter = record.checkpoint / "adapter"
-    assert sample_in_process("adapter", base, adapter, cwd=workplace) == tokens
+    (sampled,) = sample_in_process("policy", record.checkpoint, cwd=workplace)
+    (joined,) = sample_in_process("adapter", base, record.checkpoint / "adapter", cwd=workplace)
+    assert joined.tokens == sampled.tokens
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed")
