@@ -46,7 +46,7 @@ search:
   {{trials: {trials}, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}},
    merges: {{budget: {merges}}}, checkpoints: {{budget: 0}}}}
 keep: all
-resources: {{cpus: 1}}
+resources: {{cpus: {cpus}}}
 tracking: {{uri: "{store}"}}
 """
 
@@ -76,6 +76,7 @@ class RealSweep:
     rank: int = 8
     engine: str = "transformers"
     merges: int = 0
+    cpus: int = 1
 
     @property
     def directory(self) -> Path:

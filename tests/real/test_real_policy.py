@@ -112,4 +112,4 @@ def test_other_architectures_share_prompts_and_load_again(workplace: Path, polic
 
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed")
 def test_a_sweep_samples_with_vllm(workplace: Path, policy: Path):
-    RealSweep(workplace, "vllm", policy, engine="vllm").run()
+    RealSweep(workplace, "vllm", policy, engine="vllm", cpus=2).run()  # one engine in memory
