@@ -52,10 +52,9 @@ def export_training(
 ) -> tuple[Exported, Path]:
     """Write a training for a library; return the export and the directory that holds it.
 
-    `policy` is the argument of `from_pretrained` for the policy of the spec; a training that begins
-    at a supervised start has that instead. `base_model` names it on the machine that trains.
-    Default of `directory`: `<storage>/<name>-<which>-<library>`. `references_data` writes a program
-    for the prompts in place of the prompts.
+    `policy` is what `from_pretrained` takes for the policy of the spec, where there is no start;
+    `base_model` names it where it is trained. Default of `directory`:
+    `<storage>/<name>-<which>-<library>`. `references_data` writes a program for the prompts.
 
     Raises:
         ExportError: the library cannot reproduce the training exactly, or this is a merge.
