@@ -11,8 +11,16 @@ from typing import Any
 import psutil
 import pytest
 from ray import cloudpickle
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.air.execution._internal import RayActorManager
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.train import TrainingFailedError
+from ray.tune.execution import tune_controller as controller
 
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.events import Incident, IncidentOccurred
@@ -74,6 +82,32 @@ def wrap_task_error(error: Exception) -> RayTaskError:
 def test_errors_are_classified(error, gone, expected, sweep):
     trial = OpenTrial(0, "gone" if gone else "a")
     assert sweep.driver.searcher._find_cause(describe_failure(error), trial).cause == expected
+
+
+def test_a_process_that_ray_killed_for_memory_has_died():
+    """Ray's own manager ends the sweep: it takes the error for one that it does not know."""
+    killed = OutOfMemoryError("Task was killed due to the node running low on memory.")
+    seen: list[Exception] = []
+
+    def keep(_: Any, error: Exception) -> None:
+        seen.append(error)
+
+    actor = SimpleNamespace(actor_id=1, _on_error=keep)
+    task: Any = SimpleNamespace(_tracked_actor=actor, _on_error=None)
+    with pytest.raises(RuntimeError, match="unexpected exception"):
+        RayActorManager._actor_task_failed(build_manager(RayActorManager), task, killed)
+    assert controller.RayActorManager is tune.ActorManager
+    build_manager(tune.ActorManager)._actor_task_failed(task, killed)
+    (error,) = seen
+    assert "low on memory" in str(error)
+    assert describe_failure(error).cause == "died"
+
+
+def build_manager(kind: Any) -> Any:
+    manager = object.__new__(kind)
+    manager._failed_actor_ids = set()
+    manager._cleanup_actor = lambda tracked_actor: None
+    return manager
 
 
 def test_a_process_of_several_that_lost_its_node_is_no_failure():

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ray import cloudpickle
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.air.execution._internal import RayActorManager
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune import (
     Callback,
     FailureConfig,
@@ -26,7 +27,7 @@ from ray.tune import (
     Tuner,
     with_resources,
 )
-from ray.tune.execution.tune_controller import TuneController
+from ray.tune.execution import tune_controller as controller
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
@@ -68,6 +69,21 @@ class ClusterLostInterrupt(BaseException):
 
     Not an Exception: after one, Ray Tune stops every trial and waits for the answers.
     """
+
+
+class ActorManager(RayActorManager):
+    """Ray's, for which a process that was killed because memory was short has died.
+
+    Tune of Ray 2.60 knows no such error and ends with all trials.
+    """
+
+    def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
+        if isinstance(exception, OutOfMemoryError):
+            exception = RayActorError(error_msg=str(exception))
+        super()._actor_task_failed(tracked_actor_task, exception)
+
+
+controller.RayActorManager = ActorManager  # pyright: ignore[reportPrivateImportUsage]
 
 
 class _Unsaved:
@@ -220,7 +236,7 @@ class TuneStopper(_Unsaved, Stopper):
 class TuneScheduler(_Unsaved, FIFOScheduler):
     """First in, first out, by Ray's own queue of pending trials."""
 
-    def choose_trial_to_run(self, tune_controller: TuneController) -> None:
+    def choose_trial_to_run(self, tune_controller: controller.TuneController) -> None:
         """Prefer none: FIFOScheduler reads all trials to name the queue's first.
 
         At 5,000 trials that is a quarter of the driver's time.
