@@ -1,4 +1,4 @@
-"""The real policy of a session, and a directory in which its sweeps run."""
+"""The real policy, and a directory in which its sweeps run."""
 
 from __future__ import annotations
 
