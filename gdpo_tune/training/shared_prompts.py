@@ -46,7 +46,7 @@ HALVES = (torch.bfloat16, torch.float16)
 FEWER_KEYS: dict[str, Any] = {
     n: True for n in signature(varlen_attn).parameters if n == "enable_gqa"
 }
-"""What torch 2.12 has to be told where several heads share keys; 2.11 sees it."""
+"""Argument that allows fewer heads of keys than of queries: torch 2.11 needs none for it."""
 _taken_apart: ContextVar[bool] = ContextVar("taken_apart", default=False)
 """True while a model computes a row that is taken apart, and needs no mask."""
 
