@@ -55,7 +55,7 @@ class SharedWorker:
         )
         self._config: TrialConfig | None = None
         self._cache: WorkerCache | None = None
-        self._inside = 0  # trials at work, or about to
+        self._users = 0  # trials at work with what they share; those that still wait have none
         self._building = threading.Lock()
         """Held by a trial that builds what they share, and lets others compute meanwhile."""
 
@@ -76,12 +76,13 @@ class SharedWorker:
                 report(measurement, checkpoint)
 
         with self._places, self._lock.hold():
-            self._inside += 1
+            cache = None
             try:
                 prepare_process(config)
                 with explain_out_of_memory(config, self._size):
                     with compute_lock.acquire_yielding(self._building):
                         cache = self._open_cache(config)
+                        self._users += 1
                     return run_prepared_trial(
                         config, cache, resume, report_while_yielding, with_test
                     )
@@ -93,7 +94,8 @@ class SharedWorker:
                     seen = seen.__cause__ or seen.__context__
                 raise
             finally:
-                self._inside -= 1
+                if cache is not None:
+                    self._users -= 1
                 self._engine.release()
                 gc.collect()  # a trainer is part of a cycle; its memory is for the others
                 if torch.cuda.is_available():
@@ -120,7 +122,7 @@ class SharedWorker:
                 self._config.start,
                 self._config.supervised,
             )
-            if begins_elsewhere and {*different} <= {"start", "training"} and self._inside == 1:
+            if begins_elsewhere and {*different} <= {"start", "training"} and not self._users:
                 self.close()  # none of the trials before a start, or of it, is here any more
                 self._config = None
             elif different:
