@@ -48,7 +48,8 @@ from gdpo_tune.tasks.base import (
     check_scores,
 )
 from gdpo_tune.training import distributed
-from gdpo_tune.training.rollout import Decoding, Generate
+from gdpo_tune.training.decoding import Decoding
+from gdpo_tune.training.rollout import Generate
 from gdpo_tune.training.worker_cache import ProblemSet, WorkerCache
 
 LogMetric = Callable[[str, float], None]

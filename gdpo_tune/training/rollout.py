@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from gdpo_tune.core.engines import (
     EngineName,
@@ -28,28 +27,11 @@ from gdpo_tune.core.engines import (
 )
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import takes_argument
+from gdpo_tune.training.decoding import Decoding, cut_after_end, draw_completions, pad_left
 from gdpo_tune.training.distributed import gather_weights
-from gdpo_tune.training.fast_cpu import (
-    cut_after_end,
-    draw_tokens,
-    is_small_llama,
-    pad_left,
-    sample,
-)
-from gdpo_tune.training.shared_prompts import find_other_memory
+from gdpo_tune.training.fast_cpu import LlamaDecoder, is_small_llama
+from gdpo_tune.training.shared_prompts import PromptDecoder, find_obstacle
 from gdpo_tune.training.trl_arguments import uses_bfloat16
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """Settings of one call that samples completions."""
-
-    max_new_tokens: int
-    temperature: float | None
-    """None takes the most likely token."""
-    end_tokens: tuple[int, ...]
-    pad_token: int
-
 
 Generate = Callable[
     [PreTrainedModel, Sequence[Sequence[int]], Decoding, torch.Generator], list[list[int]]
@@ -140,8 +122,8 @@ def generate(
         if not prompts:
             return []
         if fast and is_small_llama(model):
-            length, ends = decoding.max_new_tokens, decoding.end_tokens
-            return sample(model, prompts, length, decoding.temperature, ends, generator)
+            decoder = LlamaDecoder(model, prompts, decoding.max_new_tokens)
+            return draw_completions(decoder, decoding, generator)
         training = model.training
         model.eval()
         # However many chunks there are, the generator moves equally far.
@@ -162,7 +144,9 @@ def uses_fast_cpu(trainer: Any) -> bool:
 
 def keeps_simple_cache(model: Any) -> bool:
     """Return whether `sample_from_cache` supports a policy: all it remembers is keys and values."""
-    return not find_other_memory(model) and takes_argument(model, "position_ids")
+    policy = model.get_base_model() if hasattr(model, "peft_config") else model
+    shares_layers = getattr(policy.config.get_text_config(), "num_kv_shared_layers", 0)
+    return not (find_obstacle(policy) or shares_layers) and takes_argument(model, "position_ids")
 
 
 @torch.no_grad()
@@ -173,49 +157,9 @@ def sample_from_cache(
     generator: torch.Generator | None = None,
     scores: list[Tensor] | None = None,
 ) -> list[list[int]]:
-    """Sample B completions; each distinct prompt is computed once, and what has ended leaves.
-
-    `model` is in evaluation mode. `scores` gets the logits [rows, E] of every draw, of the rows
-    that are left by then.
-    """
-    device = model.device
-    distinct: dict[tuple[int, ...], int] = {}
-    rows = [distinct.setdefault(tuple(prompt), len(distinct)) for prompt in prompts]
-    tokens, present = (x.to(device) for x in pad_left(list(distinct), decoding.pad_token))
-    cache = DynamicCache(config=model.config.get_text_config())
-    given: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-    positions = (present.cumsum(dim=1) - 1).clamp(min=0)
-    read = model(input_ids=tokens, attention_mask=present.long(), position_ids=positions, **given)
-    order = torch.tensor(rows, device=device)
-    cache.batch_select_indices(order)
-    logits, visible, lengths = read.logits[order, -1], present[order], positions[order, -1] + 1
-    drawn_tokens = torch.zeros(len(rows), decoding.max_new_tokens, dtype=torch.long, device=device)
-    live = torch.arange(len(rows), device=device)
-    ends = torch.tensor(decoding.end_tokens, device=device)
-    ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
-    for step in range(decoding.max_new_tokens):
-        if scores is not None:
-            scores.append(logits)
-        drawn = draw_tokens(logits.float(), decoding.temperature, generator)
-        drawn_tokens[live, step] = drawn
-        ended |= torch.isin(drawn, ends)
-        finished = int(ended.sum())
-        if finished == len(live) or step == decoding.max_new_tokens - 1:
-            break
-        # Copying the cache takes about as long as a step, so rows are dropped several at a time.
-        if finished > len(live) // 8:
-            kept = (~ended).nonzero()[:, 0]
-            live, drawn, lengths, visible = live[kept], drawn[kept], lengths[kept], visible[kept]
-            ended = ended[kept]
-            cache.batch_select_indices(kept)
-        visible = torch.cat([visible, visible.new_ones(len(live), 1)], dim=1)
-        logits = model(
-            input_ids=drawn[:, None],
-            attention_mask=visible.long(),
-            position_ids=(lengths + step)[:, None],
-            **given,
-        ).logits[:, -1]
-    return [cut_after_end(row, decoding.end_tokens) for row in drawn_tokens.tolist()]
+    """Sample B completions of a policy in evaluation mode; see `PromptDecoder`."""
+    decoder = PromptDecoder(model, prompts, decoding.pad_token)
+    return draw_completions(decoder, decoding, generator, scores)
 
 
 def _generate_with_transformers(

@@ -21,10 +21,10 @@ from torch import Tensor
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training import distributed
+from gdpo_tune.training.decoding import Decoding, cut_after_end
 from gdpo_tune.training.distributed import gather_weights
-from gdpo_tune.training.fast_cpu import compute_next_logits, cut_after_end
+from gdpo_tune.training.fast_cpu import LlamaDecoder
 from gdpo_tune.training.rollout import (
-    Decoding,
     keeps_simple_cache,
     sample_from_cache,
     uses_fast_cpu,
@@ -108,7 +108,7 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
             sampled = batch["sampling_per_token_logps"][rows, :width][present]
             engine = float((sampled - expected).abs().nanmean())  # NaN where vLLM could not tell
         elif uses_fast_cpu(trainer):
-            after = compute_next_logits(policy, [text.tolist() for text in texts])
+            after = LlamaDecoder(policy, [text.tolist() for text in texts], 0).logits
             own = (after / trainer.temperature).log_softmax(dim=-1)
             engine = _compute_distance(own, torch.stack([part[-1] for part in plain]))
         else:

@@ -15,6 +15,9 @@ head then sees only the hidden states that predict a completion's token.
 Source: Liu et al. 2025, Prefix Grouper, arXiv 2506.05433; gradients are those of the padded batch,
 because what the completions of a group send back to their prompt adds up.
 
+`PromptDecoder` samples in the same way: it holds each prompt's keys and values once, and all
+completions of a prompt look at them together.
+
 Shapes: N completions, T prompt and C completion positions as TRL pads them; S positions of the row,
 n of them predict a token; H heads, D their size; a group has g completions, the longest of c.
 """
@@ -25,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
 from typing import Any
@@ -34,9 +37,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from gdpo_tune.training.decoding import list_distinct, pad_left
 
 ATTENTION = "gdpo_tune_shared_prompts"
 """Name under which Transformers knows the attention function."""
@@ -265,6 +270,128 @@ def build_row(
     return Row(groups=tuple(groups), **tensors)
 
 
+@dataclass(frozen=True)
+class HeldPrompts:
+    """Keys and values of U prompts, W positions wide, and the b completions that go on from them.
+
+    Attention is computed in float32: a cache of so many tokens is read once for all completions of
+    a prompt, so it is small beside the weights.
+    """
+
+    layers: list[tuple[Tensor, Tensor]]
+    """Keys and values of each layer, [U, heads, W, D] each."""
+    positions: Tensor
+    """Positions in each prompt, [U, W]; beyond every text at padding."""
+    prompts: Tensor
+    """The prompt of each completion, [b]."""
+    now: Tensor
+    """Position of the token of each completion that is in flight, [b]."""
+
+    @cached_property
+    def members(self) -> tuple[Tensor, Tensor]:
+        """Completions of each prompt, [U, g], any where one has fewer; and the place of each."""
+        of = self.prompts.tolist()
+        rows: list[list[int]] = [[] for _ in self.positions]
+        for row, prompt in enumerate(of):
+            rows[prompt].append(row)
+        most = max(map(len, rows))
+        places = [prompt * most + rows[prompt].index(row) for row, prompt in enumerate(of)]
+        padded = [found + [0] * (most - len(found)) for found in rows]
+        device = self.prompts.device
+        return torch.tensor(padded, device=device), torch.tensor(places, device=device)
+
+    def keep(self, rows: Tensor) -> HeldPrompts:
+        """Keep these completions, and the prompts that they need."""
+        needed, prompts = self.prompts[rows].unique(return_inverse=True)
+        layers, positions = self.layers, self.positions
+        if len(needed) < len(positions):
+            layers = [(keys[needed], values[needed]) for keys, values in layers]
+            positions = positions[needed]
+        return HeldPrompts(layers, positions, prompts, self.now[rows])
+
+    def move_on(self) -> HeldPrompts:
+        """Return the same prompts, for the next token of each completion."""
+        moved = replace(self, now=self.now + 1)
+        moved.__dict__["members"] = self.members
+        return moved
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None
+    ) -> Tensor:
+        """Attend from scaled tokens [b, H, 1, D] to prompts and own tokens [b, heads, t, D]."""
+        (members, places), (keys, values) = self.members, self.layers[layer]
+        count, heads, width, own = len(query), key.shape[1], keys.shape[2], key.shape[2]
+
+        def gather(of_prompts: Tensor) -> Tensor:  # [U, heads, g * r, x] -> [b, heads, r, x]
+            parts = of_prompts.unflatten(2, (members.shape[1], -1)).transpose(1, 2)
+            return parts.flatten(0, 1)[places]
+
+        def join(of_rows: Tensor) -> Tensor:  # [b, heads, r, x] -> [U, heads, g * r, x]
+            return of_rows[members].transpose(1, 2).flatten(2, 3)
+
+        with torch.autocast(query.device.type, enabled=False):
+            asked = query.view(count, heads, -1, query.shape[-1])
+            before = gather(join(asked) @ keys.transpose(2, 3))
+            scores = torch.cat([before, asked @ key.float().transpose(2, 3)], dim=-1)
+            steps = torch.arange(1 - own, 1, device=query.device)
+            seen = torch.cat([self.positions[self.prompts], self.now[:, None] + steps], dim=1)
+            hidden = seen > self.now[:, None]
+            if window is not None:
+                hidden |= seen <= self.now[:, None] - window
+            weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(dim=-1)
+            of_prompt, of_own = weights.split([width, own], dim=-1)
+            found = gather(join(of_prompt) @ values) + of_own @ value.float()
+        return found.reshape(count, 1, query.shape[1], -1)
+
+
+class PromptDecoder:
+    """A policy of Transformers that has read prompts, equal ones once; see `Decoder`."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], padding: int) -> None:
+        """Read B prompts with a model that `find_obstacle` accepts; `enable` it."""
+        enable(model.get_base_model() if hasattr(model, "peft_config") else model)
+        self._model = model
+        distinct, rows = list_distinct(prompts)
+        tokens, present = (each.to(model.device) for each in pad_left(distinct, padding))
+        positions = present.cumsum(dim=1) - 1
+        read = model(
+            input_ids=tokens,
+            attention_mask=present.long(),
+            position_ids=positions.clamp(min=0),
+            past_key_values=(cache := DynamicCache()),  # whole prompts, where windows slide too
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        of = torch.tensor(rows, device=model.device)
+        self.logits: Tensor = read.logits[of, -1]
+        self._prompts = HeldPrompts(
+            [(layer.keys.float(), layer.values.float()) for layer in cache.layers],
+            positions.masked_fill(~present, torch.iinfo(positions.dtype).max),
+            of,
+            positions[of, -1],
+        )
+        self._own = DynamicCache()
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all completions but these."""
+        self._prompts = self._prompts.keep(rows)
+        self._own.batch_select_indices(rows)
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read a token of each completion, [b], and return the logits of the next, [b, E]."""
+        self._prompts = self._prompts.move_on()
+        with _take_apart():
+            outputs = self._model(
+                input_ids=tokens[:, None],
+                position_ids=self._prompts.now[:, None],
+                past_key_values=self._own,
+                use_cache=True,
+                logits_to_keep=1,
+                shared_prompts=self._prompts,
+            )
+        return outputs.logits[:, -1]
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -274,13 +401,13 @@ def attend(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    shared_prompts: Row | None = None,
+    shared_prompts: Row | HeldPrompts | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as Transformers' `sdpa_attention_forward`, to a row's own groups if there is one.
+    """Attend as Transformers' `sdpa_attention_forward`, but to each prompt once.
 
-    `query` is [1, H, S, D], `key` and `value` have as many heads or fewer; the result is
-    [1, S, H, D].
+    `query` is [1, H, S, D] of a row, or [b, H, 1, D] of the tokens after held prompts; `key` and
+    `value` have as many heads or fewer. The result is [1, S, H, D] or [b, 1, H, D].
 
     Raises:
         UnknownAttentionError: the layer asks for what this function does not compute.
@@ -292,6 +419,12 @@ def attend(
     for name in ("softcap", "s_aux", "position_bias"):
         if more.get(name) is not None:
             raise UnknownAttentionError(f"its attention has {name}")
+    window: int | None = more.get("sliding_window")
+    if isinstance(shared_prompts, HeldPrompts):
+        layer: Any = module.layer_idx
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        found = shared_prompts.attend(layer, query.float() * scale, key, value, window)
+        return found.to(_choose_dtype(query)), None
     if not query.is_cuda and _choose_dtype(query) in HALVES:
         # The backward pass of a CPU's attention takes 2.6 times as long in bfloat16.
         more |= {"scaling": scaling, "dropout": dropout, "shared_prompts": shared_prompts}
@@ -299,7 +432,6 @@ def attend(
             whole = query.float(), key.float(), value.float()
             attended, _ = attend(module, *whole, attention_mask, **more)
         return attended.to(_choose_dtype(query)), None
-    window: int | None = more.get("sliding_window")
     asked, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [S, H, D]
     if _has_kernel(asked, values, dropout):
         return _attend_to_texts(asked, keys, values, shared_prompts.texts, window, scaling), None
@@ -395,8 +527,8 @@ class _Repeat(torch.autograd.Function):
 
 def _keep_sources(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Keep the hidden states that predict a token, [1, n, width], for the head."""
-    row: Row | None = kwargs.get("shared_prompts")
-    if row is not None:
+    row = kwargs.get("shared_prompts")
+    if isinstance(row, Row):
         output.last_hidden_state = output.last_hidden_state[:, row.sources]
     return output
 

@@ -26,6 +26,7 @@ from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
+from gdpo_tune.training.decoding import Decoding
 from gdpo_tune.training.engine import (
     PROCESS_ENGINES,
     EnginePool,
@@ -36,7 +37,6 @@ from gdpo_tune.training.engine import (
 )
 from gdpo_tune.training.lora import write_adapter_to_memory
 from gdpo_tune.training.memory import is_out_of_memory, lock_gpu, wait_for_memory
-from gdpo_tune.training.rollout import Decoding
 
 ADAPTER_NAME = "policy"
 """Beginning of an adapter's name in vLLM; its number follows."""

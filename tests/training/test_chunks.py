@@ -10,7 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gdpo_tune.core.settings import RolloutSettings
 from gdpo_tune.training import rollout, train, trial, worker_cache
-from gdpo_tune.training.rollout import Decoding, generate, sample_in_chunks
+from gdpo_tune.training.decoding import Decoding
+from gdpo_tune.training.rollout import generate, sample_in_chunks
 from gdpo_tune.training.trial import build_trainer
 from tests.support.training import build_trial_config, register_toy_task, write_policy
 

@@ -12,7 +12,9 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import TASK, CodeTask, draw_code_problems
 from gdpo_tune.training import train, worker_cache
-from gdpo_tune.training.fast_cpu import is_small_llama, sample
+from gdpo_tune.training.decoding import Decoding
+from gdpo_tune.training.fast_cpu import is_small_llama
+from gdpo_tune.training.rollout import generate
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +51,7 @@ def test_the_sampler_matches_transformers_on_the_embedded_policy():
     output = model.generate(**padded, max_new_tokens=64, do_sample=False)
     tails = output[:, padded["input_ids"].shape[1] :].tolist()
     expected = [row[: row.index(end) + 1] if end in row else row for row in tails]
-    drawn = sample(model, prompts["input_ids"], 64, None, (end,))
+    drawn = generate(model, prompts["input_ids"], Decoding(64, None, (end,), 0), None)
     assert drawn == expected
 
 

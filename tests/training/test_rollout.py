@@ -15,8 +15,9 @@ from transformers import (
 
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import fast_cpu, rollout
-from gdpo_tune.training.fast_cpu import is_small_llama, sample
-from gdpo_tune.training.rollout import Decoding, generate, sample_for_trainer
+from gdpo_tune.training.decoding import Decoding
+from gdpo_tune.training.fast_cpu import is_small_llama
+from gdpo_tune.training.rollout import generate, sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_plain_trainer, score_constantly
 
@@ -62,6 +63,12 @@ def reference(model, prompts, tokens: int = 24) -> list[list[int]]:
         )
         rows.append(output[0, len(prompt) :].tolist())
     return rows
+
+
+def sample(model, prompts, tokens, temperature, generator=None):
+    """Sample with the fast CPU sampler."""
+    assert is_small_llama(model)
+    return generate(model, prompts, Decoding(tokens, temperature, ENDS, PAD), generator)
 
 
 ROPE = {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -125,8 +132,7 @@ def test_what_recurs_is_sampled_by_transformers():
 def test_greedy_equals_generate(changes):
     model = tiny_llama(**changes)
     prompts = random_prompts(24)
-    assert is_small_llama(model)
-    completions = sample(model, prompts, 24, None, ENDS)
+    completions = sample(model, prompts, 24, None)
     assert completions == reference(model, prompts)
     lengths = {len(completion) for completion in completions}
     assert len(lengths) > 3, "rows must end at different times, or compaction is not tried"
@@ -135,12 +141,12 @@ def test_greedy_equals_generate(changes):
 def test_equal_prompts_in_any_order_get_their_own_completions():
     model = tiny_llama()
     a, b = random_prompts(2)
-    completions = sample(model, [a, b, a, b, b], 24, None, ENDS)
+    completions = sample(model, [a, b, a, b, b], 24, None)
     assert completions == reference(model, [a, b, a, b, b])
 
 
 def test_a_completion_ends_with_its_end_token_or_at_the_limit():
-    completions = sample(tiny_llama(), random_prompts(64), 6, 1.0, ENDS, seeded(0))
+    completions = sample(tiny_llama(), random_prompts(64), 6, 1.0, seeded(0))
     for completion in completions:
         assert 1 <= len(completion) <= 6
         assert not set(completion[:-1]) & set(ENDS)
@@ -159,7 +165,7 @@ def test_tokens_are_drawn_with_the_models_probabilities(temperature):
         logits = model(torch.tensor([prompt])).logits[0, -1]
     expected = torch.softmax(logits / temperature, dim=-1)
     count = 20_000
-    drawn = sample(model, [prompt] * count, 1, temperature, ENDS, seeded(3))
+    drawn = sample(model, [prompt] * count, 1, temperature, seeded(3))
     observed = torch.bincount(torch.tensor(drawn)[:, 0], minlength=41) / count
     deviation = (observed - expected).abs() / (expected * (1 - expected) / count).sqrt()
     assert deviation.max() < 4.5  # standard deviations; 41 tokens, a fixed seed
@@ -171,7 +177,7 @@ def test_no_token_of_probability_zero():
         model.lm_head.weight.zero_()
         model.lm_head.weight[4:] = 0
         model.model.norm.weight.zero_()
-    drawn = sample(model, [[5]] * 100, 1, 1.0, ENDS, seeded(0))
+    drawn = sample(model, [[5]] * 100, 1, 1.0, seeded(0))
     assert len({tokens[0] for tokens in drawn}) > 20, "equal logits must spread over all tokens"
 
 

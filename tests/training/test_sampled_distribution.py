@@ -22,6 +22,7 @@ from gdpo_tune.core.settings import ModelSettings, TrainingSettings
 from gdpo_tune.core.trial_files import ADAPTER
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import rollout, train
+from gdpo_tune.training.decoding import Decoding
 from gdpo_tune.training.lora import build_adapter_config
 from tests.support.training import SETTINGS, build_trial_config, write_gpt2
 
@@ -93,7 +94,7 @@ def draw(tmp_path_factory):
         entries = {"eos_token_id": 1, "pad_token_id": 0, **generation}
         (policy / "generation_config.json").write_text(json.dumps(entries))
         seed = torch.Generator().manual_seed(0)
-        decoding = rollout.Decoding(8, 1.0, (1,), 0)
+        decoding = Decoding(8, 1.0, (1,), 0)
         return rollout.generate(load_policy(str(policy))[0], [[5, 6, 7]] * 16, decoding, seed)
 
     return draw

@@ -28,7 +28,7 @@ from gdpo_tune.training import (
 )
 from gdpo_tune.training import lora, rollout, step_reporter, train, vllm_engine, worker_cache
 from gdpo_tune.training import memory as gpu_module
-from gdpo_tune.training.rollout import Decoding
+from gdpo_tune.training.decoding import Decoding
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import build_trial_config, register_toy_task
 from tests.support.vllm_double import RecordingLLM
@@ -570,7 +570,7 @@ def test_a_trial_without_vllm_says_what_to_install(config, monkeypatch):
 
 @pytest.mark.parametrize(("engine", "uses_fast_cpu"), [("auto", True), ("transformers", False)])
 def test_only_the_chosen_engine_samples(config, engine, uses_fast_cpu, monkeypatch):
-    calls = {"sample": [], "sample_from_cache": []}
+    calls = {"LlamaDecoder": [], "sample_from_cache": []}
     for name, found in calls.items():
         inner = getattr(rollout, name)
 
@@ -583,7 +583,7 @@ def test_only_the_chosen_engine_samples(config, engine, uses_fast_cpu, monkeypat
         replace(config, rollout=RolloutSettings(engine=engine)), resume=None, report=lambda *_: None
     )
     batch, steps = config.training.completions_per_step, config.training.steps
-    assert calls["sample"].count(batch) == steps * uses_fast_cpu
+    assert calls["LlamaDecoder"].count(batch) == steps * uses_fast_cpu
     assert calls["sample_from_cache"].count(batch) == steps * (not uses_fast_cpu)
 
 
