@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -56,9 +56,13 @@ def run(measure: Callable[..., Mapping[str, Any]], small: Mapping[str, Any]) -> 
 
 
 def call_apart(work: Callable[..., T], *arguments: Any) -> T:
-    """Return what a function of a module returns in a new process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, arguments)
+    """Return what a function of a module returns in a new process.
+
+    Raises:
+        BrokenProcessPool: the process was killed, such as for its memory.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 @contextlib.contextmanager

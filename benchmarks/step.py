@@ -11,10 +11,12 @@ object.
     python benchmarks/step.py [--small]
     python benchmarks/step.py --policy DIRECTORY [--prompt 104] [--tokens 40] [--group 8]
                               [--completions 32] [--precisions float32 bfloat16]
+                              [--at-once 0]
 
 With `--policy`, both train LoRA adapters of a policy of Transformers, in float32 and in bfloat16,
 each in a process of its own, and the better of TRL's two counts. Prompts are random words, cut at
-`--prompt` tokens, and completions end at `--tokens`. Peak memory is that of the whole process.
+`--prompt` tokens, and completions end at `--tokens`. TRL computes `--at-once` of them in a
+micro-batch, 0 for all, and ours all of them. Peak memory is that of the whole process.
 """
 
 from __future__ import annotations
@@ -163,6 +165,8 @@ class PolicyStep:
     tokens: int
     group: int
     completions: int
+    at_once: int
+    """Completions of a micro-batch of TRL; 0: all."""
     steps: int
 
 
@@ -172,6 +176,7 @@ def run_policy(setup: PolicyStep) -> dict[str, float]:
     transformers_logging.disable_progress_bar()
     dtype = torch.bfloat16 if setup.bfloat16 else torch.float32
     model, tokenizer = load_policy(setup.policy, dtype)
+    size = (not setup.is_ours and setup.at_once) or setup.completions
     groups, chance = setup.completions // setup.group, random.Random(0)
     words = [f"{letter}{vowel}t" for letter in "bcdfghlmnprst" for vowel in "aeiou"]
     prompts: list[str] = []
@@ -184,7 +189,8 @@ def run_policy(setup: PolicyStep) -> dict[str, float]:
         arguments = GRPOConfig(
             output_dir=directory,
             max_steps=watch.last,
-            per_device_train_batch_size=setup.completions,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=setup.completions // size,
             num_generations=setup.group,
             max_completion_length=setup.tokens,
             learning_rate=1e-7,
@@ -243,11 +249,13 @@ def measure(
     tokens: int = 40,
     group: int = 8,
     completions: int = 32,
+    at_once: int = 0,
     precisions: list[str] = ["float32", "bfloat16"],
 ):
     """Measure both trainers in turns, the floor, and both trainers in micro-batches."""
     if policy:
-        sizes = {"prompt": prompt, "tokens": tokens, "group": group, "completions": completions}
+        sizes = {"prompt": prompt, "tokens": tokens, "group": group}
+        sizes |= {"completions": completions, "at_once": at_once}
         return measure_policy(policy, precisions, min(steps, 3), **sizes)
 
     def take_turns(ours, plain, at_once):

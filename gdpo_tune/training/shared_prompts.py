@@ -28,10 +28,10 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -309,12 +309,6 @@ class HeldPrompts:
             positions = positions[needed]
         return HeldPrompts(layers, positions, prompts, self.now[rows])
 
-    def move_on(self) -> HeldPrompts:
-        """Return the same prompts, for the next token of each completion."""
-        moved = replace(self, now=self.now + 1)
-        moved.__dict__["members"] = self.members
-        return moved
-
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None
     ) -> Tensor:
@@ -362,10 +356,10 @@ class PromptDecoder:
             use_cache=True,
             logits_to_keep=1,
         )
-        of = torch.tensor(rows, device=model.device)
+        of, layers = torch.tensor(rows, device=model.device), cast("Any", cache.layers)
         self.logits: Tensor = read.logits[of, -1]
         self._prompts = HeldPrompts(
-            [(layer.keys.float(), layer.values.float()) for layer in cache.layers],
+            [(layer.keys.float(), layer.values.float()) for layer in layers],
             positions.masked_fill(~present, torch.iinfo(positions.dtype).max),
             of,
             positions[of, -1],
@@ -379,7 +373,7 @@ class PromptDecoder:
 
     def read(self, tokens: Tensor) -> Tensor:
         """Read a token of each completion, [b], and return the logits of the next, [b, E]."""
-        self._prompts = self._prompts.move_on()
+        self._prompts.now.add_(1)
         with _take_apart():
             outputs = self._model(
                 input_ids=tokens[:, None],
