@@ -49,6 +49,8 @@ _TOKEN_MEANS = (
     *(f"clip_ratio/{kind}_mean" for kind in ("low", "high", "region")),
 )
 """Metrics that TRL averages over the tokens of each micro-batch, then over micro-batches."""
+_PASS = ("kept_log_probs", "kept_entropies")
+"""Entries of a batch: what a forward pass of the policy gave before the loss, with its graph."""
 _ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
 """Losses that are means over the completions of a micro-batch."""
 
@@ -65,11 +67,14 @@ class MicroBatchTrainer(GRPOTrainer):
         *arguments: Any,
         shared_prompts: str = "auto",
         limit: MicroBatchLimit | None = None,
+        keeps_pass: bool = True,
         **keywords: Any,
     ) -> None:
         """Build TRL's trainer; `shared_prompts` is the setting of `ModelSettings`.
 
         `limit` is that of a micro-batch; None: all of a process's part of a mini-batch.
+        With `keeps_pass`, a policy that is read before the loss, to weight what vLLM sampled, is
+        not read again for it; the pass takes its memory while rewards are computed.
 
         Raises:
             PolicyError: prompts are to be shared, and the policy does not allow it.
@@ -78,6 +83,15 @@ class MicroBatchTrainer(GRPOTrainer):
         self.limit = limit or MicroBatchLimit(self.args.per_device_train_batch_size)
         """Limit of the next micro-batch; smaller than at first once memory has run out."""
         self.ran_out_of_memory = False
+        arguments_of_trl: Any = self.args
+        self._keeps_pass = (
+            keeps_pass
+            and self.num_iterations == arguments_of_trl.steps_per_generation == 1
+            and self.accelerator.num_processes == 1
+            and not self.aux_loss_enabled
+        )
+        self._is_first_pass = False
+        self._kept_pass: dict[str, Tensor] = {}
         model: Any = self.model
         policy = model.get_base_model() if hasattr(model, "peft_config") else model
         self.unshared = find_obstacle(policy) if shared_prompts != "off" else "it was turned off"
@@ -91,6 +105,12 @@ class MicroBatchTrainer(GRPOTrainer):
             for network in (policy, self.ref_model):
                 if network is not None:
                     enable(network)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._is_first_pass, self._kept_pass = self._keeps_pass, {}
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._is_first_pass, kept, self._kept_pass = False, self._kept_pass, {}
+        return output | kept
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Compute the gradients of a mini-batch and return its loss, as TRL's method does."""
@@ -116,6 +136,8 @@ class MicroBatchTrainer(GRPOTrainer):
         factors = compute_shares(weights), compute_shares(all_tokens)
         # TRL divides by the number of micro-batches what is a mean over one of them.
         batch = {**batch, "num_items_in_batch": batch["num_items_in_batch"] / count}
+        if count > 1:
+            batch = {name: value for name, value in batch.items() if name not in _PASS}
         logged: Any = self._metrics["train"]
         before = {name: len(values) for name, values in logged.items()}
         losses: list[Tensor] = []
@@ -180,10 +202,16 @@ class MicroBatchTrainer(GRPOTrainer):
         self, model: Any, ids: Tensor, mask: Tensor, width: int, batch_size: Any = None, **more: Any
     ) -> LogProbs:
         if batch_size is None:
+            if self._kept_pass:
+                kept, self._kept_pass = self._kept_pass, {}
+                return kept[_PASS[0]], kept.get(_PASS[1]), None
             return self._compute_log_probs(model, ids, mask, width, **more)
+        is_first, self._is_first_pass = self._is_first_pass and self._weights_samples, False
 
         # TRL asks for parts only where it needs no entropies: old and reference log-probabilities.
         def compute(parts: list[list[int]]) -> Tensor:
+            if is_first and len(parts) == 1:
+                return self._keep_pass(model, ids, mask, width, **more)
             prompts, completions = mask.tensor_split([-width], dim=1)
             log_probs = torch.zeros(completions.shape, device=ids.device)
             for rows in parts:
@@ -196,6 +224,27 @@ class MicroBatchTrainer(GRPOTrainer):
             return log_probs
 
         return self._compute_in_parts(ids, mask, width, compute), None, None
+
+    @property
+    def _weights_samples(self) -> bool:
+        """True if TRL first reads the policy to weight what vLLM sampled."""
+        return self.use_vllm and self.vllm_importance_sampling_correction
+
+    def _keep_pass(self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any) -> Tensor:
+        """Return the old log-probabilities [n, C], and keep their pass: it is that of the loss."""
+        recomputes, how = self.args.gradient_checkpointing, self.args.gradient_checkpointing_kwargs
+        if recomputes:  # which TRL turns off here
+            model.gradient_checkpointing_enable(how)
+        try:
+            with torch.enable_grad(), self.compute_loss_context_manager():
+                found = self._compute_log_probs(
+                    model, ids, mask, width, compute_entropy=True, **more
+                )
+        finally:
+            if recomputes:
+                model.gradient_checkpointing_disable()
+        self._kept_pass = {n: v for n, v in zip(_PASS, found, strict=False) if v is not None}
+        return found[0].detach()
 
     def _compute_log_probs(
         self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any
@@ -229,6 +278,7 @@ class MicroBatchTrainer(GRPOTrainer):
         self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any
     ) -> Tensor:
         """Return TRL's loss of a micro-batch; the losses of a mini-batch add up."""
+        self._kept_pass = {name: inputs[name] for name in _PASS if name in inputs}
         loss: Tensor = super().compute_loss(model, inputs, *arguments, **keywords)
         # A micro-batch weighs by its tokens, so that averages over micro-batches are over tokens.
         factor, of_all = inputs.get(_SHARES, (1.0, 1.0))

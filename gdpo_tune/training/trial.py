@@ -368,6 +368,7 @@ def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer,
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
             shared_prompts=config.model.shared_prompts,
             limit=memory.choose_limit(config, model),
+            keeps_pass=not cache.shares_weights,  # others compute while its rewards are computed
             rollout_func=None
             if uses_vllm
             else functools.partial(rollout.sample_for_trainer, fast=engine == "fast_cpu"),

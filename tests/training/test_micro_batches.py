@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from gdpo_tune.core.trials import HALVED
 from gdpo_tune.training import fast_cpu, micro_batches, train
 from gdpo_tune.training.memory import MicroBatchLimit
 from gdpo_tune.training.micro_batches import divide
+from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
+from tests.support import gradients
 from tests.support.gradients import ROWS, assert_same_steps, run_two_steps
 from tests.support.training import (
     SETTINGS,
@@ -230,6 +233,47 @@ def test_padding_is_cut_to_the_longest_of_each_micro_batch(policy, tmp_path, mon
     widths = [width for (_, width), _ in shapes[:4]]
     assert len(set(widths)) > 1
     assert max(map(len, sampled[0])) > min(map(len, sampled[0]))
+
+
+@pytest.mark.parametrize("way", ["packed", "shared", "padded"])
+@pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"beta": 0.5}])
+def test_the_pass_before_the_loss_is_that_of_the_loss(policy, tmp_path, monkeypatch, way, changes):
+    """With one optimizer step on samples of vLLM, TRL reads the policy twice as it is."""
+
+    def sample_as_vllm(prompts, trainer):
+        trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
+        trainer.vllm_importance_sampling_mode = "token_truncate"
+        trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+        drawn = sample_for_trainer(prompts, trainer)
+        told = [[-2.5 - 0.1 * place for place in range(len(c))] for c in drawn["completion_ids"]]
+        return drawn | {"logprobs": told}
+
+    def count(self, model, *arguments, **keywords):
+        passes.append(torch.is_grad_enabled())
+        return inner(self, model, *arguments, **keywords)
+
+    inner = GDPOTrainer._compute_log_probs
+    monkeypatch.setattr(GDPOTrainer, "_compute_log_probs", count)
+    monkeypatch.setattr(gradients, "sample_for_trainer", sample_as_vllm)
+    monkeypatch.setattr(GDPOTrainer, "_last_loaded_step", -1, raising=False)
+    runs, counts = [], []
+    for size, keeps in ((ROWS, True), (ROWS, False), (4, True)):
+        passes = []
+        with compute(way):
+            runs.append(
+                run_two_steps(
+                    policy, tmp_path / f"{size}-{keeps}", size, keeps_pass=keeps, **changes
+                )
+            )
+        counts.append((len(passes), sum(passes)))
+    reference = 2 * bool(changes.get("beta"))
+    assert counts[:2] == [(2 + reference, 2), (4 + reference, 2)]
+    assert counts[2][1] == 2 * len(runs[2].sampled[0]) // 4, "several micro-batches are read again"
+    assert_same_steps(runs[0], runs[1], rel=1e-5)
+    assert_same_steps(runs[2], runs[1], rel=1e-5)
+    ratio = "sampling/importance_sampling_ratio/mean"
+    assert [log[ratio] for log in runs[0].kept.logs] == [log[ratio] for log in runs[1].kept.logs]
+    assert runs[0].kept.logs[0][ratio] != 1
 
 
 def test_the_packed_pass_reads_each_prompt_once(policy, tmp_path, monkeypatch):
