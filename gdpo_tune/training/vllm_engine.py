@@ -177,7 +177,8 @@ def _divide_gpu(
 
     Left alone, vLLM measures the whole device while it starts, and takes what a neighbour allocates
     meanwhile for its own. Neighbours that keep to their shares leave the trial its own, less the
-    contexts of CUDA.
+    contexts of CUDA. The trainer moves its weights to the GPU before the engine starts: those that
+    are still in the machine's memory, or of a divided policy the part of this process.
 
     Args:
         config: a trial, whose process samples its completions of a step at once.
@@ -218,8 +219,10 @@ def _divide_gpu(
             "data.max_prompt_length or training.max_completion_length"
         )
     cache = max(part - engine.weights - engine.workspace, engine.longest)
-    trainer = model.num_parameters() * model.dtype.itemsize
-    return cache, min(part + trainer, config.gpu_share * device - 2 * CUDA_CONTEXT_BYTES)
+    moved = sum(w.nbytes for w in model.parameters() if w.device.type == "cpu")
+    if config.sharded:
+        moved //= distributed.count_processes()
+    return cache, min(part + moved, config.gpu_share * device - 2 * CUDA_CONTEXT_BYTES)
 
 
 def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:

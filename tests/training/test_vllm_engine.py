@@ -331,6 +331,27 @@ def test_an_engine_waits_until_a_neighbour_has_released_memory(
         gpu_module.wait_for_memory(30 * GIB, patience=0.0)
 
 
+def test_an_engine_waits_for_its_part_and_for_weights_that_are_not_yet_on_the_gpu(
+    config, policy, engine, gpu, monkeypatch
+):
+    """Trials of a shared worker have one base, which the first of them has moved there.
+
+    Of N workers that share a policy, each moves its part (FSDP2).
+    """
+    waits = []
+    monkeypatch.setattr(vllm_engine, "wait_for_memory", waits.append)
+    config = replace(config, rollout=RolloutSettings(vllm_memory_share=0.4, reuse_engine=False))
+    part, model = int(0.4 * 80 * GIB), load_policy(policy)[0]
+    weights = model.num_parameters() * 4
+    monkeypatch.setattr(vllm_engine.distributed, "count_processes", lambda: 4)
+    for sharded in (False, True):
+        start(replace(config, sharded=sharded), policy)
+    model.to("meta")  # stands for a GPU
+    with vllm_engine.prepare_engine(config, model, SimpleNamespace(bf16=False)):
+        trl_vllm.LLM(model="policy")
+    assert waits == [part + weights, part + weights // 4, part]
+
+
 def test_a_rank_above_what_vllm_holds_is_refused(config, policy, engine):
     with pytest.raises(EngineError, match=r"model.lora_rank = 600: vLLM .* rank 512 at most"):
         start(replace(config, model=ModelSettings(lora_rank=600)), policy)
