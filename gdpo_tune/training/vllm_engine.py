@@ -19,7 +19,7 @@ import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
-from gdpo_tune.core.engines import round_up_rank
+from gdpo_tune.core.engines import V2_RUNNER, find_vllm, round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, EngineError, GdpoTuneError, ResourcesError
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOST_SEQUENCES, estimate_engine
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
@@ -147,6 +147,9 @@ def _choose_options(
             )
         options["enable_sleep_mode"] = True
     if torch.cuda.is_available():
+        vllm = find_vllm()
+        if vllm is not None and vllm.must_be_told_v2:
+            os.environ.setdefault(V2_RUNNER, "1")  # it stays, because vLLM reads it again later
         options["kv_cache_memory_bytes"], needed = _divide_gpu(
             config,
             model,
