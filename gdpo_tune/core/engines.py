@@ -24,6 +24,12 @@ EngineName = Literal["fast_cpu", "transformers", "vllm"]
 
 OLDEST, NEWEST = "0.24.0", "0.31.0"
 """Versions of vLLM that the extra `vllm` allows; TRL 1.16 and our range of torch decide them."""
+V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""Variable by which vLLM is told to use its V2 model runner."""
+V2_FOR_DENSE = "0.26.0"
+"""Version of vLLM from which V2 is the default of every policy without experts. V1 draws from the
+seeds of completions in a loop over them; V2 has a kernel. Source: `VllmConfig.use_v2_model_runner`
+and `TopKTopPSampler` of vLLM 0.24.0 and 0.26.0."""
 TRL_MINOR = (1, 16)
 """Major and minor number of the TRL whose private hooks the trainer overrides."""
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -48,6 +54,11 @@ class VLLM:
     def is_supported(self) -> bool:
         """True if its release lies in the range; local parts such as `+cu129` do not count."""
         return _parse_release(OLDEST) <= _parse_release(self.version) <= _parse_release(NEWEST)
+
+    @property
+    def must_be_told_v2(self) -> bool:
+        """True if it would sample Qwen2 on a GPU with the V1 runner, although it has V2."""
+        return not self.on_cpu and _parse_release(self.version) < _parse_release(V2_FOR_DENSE)
 
 
 def find_vllm() -> VLLM | None:

@@ -1,7 +1,7 @@
 """Memory of a trial on a GPU, computed from the shapes of its policy; docs/gpus.md states it.
 
-Source: docs/policies.md for what a layer keeps for the backward pass. A test compares the estimate
-with the peak of a step in torch's FakeTensorMode.
+Source: docs/measurements.md, peaks of steps of the trainer on a simulated device, from which what a
+layer keeps and needs was read; tests repeat them.
 """
 
 from __future__ import annotations
@@ -144,19 +144,16 @@ class TrialMemory:
 
     @property
     def compute_copies(self) -> int:
-        """Extra copies during a step: trained weights in bfloat16, or what FSDP2 gathers."""
+        """Extra copies while layers compute: trained weights in bfloat16, or what FSDP2 gathers."""
         policy, number = self.policy, self.number_bytes
         if self.shards == 1:
-            return (
-                number * policy.parameters
-                if not self.rank and number < TRAINED_PARAMETER_BYTES
-                else 0
-            )
+            has_copies = not self.rank and number < TRAINED_PARAMETER_BYTES
+            return number * policy.parameters if has_copies else 0
         outside = policy.parameters_outside_layers
-        layer = (policy.parameters - outside) // max(policy.layers, 1)
-        gathered = outside + GATHERED * layer
-        # Gradients too, until they are divided, and once more in 32 bits while they are summed.
-        return (number if self.rank else 2 * number + TRAINED_PARAMETER_BYTES) * gathered
+        layers = GATHERED * (policy.parameters - outside) // max(policy.layers, 1)
+        # Gradients of layers too, until they are divided, and once more in 32 bits as a sum.
+        summed = 0 if self.rank else (number + TRAINED_PARAMETER_BYTES) * layers
+        return number * (outside + layers) + summed
 
     @property
     def reference(self) -> int:
@@ -164,12 +161,32 @@ class TrialMemory:
         return TRAINED_PARAMETER_BYTES * self.policy.parameters * self.has_reference // self.shards
 
     @property
+    def _head_gradient(self) -> int:
+        """Bytes of the gradient of the output head, which has the shape of the embedding."""
+        policy = self.policy
+        # FSDP2 computes in another format than it sums in.
+        number = TRAINED_PARAMETER_BYTES if self.shards == 1 else self.number_bytes
+        return 0 if self.rank else number * policy.vocabulary * policy.hidden_size
+
+    @property
     def head(self) -> int:
         """Gradient of the output head, and the logits of a tile."""
-        policy = self.policy
-        return (
-            0 if self.rank else TRAINED_PARAMETER_BYTES * policy.vocabulary * policy.hidden_size
-        ) + LOGITS_BYTES
+        return self._head_gradient + LOGITS_BYTES
+
+    @property
+    def last_gradients(self) -> int:
+        """Gradients of embedding and head at the end of a backward pass, beside no activations.
+
+        A head that is the embedding has two of them, which are added up. FSDP2 has gathered both,
+        and sums their gradients in 32 bits.
+        """
+        if self.rank:
+            return 0
+        outside, number = self.policy.parameters_outside_layers, self.number_bytes
+        is_tied = outside < 2 * self.policy.vocabulary * self.policy.hidden_size
+        if self.shards == 1:
+            return self._head_gradient * (2 if is_tied else 1)
+        return (2 * number + TRAINED_PARAMETER_BYTES) * outside + self._head_gradient * is_tied
 
     @property
     def tokens(self) -> int:
@@ -177,30 +194,42 @@ class TrialMemory:
         return self.prompt_tokens + self.completion_tokens
 
     @property
-    def positions(self) -> int:
-        """Tokens of a micro-batch of full length, padding included."""
+    def micro_batch_size(self) -> tuple[int, int]:
+        """Prompts and completions of a micro-batch; each prompt is computed once."""
         own = (self.mini_batch or self.completions) // self.workers
         asked = self.group_size if self.micro_batch == "auto" else int(self.micro_batch)
         count = prompts = min(asked or own, own)
         # Completions of a mini-batch are drawn at random, groups apart.
         if self.shares_prompts and self.mini_batch in (0, self.completions):
             prompts = -(-count // self.group_size)
+        return prompts, count
+
+    @property
+    def positions(self) -> int:
+        """Tokens of a micro-batch of full length, padding included."""
+        prompts, count = self.micro_batch_size
         return prompts * self.prompt_tokens + count * self.completion_tokens
 
     @property
     def position_bytes(self) -> int:
-        """Hidden states of a token that the backward pass of a micro-batch needs.
+        """Bytes of a token that the backward pass of a micro-batch needs.
 
-        Autograd keeps one hidden state a layer, or without recomputation everything of each layer:
-        four arrays of the feed-forward part, ten hidden states in the computation's format, and
-        four in the 32 bits of norms. One layer at a time also has the gradients of these.
+        Autograd keeps the hidden state between layers, in 32 bits where every weight is trained and
+        not divided. Without recomputation it keeps everything of each layer: four arrays of the
+        feed-forward part, nine hidden states in the computation's format, and four as they are
+        between layers. The layer whose gradients are computed has a fifth array, and more hidden
+        states. Where adapters in 32 bits are not divided, PEFT converts the input of each module.
         """
         policy, number = self.policy, self.number_bytes
         inner, hidden = policy.intermediate_size, policy.hidden_size
-        layer = 2 * number * (4 * inner + 8 * hidden)
-        if not self.recomputes:
-            return layer + (policy.layers - 1) * (number * (4 * inner + 10 * hidden) + 16 * hidden)
-        return (number if self.rank else TRAINED_PARAMETER_BYTES) * policy.layers * hidden + layer
+        is_whole = not self.rank and self.shards == 1
+        between = (TRAINED_PARAMETER_BYTES if is_whole else number) * hidden
+        converts = self.rank and self.shards == 1 and number < TRAINED_PARAMETER_BYTES
+        arrays = 7 if converts else 5
+        layer = number * (arrays * inner + 12 * hidden) + 6 * between
+        if self.recomputes:
+            return policy.layers * between + layer
+        return (policy.layers - 1) * (number * (4 * inner + 9 * hidden) + 4 * between) + layer
 
     @property
     def activations(self) -> int:
@@ -226,13 +255,21 @@ class TrialMemory:
     @property
     def least(self) -> int:
         """Bytes without which no step can be computed, however short the completions are."""
-        return max(self.at_rest + self.gradients + self.compute_copies, self.full_policy)
+        step = max(self.compute_copies, self.last_gradients)
+        return max(self.at_rest + self.gradients + step, self.full_policy)
 
     @property
     def total(self) -> int:
-        """Bytes of the trainer with full-length completions."""
-        step = self.at_rest + self.gradients + self.compute_copies + self.head + self.activations
-        return max(step, self.full_policy)
+        """Bytes of the trainer with full-length completions, beside gradients of earlier ones.
+
+        With recomputation, copies in bfloat16 live until the head is computed, and the gradient of
+        the head from then on. Gathered weights, and what autograd keeps for each layer, live on.
+        """
+        copies, head = self.compute_copies, self.head
+        is_one_after_the_other = self.recomputes and self.shards == 1
+        beside = max(copies, head) if is_one_after_the_other else copies + head
+        step = max(beside + self.activations, self.last_gradients)
+        return max(self.at_rest + self.gradients + step, self.full_policy)
 
     @property
     def engine(self) -> EngineMemory:

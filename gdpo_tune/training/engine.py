@@ -58,8 +58,10 @@ class Engine:
         self.is_broken = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         self._thread = self._worker.submit(threading.get_ident).result()
+        before = _read_reserved()
         try:
             self.llm = self.run(_start, start, threads)
+            self._reserved = _read_reserved() - before
         except BaseException:
             self._worker.shutdown(wait=False)
             raise
@@ -101,25 +103,26 @@ class Engine:
 
         self.run(forget)
 
-    def close(self) -> None:
+    def close(self, *, has_neighbours: bool = False) -> None:
         """End vLLM and return its memory.
+
+        With `has_neighbours`, trials may hold other memory of this process, such as their base.
 
         Raises:
             EngineMemoryError: much of a GPU stays in use; only the end of the process frees it.
         """
+        others = _read_reserved() - self._reserved if has_neighbours else 0
         if not self.is_broken:
             self.run(lambda: self.llm.llm_engine.engine_core.shutdown())
         del self.llm
         self._worker.shutdown()
         gc.collect()  # on a CPU, too: weights and caches are in cycles
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            left = torch.cuda.memory_reserved()
-            if left > REMAINDER:
-                raise EngineMemoryError(
-                    f"vLLM was closed, and {left / GIB:.1f} GiB of the GPU are still in use: start "
-                    "a new process"
-                )
+        left = _read_reserved() - others
+        if left > REMAINDER:
+            raise EngineMemoryError(
+                f"vLLM was closed, and {left / GIB:.1f} GiB of the GPU are still in use: start "
+                "a new process"
+            )
 
     def _call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         try:
@@ -282,7 +285,7 @@ class EnginePool:
         """Close the engine, if one is kept; no trial may use it."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.close()
+            engine.close(has_neighbours=self.slots > 1)
 
     def _deliver(self, waiting: Sequence[_PendingBatch], batch: Future[list[Any]]) -> None:
         """Give each trial its completions, or the error of the batch."""
@@ -346,6 +349,14 @@ def _clear_cache(worker: Any) -> None:
         # A layer with a recurrent state, as in hybrid policies, has several tensors.
         for tensor in (cache,) if isinstance(cache, torch.Tensor) else cache:
             tensor.zero_()
+
+
+def _read_reserved() -> int:
+    """Return the bytes of the GPU that tensors of this process hold; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 def _finish_gpu_work() -> None:

@@ -19,7 +19,7 @@ import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
-from gdpo_tune.core.engines import round_up_rank
+from gdpo_tune.core.engines import V2_RUNNER, find_vllm, round_up_rank
 from gdpo_tune.core.errors import EngineDiedError, EngineError, GdpoTuneError, ResourcesError
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOST_SEQUENCES, estimate_engine
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
@@ -147,6 +147,9 @@ def _choose_options(
             )
         options["enable_sleep_mode"] = True
     if torch.cuda.is_available():
+        vllm = find_vllm()
+        if vllm is not None and vllm.must_be_told_v2:
+            os.environ.setdefault(V2_RUNNER, "1")  # it stays, because vLLM reads it again later
         options["kv_cache_memory_bytes"], needed = _divide_gpu(
             config,
             model,
@@ -177,7 +180,8 @@ def _divide_gpu(
 
     Left alone, vLLM measures the whole device while it starts, and takes what a neighbour allocates
     meanwhile for its own. Neighbours that keep to their shares leave the trial its own, less the
-    contexts of CUDA.
+    contexts of CUDA. The trainer moves its weights to the GPU before the engine starts: those that
+    are still in the machine's memory, or of a divided policy the part of this process.
 
     Args:
         config: a trial, whose process samples its completions of a step at once.
@@ -218,8 +222,10 @@ def _divide_gpu(
             "data.max_prompt_length or training.max_completion_length"
         )
     cache = max(part - engine.weights - engine.workspace, engine.longest)
-    trainer = model.num_parameters() * model.dtype.itemsize
-    return cache, min(part + trainer, config.gpu_share * device - 2 * CUDA_CONTEXT_BYTES)
+    moved = sum(w.nbytes for w in model.parameters() if w.device.type == "cpu")
+    if config.sharded:
+        moved //= distributed.count_processes()
+    return cache, min(part + moved, config.gpu_share * device - 2 * CUDA_CONTEXT_BYTES)
 
 
 def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:

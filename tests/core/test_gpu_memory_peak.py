@@ -1,100 +1,93 @@
-"""The estimate of a step's memory beside the peak of a step in torch's fake tensors.
-
-TRL's tiles of logits are left out: their fallback on a CPU allocates what the kernel of a GPU does
-not. The estimate counts them as `LOGITS_BYTES`.
-"""
+"""The estimate of a step's memory beside the peak of a step on a simulated GPU."""
 
 from __future__ import annotations
 
-import weakref
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-import torch
-import trl.kernels.chunked_logprob
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AutoModelForCausalLM, Qwen2Config
-from trl.trainer.utils import add_fused_lm_head
 
-from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, LOGITS_BYTES, TrialMemory
-from gdpo_tune.core.policy_shapes import PolicyShapes
-from gdpo_tune.training import shared_prompts
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, TrialMemory
+from gdpo_tune.core.policy_shapes import PolicyShapes, _QwenShape, find_known_size
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.gpu import measure_trial
+from tests.support.paths import ROOT
+from tests.support.simulated_gpu import build_qwen, measure_step
 
-COMPLETIONS, PROMPT, COMPLETION, LAYERS = 32, 512, 512, 4
-
-
-class PeakMemory(TorchDispatchMode):
-    """Bytes of all storages that are alive, and their peak."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen, self.now, self.peak = WeakIdKeyDictionary(), 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self.seen:
-                storage = tensor.untyped_storage()
-                self.seen[storage] = size = storage.nbytes()
-                self.now += size
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self.release, size)
-        return result
-
-    def release(self, size):
-        self.now -= size
+RECIPES = sorted(path.stem for path in (ROOT / "search_spaces").glob("*_qwen.yaml"))
+METHODS = pytest.mark.parametrize("rank", [0, 32], ids=["every weight", "adapters"])
+RECOMPUTES = pytest.mark.parametrize("recomputes", [True, False])
+MOST = 1.15
+"""Largest estimate, as a multiple of the peak."""
 
 
-def measure_step(*shape: int, recomputes: bool) -> tuple[int, PolicyShapes]:
-    """Return the peak of the second step of a policy of four layers, and its shapes."""
-    config = Qwen2Config(
-        vocab_size=151_936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    with FakeTensorMode(allow_non_fake_inputs=True), PeakMemory() as memory:
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa"
-        ).train()
-        if recomputes:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        shared_prompts.enable(model)
-        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        ids = torch.zeros(shape, dtype=torch.long)
-        for _ in range(2):
-            memory.peak = memory.now
-            mask = nullcontext() if len(ids) > 1 else shared_prompts._take_apart()  # needs none
-            with torch.autocast("cpu", dtype=torch.bfloat16), mask:
-                output = model(input_ids=ids, labels=ids, fused_lm_head=True)
-            (-output.log_probs.mean()).backward()
-            del output
-            optimizer.step()
-            optimizer.zero_grad()
-        shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
-    return memory.peak, PolicyShapes(shapes)
+def measure_recipe(name: str, rank: int, policy: str = "") -> TrialMemory:
+    """Return the memory of a recipe's trainer alone; a reference is weights, and nothing else."""
+    spec = load_spec(ROOT / "search_spaces" / f"{name}.yaml", to_run=False)
+    shapes = find_known_size(policy or spec.policy)
+    memory = measure_trial(spec.replace(model=spec.model.replace(lora_rank=rank)), shapes)
+    return replace(memory, has_reference=False, engine_share=0.0)
+
+
+def compare(memory: TrialMemory, tmp_path) -> float:
+    """Return the estimate as a multiple of the peak."""
+    peak = measure_step(build_qwen(memory.policy), memory, tmp_path)
+    return (memory.total - CUDA_CONTEXT_BYTES) / peak
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "padded"])
-@pytest.mark.parametrize("recomputes", [True, False])
-def test_the_estimate_of_a_step_is_its_peak(recomputes, shared, monkeypatch):
-    """Shared prompts are in one row; how attention takes it apart is not measured."""
-    for tile in ("_forward_tile", "_backward_tile"):
-        monkeypatch.setattr(trl.kernels.chunked_logprob, tile, lambda *_, **__: None)
-    lengths = {"prompt_tokens": PROMPT, "completion_tokens": COMPLETION}
-    sizes = {"group_size": 8, "shares_prompts": shared, "micro_batch": 0}
-    memory = TrialMemory(PolicyShapes({}), COMPLETIONS, **lengths, **sizes, recomputes=recomputes)
-    shape = (1, memory.positions) if shared else (COMPLETIONS, memory.tokens)
-    assert memory.positions == (4 if shared else COMPLETIONS) * PROMPT + COMPLETIONS * COMPLETION
-    peak, shapes = measure_step(*shape, recomputes=recomputes)
-    estimate = replace(memory, policy=shapes).total - CUDA_CONTEXT_BYTES - LOGITS_BYTES
-    assert peak <= estimate <= 1.3 * peak  # head and copies weigh more with few layers
+@pytest.mark.parametrize("recipe", RECIPES)
+@METHODS
+@RECOMPUTES
+def test_the_estimate_of_a_recipe_is_its_peak(recipe, rank, recomputes, tmp_path):
+    memory = replace(measure_recipe(recipe, rank), recomputes=recomputes)
+    assert 1 <= compare(memory, tmp_path) <= MOST
+
+
+@pytest.mark.slow
+@METHODS
+@RECOMPUTES
+def test_the_estimate_of_a_divided_policy_is_its_peak(rank, recomputes, tmp_path):
+    memory = replace(measure_recipe("math_qwen", rank), recomputes=recomputes, workers=4, shards=4)
+    assert 1 <= compare(memory, tmp_path) <= MOST
+
+
+@pytest.mark.slow
+@METHODS
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        ("1.5B", {"micro_batch": 48}),
+        ("0.5B", {"number_bytes": 4}),
+        ("0.5B", {"shares_prompts": False}),
+    ],
+    ids=["several groups", "float32", "padded"],
+)
+def test_the_estimate_of_other_settings_is_their_peak(rank, size, changes, tmp_path):
+    memory = measure_recipe("math_qwen", rank, f"Qwen/Qwen2.5-{size}")
+    assert 1 <= compare(replace(memory, **changes), tmp_path) <= MOST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "shards"), [(0, 1), (32, 1), (0, 8)])
+def test_the_estimate_of_a_large_policy_is_its_peak(rank, shards, tmp_path):
+    memory = measure_recipe("math_qwen", rank, "Qwen/Qwen2.5-7B")
+    assert 1 <= compare(replace(memory, workers=shards, shards=shards), tmp_path) <= MOST
+
+
+@METHODS
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_estimate_of_a_few_layers_is_their_peak(rank, shards, tmp_path):
+    shape = _QwenShape(
+        layers=4, hidden=1024, intermediate=5120, queries=1024, keys=256, vocabulary=151_936
+    )
+    memory = TrialMemory(
+        PolicyShapes(shape.list_shapes()),
+        completions=32,
+        prompt_tokens=512,
+        completion_tokens=2048,
+        group_size=16,
+        rank=rank,
+        workers=shards,
+        shards=shards,
+    )
+    assert 1 <= compare(memory, tmp_path) <= MOST

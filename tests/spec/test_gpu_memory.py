@@ -69,10 +69,15 @@ def test_shards_divide_what_lasts_and_a_step_gathers_layers(load):
     assert (whole.gradients, part.gradients) == (2 * 4 * NUMBERS, NUMBERS)
     assert (whole.reference, part.reference) == (4 * NUMBERS, NUMBERS)
     assert whole.compute_copies == 2 * NUMBERS
-    # Weights and gradients in bfloat16, and the sums of gradients in 32 bits.
-    assert part.compute_copies == (2 + 2 + 4) * (EMBEDDING + 2 * LAYER)
+    # Weights in bfloat16; of layers gradients too, and their sums in 32 bits.
+    assert part.compute_copies == 2 * (EMBEDDING + 2 * LAYER) + (2 + 4) * 2 * LAYER
+    # In the end both of the embedding, and as it is the head, a second gradient of it.
+    assert part.last_gradients == (2 + 2 + 4) * EMBEDDING + 2 * EMBEDDING
+    assert whole.last_gradients == 2 * 4 * EMBEDDING
     assert part.full_policy == 0
-    assert part.activations == whole.activations > 0
+    # Between layers, and six times in one, hidden states have 16 bits instead of 32.
+    saved = 2 * (LAYERS + 6) * WIDTH * part.positions
+    assert whole.activations - part.activations == saved > 0
 
 
 def test_transformers_samples_with_all_of_a_divided_policy(load):
@@ -81,7 +86,8 @@ def test_transformers_samples_with_all_of_a_divided_policy(load):
     assert two.full_policy == GIB // 2 + 6 * NUMBERS + 2 * NUMBERS
     assert many.full_policy == GIB // 2 + 4 * NUMBERS  # the untrained policy, in each process
     large = measure(spec, find_known_size("Qwen/Qwen2.5-7B"), workers=64, shards=64)
-    assert large.least == large.full_policy > large.at_rest + large.gradients + large.compute_copies
+    step = max(large.compute_copies, large.last_gradients)
+    assert large.least == large.full_policy > large.at_rest + large.gradients + step
     assert measure(spec, workers=2, shards=1).full_policy == 0
 
 
@@ -124,6 +130,16 @@ def test_the_room_of_a_trainer_is_what_its_engine_leaves(load):
     asleep = replace(memory, sleeps=True)
     assert asleep.get_trainer_room(10**12) == 10**12 - asleep.engine.workspace
     assert replace(memory, engine_share=0.0).get_trainer_room(100) == 100
+
+
+def test_copies_are_gone_when_the_head_has_its_gradient_unless_autograd_keeps_them(load):
+    spec = load("training.micro_batch_size=1", "rollout.engine=transformers")
+    kept = measure(spec, recomputes=False)
+    memory = measure(spec)
+    at_rest = memory.at_rest + memory.gradients
+    assert memory.compute_copies < memory.head
+    assert memory.total == at_rest + memory.head + memory.activations
+    assert kept.total == at_rest + kept.head + kept.activations + kept.compute_copies
 
 
 def test_moments_of_8_bits_take_2_bytes(load):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gdpo_tune.core.compute_lock import ComputeLock
+from gdpo_tune.core.errors import EngineMemoryError
 from gdpo_tune.training import vllm_engine
 from gdpo_tune.training.engine import EnginePool, SampleRequest
 from tests.support.vllm_double import RecordingLLM
 
-WAIT = 30.0
+WAIT, GIB = 30.0, 2**30
 
 
 class Packed:
@@ -136,3 +139,36 @@ def test_the_sampler_of_a_cpu_draws_from_seeds_alone():
     llm = RecordingLLM()
     llm.collective_rpc(vllm_engine._draw_from_seeds_alone)
     assert llm.sampler.forward == llm.sampler.forward_native
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_dead_engine_is_replaced_beside_the_weights_that_trials_share(packed, stays, monkeypatch):
+    """The base on the GPU is not what vLLM has left there, as `memory_reserved` alone would say."""
+    reserved, kept, plain = {"base": 28 * GIB}, [], packed.start
+
+    def start():
+        llm = plain()
+        name = f"engine {len(packed.llms)}"
+        reserved[name] = 30 * GIB
+        weakref.finalize(llm, reserved.pop, name)
+        packed.llms.clear()
+        return llm
+
+    packed.start = start
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: sum(reserved.values()))
+    with packed.turns.hold():
+        share = packed.open()
+        reserved["an adapter and its moments"] = 3 * GIB
+        if stays:
+            kept.append(share.engine.llm)
+        share.engine.is_broken = True
+        packed.shared.release()
+        if stays:
+            with pytest.raises(EngineMemoryError, match=r"30\.0 GiB of the GPU are still in use"):
+                packed.open()
+        else:
+            assert packed.open().engine is not share.engine
+            packed.shared.release()

@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from trl.generation import vllm_generation as trl_vllm
 
+from gdpo_tune.core.engines import V2_RUNNER, VLLM
 from gdpo_tune.core.errors import CrowdedGpuError, EngineDiedError, EngineError, ResourcesError
 from gdpo_tune.core.gpu_memory import TrialMemory
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
@@ -329,6 +330,51 @@ def test_an_engine_waits_until_a_neighbour_has_released_memory(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, 80 * GIB))
     with pytest.raises(CrowdedGpuError, match=r"needs 30.0 GiB of the GPU, and 1.0 of 80 GiB"):
         gpu_module.wait_for_memory(30 * GIB, patience=0.0)
+
+
+def test_an_engine_waits_for_its_part_and_for_weights_that_are_not_yet_on_the_gpu(
+    config, policy, engine, gpu, monkeypatch
+):
+    """Trials of a shared worker have one base, which the first of them has moved there.
+
+    Of N workers that share a policy, each moves its part (FSDP2).
+    """
+    waits = []
+    monkeypatch.setattr(vllm_engine, "wait_for_memory", waits.append)
+    config = replace(config, rollout=RolloutSettings(vllm_memory_share=0.4, reuse_engine=False))
+    part, model = int(0.4 * 80 * GIB), load_policy(policy)[0]
+    weights = model.num_parameters() * 4
+    monkeypatch.setattr(vllm_engine.distributed, "count_processes", lambda: 4)
+    for sharded in (False, True):
+        start(replace(config, sharded=sharded), policy)
+    model.to("meta")  # stands for a GPU
+    with vllm_engine.prepare_engine(config, model, SimpleNamespace(bf16=False)):
+        trl_vllm.LLM(model="policy")
+    assert waits == [part + weights, part + weights // 4, part]
+
+
+@pytest.mark.parametrize(
+    ("version", "before", "after"),
+    [
+        ("0.24.0", None, "1"),
+        ("0.25.3", None, "1"),
+        ("0.24.0", "0", "0"),
+        ("0.26.0", None, None),
+    ],
+)
+def test_an_old_vllm_draws_from_seeds_in_a_kernel(
+    config, policy, engine, gpu, monkeypatch, version, before, after
+):
+    """vLLM 0.24 takes V2 for Llama, Mistral and Qwen3, and 0.26 for all without experts.
+
+    Source: `VllmConfig._is_default_v2_model_runner_model`.
+    """
+    monkeypatch.setattr(vllm_engine, "find_vllm", lambda: VLLM(version, on_cpu=False))
+    monkeypatch.setenv(V2_RUNNER, before or "")
+    if before is None:
+        monkeypatch.delenv(V2_RUNNER)
+    start(config, policy)
+    assert os.environ.pop(V2_RUNNER, None) == after
 
 
 def test_a_rank_above_what_vllm_holds_is_refused(config, policy, engine):
