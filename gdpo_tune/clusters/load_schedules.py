@@ -40,7 +40,6 @@ from gdpo_tune.spec.document import (
 )
 from gdpo_tune.spec.sections import read_section
 
-SUFFIXES = (".yaml", ".yml")
 PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
 
 
@@ -139,7 +138,6 @@ def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, KeyPath]
 
 
 def _list_files(path: Path) -> list[Path]:
-    """Return the YAML files of a directory, by name; or the file itself."""
     reason, fix = "there is no such file or directory", "give a directory such as sweeps/"
     if is_file(path):
         return [path]
@@ -151,7 +149,7 @@ def _list_files(path: Path) -> list[Path]:
         except OSError as error:
             entries, reason = [], str(error.strerror)
             fix = "let the user that runs this command read it"
-        files = sorted(entry for entry in entries if entry.suffix in SUFFIXES)
+        files = sorted(entry for entry in entries if entry.suffix in (".yaml", ".yml"))
         if files:
             return files
     raise SpecError((SpecProblem(str(path), "", "", reason, fix),))
@@ -226,7 +224,6 @@ class ScheduleFile:
         return False
 
     def _load_spec(self, settings: ScheduleSettings, needs: list[SpecProblem]) -> SweepSpec | None:
-        """Load the search space with the file's overrides; `needs` as for `load_spec`."""
         space = self.project / settings.space
         if not is_file(space):
             fix = suggest_file(space) + f"the path is relative to {self.project}"
