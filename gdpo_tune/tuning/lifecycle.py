@@ -75,8 +75,8 @@ from gdpo_tune.tuning.plan import (
     count_merges_and_checkpoints,
     count_planned,
     derive_seed,
-    explain_stop,
     find_equal_rewards,
+    judge_candidate,
 )
 from gdpo_tune.tuning.proposals import Proposals, SamplerView, Suggestion, load_earlier_trials
 from gdpo_tune.tuning.retention import list_kept_steps, trim_ended_trial
@@ -344,7 +344,6 @@ class Lifecycle:
     # What a trial starts with.
 
     def _take_queued(self) -> TrialRecord | None:
-        """Return the next unfinished trial; give up those that are not to be tried again."""
         while self._queue and not self.is_stopping:
             number = self._queue.pop(0)
             trial = self._trials.get(number)
@@ -354,7 +353,6 @@ class Lifecycle:
         return None
 
     def _promote(self) -> TrialRecord | None:
-        """Let a waiting trial continue; None if none may now."""
         number = None if self._plan.is_budget_spent() else self._scheduler.find_promotable()
         if number is None:
             return None
@@ -373,7 +371,6 @@ class Lifecycle:
         return self._ledger.resume(number, ends=why)
 
     def _start_trial(self) -> TrialRecord | None:
-        """Record the next trial of the plan; None if there is none now."""
         self._is_proposing = False
         planned = self._plan.get_next_trial(idle=not self._running)
         if planned is None:
@@ -400,7 +397,6 @@ class Lifecycle:
         return record
 
     def _build_config(self, record: TrialRecord) -> TrialConfig:
-        """Build the configuration of a trial, with the checkpoints that it keeps or starts from."""
         ledger, spec, records = self._ledger, self._ledger.spec, self._ledger.get_records()
         directory = ledger.get_trial_directory(record.number)
         if record.parts:
@@ -481,14 +477,14 @@ class Lifecycle:
         spec = self._ledger.spec
         if record.ends_at is not None:  # it has waited
             return "continue"
-        if explain_stop(record, rung, self._ledger.get_records(), spec):
+        _, reason = judge_candidate(record, rung, self._ledger.get_records(), spec)
+        if reason:
             return "stop"
         # under `auto` later ones may make its test evaluation superfluous
         waits = spec.search.plan == "auto" and record.replicate_of is None
         return "pause" if waits else "continue"
 
     def _find_verdict(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:
-        """Return the first verdict against a trial, and its rung."""
         for rung in record.rungs:
             verdict = self._decide(record, rung)
             if verdict != "continue":
@@ -538,13 +534,13 @@ class Lifecycle:
 
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
         if record.parts:
-            reason = explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
+            records, spec = self._ledger.get_records(), self._ledger.spec
+            _, reason = judge_candidate(record, rung, records, spec)
             reason = reason or "search.merges.budget is spent"
         else:
             reason = prefix + self._scheduler.explain(record.number, rung)
-        return trim_ended_trial(
-            self._ledger, self._ledger.prune(record.number, reason, record.cost)
-        )
+        pruned = self._ledger.prune(record.number, reason, record.cost)
+        return trim_ended_trial(self._ledger, pruned)
 
     def _prune_stopped(self, number: int, cost: Cost | None = None) -> TrialRecord:
         """Record that a trial has ended because a person asked for it."""
@@ -612,15 +608,14 @@ class Lifecycle:
             self._queue = [other for other in self._queue if other != number]
             self._handle_end(self._prune_stopped(number))
         if request.effect.settings:  # a new process would build its sampler from them
-            self._proposals.abandon()
+            self._proposals.close(wait=False)
             self._proposals, self._is_proposing = self._build_proposals(), False
         self._plan.invalidate()
         spec, records = self._ledger.spec, self._ledger.get_records()
         steering = self._ledger.steering
         planned = count_planned(spec, records, steering.list_waiting(records))
-        self._emit(
-            SweepSteered(request, planned, count_merges_and_checkpoints(spec), steering.pause)
-        )
+        candidates = count_merges_and_checkpoints(spec)
+        self._emit(SweepSteered(request, planned, candidates, steering.pause))
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:
