@@ -184,7 +184,6 @@ def _build_algorithm(setup: TrainingSetup) -> dict[str, object]:
 
 
 def _build_correction(setup: TrainingSetup) -> dict[str, object]:
-    """Return the treatment of what vLLM, which always samples, rounds differently."""
     if setup.rollout.importance_sampling == "off":
         return {}
     unit, _, treatment = setup.rollout.importance_sampling.partition("_")
