@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,6 +19,7 @@ from gdpo_tune.core.events import (
     SearchStarted,
     SweepStarted,
     SweepSteered,
+    TrackingState,
     TrialFinished,
     TrialPaused,
     TrialProgress,
@@ -37,11 +38,7 @@ from gdpo_tune.display.tables import build_console, build_front_table, build_run
 from gdpo_tune.results.front_table import build_front_row
 from gdpo_tune.results.live import ENDED, LiveState
 from gdpo_tune.results.wording import describe_role, name_state
-
-if TYPE_CHECKING:
-    from gdpo_tune.core.events import TrackingState
-    from gdpo_tune.spec import SweepSpec
-
+from gdpo_tune.spec import SweepSpec
 
 MAX_MEMBERS = 12
 """Rows of the front in the live table."""

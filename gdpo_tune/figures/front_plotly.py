@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -33,9 +33,7 @@ from gdpo_tune.figures.front_panels import (
 )
 from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
 from gdpo_tune.results.wording import name_configuration
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec.model import Constraint
+from gdpo_tune.spec.model import Constraint
 
 FONT_SIZE = 11
 """Size of the labels, in pixels."""
@@ -165,7 +163,6 @@ def _trace_line(points: Sequence[tuple[float | None, float | None]], name: str) 
 
 
 def _trace_points(shown: Sequence[Point], texts: Mapping[str, str]) -> go.Scatter:
-    """Trace points of one layer and mark, with bars of one standard error if they have any."""
     first, look = shown[0], LOOKS[shown[0].layer]
     color = first.mark.color if look.opacity == 1 else style.fade(first.mark.color, look.opacity)
     marker: dict[str, Any] = {"symbol": first.mark.plotly, "size": look.pixels}

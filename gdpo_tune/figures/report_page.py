@@ -342,7 +342,6 @@ def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
 def _list_values(
     front: Front, policy: Configuration, ranges: Mapping[str, MetricInfo]
 ) -> list[tuple[Any, ...]]:
-    """Return each metric with its 95 % interval, and the difference to the untrained policy."""
     untrained = find_untrained(front.baselines)
     base = untrained.mean if untrained and untrained is not policy else {}
     goals = [goal.name for goal in front.objectives]

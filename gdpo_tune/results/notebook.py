@@ -35,11 +35,7 @@ from gdpo_tune.results.front_table import (
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import PickedCandidate, parse_pick, pick_trial
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.results.wording import (
-    REPORT_FILE,
-    describe_last_session,
-    describe_states,
-)
+from gdpo_tune.results.wording import REPORT_FILE, describe_last_session, describe_states
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -200,7 +196,8 @@ class LoadedSweep:
 
         Its values are the objectives on validation prompts, as the sampler sees them.
         """
-        from gdpo_tune.ledger import Ledger, copy_study
+        from gdpo_tune.ledger import Ledger
+        from gdpo_tune.ledger.opening import copy_study
 
         with Ledger.open(self.spec, read_only=True) as ledger:
             return copy_study(ledger.study)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gdpo_tune.analysis.front import Front, summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
@@ -40,11 +40,8 @@ from gdpo_tune.core.trials import (
     title_candidate,
 )
 from gdpo_tune.results.front_table import BASELINES, title_policy
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.space import Uniform, format_domain
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
-
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"

@@ -138,7 +138,6 @@ def _open_sockets() -> Iterator[socket.socket]:
 
 
 def _find_directory(module: str) -> str:
-    """Return the directory of a module's top package."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError) as error:

@@ -121,7 +121,6 @@ def _write_calls(function: str, calls: Iterable[tuple[Any, object]], column: str
 
 
 def _write_first_program(programs: Iterable[str]) -> str:
-    """Return the first program that Python 3 can read, as a completion; some are for Python 2."""
     for program in programs:
         with suppress(RowError):
             _parse(program, "solutions")

@@ -127,7 +127,6 @@ def _build_block(lines: list[str], indent: int, language: str) -> _Block:
 
 
 def _split_prose(text: str) -> Iterator[_Block]:
-    """Yield the runs of statements between lines of prose."""
     groups: list[str] = []
     for line in text.split("\n"):
         is_decorated = bool(groups) and groups[-1].startswith("@") and "\n" not in groups[-1]
@@ -225,7 +224,6 @@ def _list_methods(node: ast.stmt) -> list[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _list_bound_names(node: ast.stmt) -> set[str]:
-    """Return the names that a statement of a module imports, defines or assigns."""
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         return {node.name}
     kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)

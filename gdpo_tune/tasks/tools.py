@@ -37,8 +37,6 @@ from gdpo_tune.tasks.tool_rewards import (
 
 @dataclass(frozen=True)
 class _Tool:
-    """A tool with two parameters: a subject and a number."""
-
     name: str
     parameters: tuple[str, str]
     subjects: tuple[str, ...]
