@@ -179,7 +179,11 @@ class PostgresJournal(Journal):
                 message = _get_database_message(state.outcome.exception())
                 print(f"waiting for the ledger {self.path}: {message}", file=sys.stderr)
 
-        retry = retry_if_exception(_is_away)
+        def is_away(error: BaseException) -> bool:
+            has_no_connection = isinstance(error, DBAPIError) and error.connection_invalidated
+            return isinstance(error, OperationalError) or has_no_connection
+
+        retry = retry_if_exception(is_away)
         notice_by = math.inf
         try:
             for attempt in build_retry(
@@ -246,12 +250,6 @@ class PostgresJournal(Journal):
         with self._connection.begin():
             result = self._connection.execute(sa.text(statement), {"sweep": self._sweep, **values})
             return result.all() if result.returns_rows else ()
-
-
-def _is_away(error: BaseException) -> bool:
-    return isinstance(error, OperationalError) or (
-        isinstance(error, DBAPIError) and error.connection_invalidated
-    )
 
 
 def _get_database_message(error: BaseException | None) -> str:

@@ -443,7 +443,6 @@ def list_pending(directory: Path) -> list[RequestFile]:
 
 
 def _read_request_file(path: Path) -> RequestFile | None:
-    """Read a file; None if it is gone by now."""
     try:
         if path.stat().st_size > MAX_BYTES:
             return RequestFile(path, None, f"it has more than {MAX_BYTES:,} bytes")

@@ -51,12 +51,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
 from gdpo_tune.spec.first_trials import count_first_trials
-from gdpo_tune.spec.model import (
-    LEAST_RESOURCE,
-    AshaSettings,
-    GrowthSettings,
-    SweepSpec,
-)
+from gdpo_tune.spec.model import LEAST_RESOURCE, AshaSettings, GrowthSettings, SweepSpec
 from gdpo_tune.spec.space import Uniform
 
 TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"

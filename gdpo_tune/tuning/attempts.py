@@ -355,7 +355,6 @@ class RemoteStopFlag(StopFlag):
         return not set(words).isdisjoint((self._files.read(STOP) or b"").decode().split())
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Let the thread call a method, and wait for a moment until it is done."""
         call = self._thread.submit(method, *arguments)
         wait([call], ANSWER_SECONDS)
         return call

@@ -13,8 +13,9 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
-from gdpo_tune.spec import Choices, Constraint, Fixed, Uniform, load_spec
-from gdpo_tune.spec.model import list_decisive_values
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.model import Constraint, list_decisive_values
+from gdpo_tune.spec.space import Choices, Fixed, Uniform
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 

@@ -4,15 +4,10 @@ import pytest
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.policy_shapes import find_known_size
-from gdpo_tune.spec import (
-    choose_pack,
-    list_warnings,
-    load_spec,
-    machine,
-    render_dry_run,
-    settle_pack,
-)
-from gdpo_tune.spec.gpu import check_gpu_share, measure_trial
+from gdpo_tune.spec import load_spec, machine
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.gpu import check_gpu_share, choose_pack, measure_trial, settle_pack
+from gdpo_tune.spec.spec_warnings import list_warnings
 from tests.support.paths import ROOT
 
 GIB = 2**30

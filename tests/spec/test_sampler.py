@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.spec import choose_sampler, render_dry_run
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.gpu import choose_sampler
 from gdpo_tune.tuning.proposals import SamplerView
 from tests.support.tuning import load_code_spec
 
