@@ -459,7 +459,8 @@ def test_dimensions_do_not_depend_on_the_order_of_the_file(load):
 LOAD = """
 import sys
 from gdpo_tune.core import registry
-from gdpo_tune.spec import load_spec, render_dry_run
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.dry_run import render_dry_run
 spec = load_spec(sys.argv[1])
 render_dry_run(spec)
 [registry.describe_task(name) for name in registry.TASKS]
