@@ -27,7 +27,7 @@ from gdpo_tune.core.errors import ClusterLostError, ExitCode, UsageError
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.spec.gpu import PackChoice
+    from gdpo_tune.spec.gpu import Choice
     from gdpo_tune.tuning.runner import SweepResult
 
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         if spec.resources.pack == "auto":
             pack = choose_trials_per_process(spec)
             print(f"trials a process: {pack}")
-            spec = settle_pack(spec, pack.trials)
+            spec = settle_pack(spec, pack.value)
         print_environment(spec, str(options.space))
     once = ("--fresh", "--accept-changes", "--one-front")
     words = [word for word in arguments if word not in once]
@@ -161,7 +161,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     pack = None
     if spec.resources.pack != 1:
         pack = choose_trials_per_process(spec)
-        spec = settle_pack(spec, pack.trials)
+        spec = settle_pack(spec, pack.value)
     print(render_dry_run(spec, size, description, pack))
     print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
     cli.check_share(spec)
@@ -183,7 +183,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     return 0
 
 
-def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
+def choose_trials_per_process(spec: SweepSpec) -> Choice[int]:
     """Return what `resources.pack` stands for on this machine, or on the cluster of RAY_ADDRESS.
 
     Raises:

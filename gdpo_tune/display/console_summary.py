@@ -83,9 +83,9 @@ def print_summary(
         _print_line(out, line, "bold")
 
 
-def print_comparison(report: ComparisonReport, console: Console | None = None) -> None:
+def print_comparison(report: ComparisonReport) -> None:
     """Print the verdict, its reasons, what limits it, and the path of the page."""
-    out = console or build_console()
+    out = build_console()
     _print_line(out, f"\n{report.verdict.headline}", "bold")
     for line in report.verdict.reasons:
         _print_line(out, f"  {line}")

@@ -138,7 +138,7 @@ class SamplerView:
         """Create an empty view; `slots`: trials side by side, for `auto`, if known."""
         self.spec = spec
         self.sampler = choose_sampler(spec, slots)
-        target = registry.SAMPLERS[self.sampler.name].target
+        target = registry.SAMPLERS[self.sampler.value].target
         self._factory: SamplerFactory = registry.load(target)(spec)
         # Without a model, nothing would leave the corners again.
         self._draw = draw_startup_point if self._factory.has_model else draw_point
