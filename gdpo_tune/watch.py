@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 TOKEN = "watch.token"
 """File in the sweep's directory, for its owner alone: an open page goes on after a new start."""
-LEAST_CHARACTERS = 43
-"""Characters of a token: 32 random bytes."""
 
 
 def build_parser() -> cli.Parser:
@@ -156,7 +154,7 @@ def read_token(directory: Path) -> str:
     with suppress(OSError, ValueError):
         if path.stat().st_mode & 0o077 == 0 and path.stat().st_uid == os.getuid():
             token = path.read_text(encoding="ascii").strip()
-            if len(token) >= LEAST_CHARACTERS:
+            if len(token) >= 43:  # of 32 random bytes
                 return token
     token = secrets.token_urlsafe(32)
     with suppress(OSError):  # of another user, or not there yet: it holds until this server ends

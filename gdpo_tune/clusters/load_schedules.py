@@ -40,8 +40,6 @@ from gdpo_tune.spec.document import (
 )
 from gdpo_tune.spec.sections import read_section
 
-PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
-
 
 @dataclass(frozen=True)
 class ScheduledSweep:
@@ -198,7 +196,7 @@ class ScheduleFile:
             "tracking": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         }
         for key, variables in instead.items():
-            if PASSWORD.search(getattr(settings, key)):
+            if re.search(r"://[^/@]*:[^@]+@|[?&](ssl)?password=", getattr(settings, key)):
                 reason = "with a password, which the list of processes would show"
                 self._add((key,), reason, f"leave it out, and give it in {variables}")
         needs: list[SpecProblem] = []

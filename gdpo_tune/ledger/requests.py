@@ -339,10 +339,6 @@ DAMAGED_DIRECTORY = "damaged"
 """Directory below it for files that are not valid requests."""
 MAX_BYTES = 1_000_000
 """Most bytes of a file that is read."""
-MAX_AUTHOR = 100
-"""Most characters of a name."""
-LAST_SECOND = 2**33
-"""Largest plausible timestamp."""
 
 
 @dataclass(frozen=True)
@@ -365,7 +361,7 @@ def build_request(action: str, arguments: Any, author: str | None) -> Request:
     if not isinstance(arguments, Mapping):
         raise UsageError(f"{action}: the arguments are {arguments!r}; write a dict, such as {{}}")
     words = (find_user() if author is None else author).split()
-    name = "".join(filter(str.isprintable, " ".join(words)))[:MAX_AUTHOR]
+    name = "".join(filter(str.isprintable, " ".join(words)))[:100]
     return Request(uuid.uuid4().hex[:16], action, dict(arguments), name or "unknown", time.time())
 
 
@@ -446,7 +442,7 @@ def _decode_request(stored: Any) -> Request:
     for name, kind in kinds.items():
         if not isinstance(values[name], kind):
             raise ValueError(f"{name} = {values[name]!r}")
-    if not 0 <= values["asked"] < LAST_SECOND:
+    if not 0 <= values["asked"] < 2**33:
         raise ValueError(f"asked = {values['asked']!r} is not a valid time")
     json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # it can be stored and shown
     return Request(**values)

@@ -38,8 +38,6 @@ _NOISE = ("jitter_noise", "input_jitter_noise")
 """Attributes of mixture-of-experts routers: multiplicative jitter of their input in training."""
 _OWN_TOKENS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers that have no special tokens but those of their files."""
-_LONGEST_HEADER = 100 * 2**20
-"""Bytes of the header of a safetensors file; the format's own limit."""
 _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
 """Text that a tokenizer must split in the same way however it was loaded."""
 ANSWER_SECONDS = 5.0
@@ -253,7 +251,7 @@ def measure_policy(name: str) -> PolicyShapes | None:
         for file in files:
             with file.open("rb") as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
-                if length > _LONGEST_HEADER:
+                if length > 100 * 2**20:  # the format's own limit
                     return None  # not a file of safetensors; `load_policy` reports broken files
                 header: dict[str, Any] = json.loads(stream.read(length))
             shapes |= {n: tuple(each["shape"]) for n, each in header.items() if n != "__metadata__"}

@@ -46,8 +46,6 @@ LEFTOVER = "some files or registered models could not be stored, everything else
 PATIENCE = 10.0
 """Seconds after which `sync` gives up on a server that takes nothing."""
 POLL_SECONDS, PRINT_SECONDS = 0.5, 5.0
-SPOOL = "spool.jsonl"
-"""File of a sweep's directory in which earlier versions kept what was to be sent."""
 
 
 class MlflowTracker:
@@ -60,7 +58,8 @@ class MlflowTracker:
         self._spec = spec
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._projection = Projection(spec)
-        self._spool = (spec.directory / SPOOL).absolute()
+        # of earlier versions, which kept there what was to be sent
+        self._spool = (spec.directory / "spool.jsonl").absolute()
         self._store: MlflowStore | None = None
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._wake, self._is_closing = threading.Event(), False

@@ -33,8 +33,6 @@ from gdpo_tune.core.system import identify_start
 JOB, LOCK, STATE = "job.json", "lock", "state.json"
 HEARTBEAT, END, LOG = "beat", "end.json", "log.txt"
 HEARTBEAT_SECONDS = 15.0
-STARTING_SECONDS = 0.05
-"""Interval between polls of another supervisor that is just starting."""
 READY = b"1"
 
 
@@ -88,7 +86,7 @@ def _take_lock(lock: TextIO, state: Path) -> bool:
         try:
             lock_file(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, state)
         except BlockingIOError:
-            time.sleep(STARTING_SECONDS)
+            time.sleep(0.05)
         else:
             return not state.exists()
     return False
