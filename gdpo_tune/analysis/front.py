@@ -34,8 +34,6 @@ from gdpo_tune.analysis.uncertainty import Interval, compute_quantile, estimate_
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trials import Cost, Estimate, Objective, TrialRecord, sum_costs
 
-MAX_TIES = 3
-"""Candidates that are named beside the one they are tied with."""
 Kind = Literal["ends", "checkpoints", "merges"]
 KINDS: tuple[Kind, ...] = ("ends", "checkpoints", "merges")
 
@@ -134,7 +132,7 @@ class Front:
         for goal in self.objectives:
             if self.extremes.get(goal.name) is configuration:
                 tied = [c.name for c in self.list_ties(goal.name)] if ties else []
-                more = f" (tied with {format_first(tied, MAX_TIES)})" if tied else ""
+                more = f" (tied with {format_first(tied, 3)})" if tied else ""
                 names.append(name_extreme(goal) + more)
         return names
 

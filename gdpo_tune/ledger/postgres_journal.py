@@ -41,8 +41,6 @@ CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
     record text NOT NULL,
     written timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (sweep, number))"""
-CREATION_LOCK = 7105161002
-"""Number of the lock that lets one process at a time create the table."""
 TIMEOUTS = {
     "keepalives_idle": 20,
     "keepalives_interval": 10,
@@ -88,7 +86,8 @@ class PostgresJournal(Journal):
             self._connection = self._connect()
             if self._writes:
                 with self._connection.begin():
-                    for statement in (f"SELECT pg_advisory_xact_lock({CREATION_LOCK})", CREATE):
+                    # one process at a time creates the table
+                    for statement in ("SELECT pg_advisory_xact_lock(7105161002)", CREATE):
                         self._connection.execute(sa.text(statement))
                 if not self._try_lock():
                     raise self._build_held_error()

@@ -429,23 +429,20 @@ def _read_request_file(path: Path) -> RequestFile | None:
     try:
         if path.stat().st_size > MAX_BYTES:
             return RequestFile(path, None, f"it has more than {MAX_BYTES:,} bytes")
-        return RequestFile(path, _decode_request(json.loads(path.read_bytes())))
+        stored: Any = json.loads(path.read_bytes())
+        kinds = {"id": str, "action": str, "arguments": dict, "author": str, "asked": int | float}
+        values = {name: stored[name] for name in kinds}
+        for name, kind in kinds.items():
+            if not isinstance(values[name], kind):
+                raise ValueError(f"{name} = {values[name]!r}")
+        if not 0 <= values["asked"] < 2**33:
+            raise ValueError(f"asked = {values['asked']!r} is not a valid time")
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # it can be stored, shown
+        return RequestFile(path, Request(**values))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         return RequestFile(path, None, f"{type(error).__name__}: {error}")
-
-
-def _decode_request(stored: Any) -> Request:
-    kinds = {"id": str, "action": str, "arguments": dict, "author": str, "asked": int | float}
-    values = {name: stored[name] for name in kinds}
-    for name, kind in kinds.items():
-        if not isinstance(values[name], kind):
-            raise ValueError(f"{name} = {values[name]!r}")
-    if not 0 <= values["asked"] < 2**33:
-        raise ValueError(f"asked = {values['asked']!r} is not a valid time")
-    json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # it can be stored and shown
-    return Request(**values)
 
 
 def set_aside(path: Path) -> None:

@@ -27,8 +27,6 @@ ENDED = ("complete", "pruned", "failed")
 """States of a trial in which nothing more follows."""
 EVALUATION = 0.1
 """Time of a trial that trains nothing, as a share of a training's: the unit of work."""
-MIN_WORK = 0.1
-"""Minimum work before an estimate."""
 
 
 class Paced(Generic[T]):
@@ -201,4 +199,4 @@ def estimate_seconds_left(
     """
     gained = done - done_before
     left = max(0.0, planned_work - done)
-    return None if gained < MIN_WORK else left * seconds / gained
+    return None if gained < 0.1 else left * seconds / gained  # too little work for an estimate

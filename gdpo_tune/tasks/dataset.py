@@ -29,9 +29,6 @@ from gdpo_tune.tasks.data_rows import (
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import DataSettings, TrainingSettings
 
-DECISIVE_ROWS = 20
-"""First rows of a file, for which a layout is proposed."""
-
 
 def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> list[Problem]:
     """Return `count` problems of one split, chosen by the seed whatever the order of the rows.
@@ -126,7 +123,7 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
     if not layouts or not source or not path_exists(expand_path(source)):
         return None
     placed = read_local(source, "", "train", lambda _, columns: [*columns])
-    rows = [row for _, row in islice(placed, DECISIVE_ROWS)]
+    rows = [row for _, row in islice(placed, 20)]
     present = list(dict.fromkeys(column for row in rows for column in row))
     found: list[tuple[int, int, DataSettings]] = []
     for name, info in ((name, describe_layout(name)) for name in layouts):

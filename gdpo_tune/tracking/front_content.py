@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 PALE = 0.35
 """Share of its mode's colour that a trial behind the front has; the rest is white."""
-BEHIND = 1000
-"""`pareto/order` of a trial behind the front, times its rank."""
 POLICY = "policy"
 """Directory among a run's artifacts; the source of a version."""
 OWNER = "sweep_run"
@@ -72,7 +70,7 @@ def build_front_content(
     ranks = {number: c.rank for c in front.configurations for number in c.numbers}
     # Trials behind the front share a place: places of their own would change with every trial that
     # ends, and each change is a request to MLflow.
-    places = {number: BEHIND * rank for number, rank in ranks.items() if rank > 0}
+    places = {number: 1000 * rank for number, rank in ranks.items() if rank > 0}
     members = sorted(front.members, key=lambda member: member is not front.knee)  # the knee first
     for place, number in enumerate((n for member in members for n in member.numbers), start=1):
         places[number] = place
