@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core import registry
+from gdpo_tune.core import events, registry
 from gdpo_tune.core.content import measure_content
 from gdpo_tune.core.errors import (
     ClusterLostError,
@@ -23,14 +23,6 @@ from gdpo_tune.core.errors import (
     GdpoTuneError,
     StoreError,
     StoreUnreachableError,
-)
-from gdpo_tune.core.events import (
-    Event,
-    Listener,
-    SearchStarted,
-    SweepFinished,
-    SweepStarted,
-    SweepSteered,
 )
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.object_store import SPEC
@@ -86,7 +78,7 @@ def run_sweep(
     accept_changes: bool = False,
     one_front: bool = False,
     continue_from: str = "",
-    listeners: Sequence[Listener] = (),
+    listeners: Sequence[events.Listener] = (),
     train: str = "",
 ) -> SweepResult:
     """Run, resume or extend a sweep until nothing is left to do.
@@ -119,7 +111,7 @@ def run_sweep(
     if spec.address:
         check_store_writable(spec.storage)
 
-    def emit(event: Event) -> None:
+    def emit(event: events.Event) -> None:
         for listener in listeners:
             listener(event)
 
@@ -129,7 +121,7 @@ def run_sweep(
         return _end_sweep(ledger, emit, exit_status)
 
 
-def _begin_sweep(ledger: Ledger, emit: Listener, *, accept: bool, one_front: bool) -> bool:
+def _begin_sweep(ledger: Ledger, emit: events.Listener, *, accept: bool, one_front: bool) -> bool:
     """Check and announce an open sweep; return whether anything is left to run."""
     spec = ledger.spec
     content = measure_content(
@@ -145,9 +137,9 @@ def _begin_sweep(ledger: Ledger, emit: Listener, *, accept: bool, one_front: boo
     added = ledger.steering.list_waiting(records)
     planned, candidates = count_planned(spec, records, added), count_merges_and_checkpoints(spec)
     aside, sweep_id = ledger.moved_aside, ledger.sweep_id
-    emit(SweepStarted(records, planned, aside, candidates, pause, sweep_id))
+    emit(events.SweepStarted(records, planned, aside, candidates, pause, sweep_id))
     for request in steered:
-        emit(SweepSteered(request, planned, candidates, pause))
+        emit(events.SweepSteered(request, planned, candidates, pause))
     if is_finished(spec, records, ledger.compute_hours(), added):
         return False
     refuse_other_content(spec, content)
@@ -155,7 +147,7 @@ def _begin_sweep(ledger: Ledger, emit: Listener, *, accept: bool, one_front: boo
     return True
 
 
-def _end_sweep(ledger: Ledger, emit: Listener, exit_status: int) -> SweepResult:
+def _end_sweep(ledger: Ledger, emit: events.Listener, exit_status: int) -> SweepResult:
     spec, reason = ledger.spec, ""
     if spec.address:
         fetch_files(ledger)
@@ -166,11 +158,11 @@ def _end_sweep(ledger: Ledger, emit: Listener, exit_status: int) -> SweepResult:
     records = tuple(ledger.get_records())
     if not exit_status and (reason := explain_end(spec, records, ledger.compute_hours())):
         ledger.record_ending(reason)
-    emit(SweepFinished(records, bool(exit_status), reason))
+    emit(events.SweepFinished(records, bool(exit_status), reason))
     return SweepResult(records, exit_status, spec, reason, tuple(ledger.get_sessions()))
 
 
-def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
+def _with_ray(ledger: Ledger, train: str, emit: events.Listener) -> int:
     """Start or join Ray and run trials on it; return the exit status if that was interrupted."""
     started, spec = time.time(), ledger.spec
     variables = spec.resources.collect_variables(os.environ)
@@ -185,7 +177,7 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
             sampler = str(choose_sampler(spec, slots))
             session = ledger.begin_session(started, slots, _describe_machine(), sampler)
             stack.enter_context(_end_session(ledger, session))  # after Ray's servers have ended
-            emit(SearchStarted(slots, sampler))
+            emit(events.SearchStarted(slots, sampler))
             return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return ExitCode.INTERRUPTED
@@ -212,7 +204,7 @@ def _end_session(ledger: Ledger, session: int) -> Generator[None]:
 
 
 def _run_tuner(
-    ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
+    ledger: Ledger, train: str, slots: int, emit: events.Listener, ray_cluster: cluster.Cluster
 ) -> int:
     """Run Ray Tune until nothing is left to start; see `_with_ray`."""
     from gdpo_tune.tuning.ray import tune
