@@ -78,10 +78,8 @@ def load_spec(
         problems.raise_if_any()
     else:
         needs += problems.list_sorted()
-    tracking = spec.tracking.replace(
-        experiment=spec.tracking.experiment or spec.name,
-        uri=document.expand_address(spec.tracking.uri),
-    )
+    uri = document.expand_address(spec.tracking.uri)
+    tracking = spec.tracking.replace(experiment=spec.tracking.experiment or spec.name, uri=uri)
     for key in TRACKING_VARIABLES:
         mark, value = problems.find(("tracking", key))
         if value is not document.ABSENT:
