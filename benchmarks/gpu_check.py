@@ -65,7 +65,8 @@ from gpu_check_sweeps import (
 from harness import query_gpu
 
 from gdpo_tune.core.errors import GdpoTuneError, ResourcesError
-from gdpo_tune.spec import count_local_cpus, read_device_memory
+from gdpo_tune.core.system import count_local_cpus
+from gdpo_tune.spec import read_device_memory
 from gdpo_tune.spec.machine import count_visible_gpus
 
 MINUTES = 20

@@ -35,10 +35,12 @@ from gdpo_tune.core.settings import (
     RolloutSettings,
     TrainingSettings,
 )
+from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, check_resources, count_local_cpus, load_spec
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.machine import check_resources
 
 FILE = Path(__file__).resolve().with_name("lookup_task.py")
 TASK, LONG_TASK = f"{FILE}:LookupTask", f"{FILE}:LongLookupTask"

@@ -59,7 +59,9 @@ from gdpo_tune.analysis.importance import (
 from gdpo_tune.core.registry import SAMPLERS
 from gdpo_tune.core.trials import Estimate, Params, TrialRecord
 from gdpo_tune.results.open_sweep import list_dimensions
-from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import ObjectiveSpec, Search
+from gdpo_tune.spec.space import Choices, Domain, Space, Uniform
 from gdpo_tune.tuning.proposals import SamplerView
 
 OWN = "gdpo_tune"

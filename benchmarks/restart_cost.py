@@ -21,8 +21,7 @@ from harness import load_space, print_table, run, time_cpu
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning import startup
+from gdpo_tune.spec import SweepSpec, first_trials
 from gdpo_tune.tuning.attempts import RunSettings
 from gdpo_tune.tuning.halving import Asha, Variant
 from gdpo_tune.tuning.lifecycle import Lifecycle
@@ -60,7 +59,7 @@ class KilledSweep:
     def _start_trial(self) -> TrialRecord:
         number, spec = len(self._worth), self._ledger.spec
         self._worth.append(self._rng.uniform(0.1, 1, len(spec.objectives)).tolist())
-        params = spec.space.complete(startup.draw_point(spec, number))
+        params = spec.space.complete(first_trials.draw_point(spec, number))
         return self._ledger.start(params, "search", "startup", seed=number)
 
     def _schedule_next_step(self, record: TrialRecord) -> None:

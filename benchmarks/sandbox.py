@@ -39,7 +39,8 @@ from typing import Any
 
 from harness import measure_cpu_seconds, print_table, run
 
-from gdpo_tune.sandbox import CodeSandbox, Job, Limits, UnsafeNoIsolationSandbox
+from gdpo_tune.sandbox import CodeSandbox, Job, Limits
+from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
 
 LIMITS = Limits(cpu_seconds=0.5)
 LEAST_RATIO = {1: 3.5, 2: 7.0}

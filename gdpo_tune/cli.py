@@ -56,6 +56,7 @@ COMMANDS = {
     "doctor": "show what this machine can do, and what a sweep lacks on it",
 }
 """Name of a command, which is a module of this package -> its help."""
+REFUSING = ("strict", "surrogateescape")
 SPELLED_OUT = "gdpo_tune.spelled_out"
 """Name of the handler of characters that the output's encoding lacks."""
 SPELLINGS = {"±": "+-", "●": "*", "○": "o", "▾": "v", "—": "-", "…": "...", "★": "*", "─": "-"}
@@ -89,8 +90,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class _PrintCompletion(argparse.Action):
-    """Print the completion script of a shell, and exit."""
-
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -147,10 +146,7 @@ def prepare_output() -> None:
         stream = getattr(sys, name)
         if stream is None:  # closed by the shell
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors in (
-            "strict",
-            "surrogateescape",
-        ):
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in REFUSING:
             stream.reconfigure(errors=SPELLED_OUT)
 
 
@@ -211,14 +207,9 @@ class Parser(argparse.ArgumentParser):
 
     def overrides(self) -> None:
         """Add `--set`, which overrides single values of the file."""
-        self.add_argument(
-            "--set",
-            metavar="KEY=VALUE",
-            action="append",
-            default=[],
-            dest="overrides",
-            help="override one key of the file, such as training.length_limit=20; may be repeated",
-        )
+        text = "override one key of the file, such as training.length_limit=20; may be repeated"
+        options: dict[str, Any] = {"metavar": "KEY=VALUE", "default": [], "help": text}
+        self.add_argument("--set", action="append", dest="overrides", **options)
 
     def spec(self, metavar: str, help: str) -> None:
         """Add the arguments that select the sweep of a command and change its file."""
@@ -299,7 +290,7 @@ def name_file(file: str) -> Generator[None]:
 def find_problems(spec: SweepSpec, file: str) -> Iterator[UsageError]:
     """Yield what a sweep lacks on this machine: resources, packages, variables and disk."""
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import check_disk, find_machine_problems, find_unset_webhook
+    from gdpo_tune.spec.machine import check_disk, find_machine_problems, find_unset_webhook
 
     yield from find_machine_problems(spec)
     yield from find_unset_webhook(spec)
@@ -400,7 +391,8 @@ def check_demonstrations(spec: SweepSpec, task: Any) -> dict[str, str]:
 
 def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
     """Prepare a training in so many processes without a search; see `preflight`."""
-    from gdpo_tune.spec import check_resources, list_sandbox_warnings, settle_pack
+    from gdpo_tune.spec.gpu import settle_pack
+    from gdpo_tune.spec.machine import check_resources, list_sandbox_warnings
 
     spec = settle_pack(spec, 1)  # no other trial shares this process
     set_written_variables(spec)
@@ -442,6 +434,7 @@ def check_share(spec: SweepSpec) -> None:
     """Raise `ResourcesError` for too small a share of this machine's GPUs for the policy."""
     if spec.resources.gpus:
         from gdpo_tune.policies.load_policy import measure_policy
-        from gdpo_tune.spec import check_gpu_share, read_device_memory
+        from gdpo_tune.spec import read_device_memory
+        from gdpo_tune.spec.gpu import check_gpu_share
 
         check_gpu_share(spec, measure_policy(spec.policy), read_device_memory())

@@ -153,7 +153,8 @@ def check_gpus() -> Iterator[Row]:
 
 
 def _check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
-    from gdpo_tune.spec import load_spec, settle_pack
+    from gdpo_tune.spec import load_spec
+    from gdpo_tune.spec.gpu import settle_pack
 
     needs: list[SpecProblem] = []
     try:

@@ -66,30 +66,17 @@ def build_parser() -> cli.Parser:
         help="make a policy of what the library saved in its export, or in any directory, and "
         "evaluate it as the sweep does; with the --set and --recipe of the export",
     )
-    parser.add_argument(
-        "--base-model",
-        metavar="NAME_OR_PATH",
-        default="",
-        help="where the machine that trains has the policy of the sweep (default: as it is here)",
-    )
+    text = "where the machine that trains has the policy of the sweep (default: as it is here)"
+    parser.add_argument("--base-model", metavar="NAME_OR_PATH", default="", help=text)
     data = parser.add_mutually_exclusive_group()
-    data.add_argument(
-        "--reference-data",
-        action="store_true",
-        help="write a program that makes the prompts from their data set, in place of the prompts",
-    )
-    data.add_argument(
-        "--copy-data",
-        action="store_true",
-        help="write the prompts even if no licence is known that allows to pass them on",
-    )
+    text = "write a program that makes the prompts from their data set, in place of the prompts"
+    data.add_argument("--reference-data", action="store_true", help=text)
+    text = "write the prompts even if no licence is known that allows to pass them on"
+    data.add_argument("--copy-data", action="store_true", help=text)
     parser.overrides()
     parser.recipe()
-    parser.add_argument(
-        "--out",
-        type=cli.parse_directory,
-        help="directory (default: <storage>/<name>-<which>-<library>)",
-    )
+    text = "directory (default: <storage>/<name>-<which>-<library>)"
+    parser.add_argument("--out", type=cli.parse_directory, help=text)
     return parser
 
 

@@ -37,45 +37,26 @@ ADAPTERS, PARENTS = "adapters", "parents"
 def build_parser() -> cli.Parser:
     """Build the command line."""
     parser = cli.Parser(__name__)
-    parser.add_argument(
-        "sweep", metavar="SWEEP", help="its directory, name under runs/, or address"
-    )
-    parser.add_argument(
-        "--toward",
-        metavar="CONDITIONS",
-        default="",
-        help="what the merge has to meet, such as 'length >= 0.6, format >= 0.8'",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("sweep", metavar="SWEEP", help="its directory, name under runs/, or address")
+    text = "what the merge has to meet, such as 'length >= 0.6, format >= 0.8'"
+    add("--toward", metavar="CONDITIONS", default="", help=text)
+    add(
         "--prefer",
         metavar="OBJECTIVE=WEIGHT,...",
         default="",
         help="objectives that it maximises beyond that, each divided by its span over the policies "
         "(default: those that --toward does not name, equally)",
     )
-    parser.add_argument(
-        "--weights",
-        metavar="TRIAL=WEIGHT,...",
-        default="",
-        help="the merge itself: ends of trials (7) or checkpoints (12@40); the weights sum to 1",
-    )
-    parser.add_argument(
-        "--evaluations",
-        metavar="N",
-        type=cli.integer(1, 1000),
-        default=4,
-        help="merges to evaluate on validation prompts at most (default: 4)",
-    )
-    parser.add_argument(
-        "--adapters",
-        action="store_true",
-        help="write a set of LoRA adapters with weights, for servers that mix them, and no policy",
-    )
+    text = "the merge itself: ends of trials (7) or checkpoints (12@40); the weights sum to 1"
+    add("--weights", metavar="TRIAL=WEIGHT,...", default="", help=text)
+    text = "merges to evaluate on validation prompts at most (default: 4)"
+    add("--evaluations", metavar="N", type=cli.integer(1, 1000), default=4, help=text)
+    text = "write a set of LoRA adapters with weights, for servers that mix them, and no policy"
+    parser.flag("--adapters", text)
     parser.flag("--dry-run", "print the first choice and its prediction alone")
     parser.overrides()
-    parser.add_argument(
-        "--out", type=Path, help="directory (default: <storage>/<name>-merge-<target>)"
-    )
+    add("--out", type=Path, help="directory (default: <storage>/<name>-merge-<target>)")
     return parser
 
 

@@ -42,17 +42,11 @@ def build_parser() -> cli.Parser:
     parser.flag("--front", "publish every member of the front")
     parser.add_argument("--to", required=True, metavar="USER/NAME", help="name on the Hub")
     parser.flag("--private", "make new repositories and collections private")
-    parser.add_argument(
-        "--license",
-        metavar="ID",
-        help="licence of the policies, such as apache-2.0 (default: that of the untrained policy)",
-    )
+    text = "licence of the policies, such as apache-2.0 (default: that of the untrained policy)"
+    parser.add_argument("--license", metavar="ID", help=text)
     parser.flag("--dry-run", "write the directories, and upload nothing")
-    parser.add_argument(
-        "--out",
-        type=cli.parse_directory,
-        help="with --dry-run: directory for them (default: <storage>/<name>-published)",
-    )
+    text = "with --dry-run: directory for them (default: <storage>/<name>-published)"
+    parser.add_argument("--out", type=cli.parse_directory, help=text)
     return parser
 
 
@@ -78,7 +72,6 @@ def main(arguments: Sequence[str]) -> int:
 def _choose_policies(
     options: argparse.Namespace,
 ) -> tuple[Publication, list[PublishedPolicy], list[str]]:
-    """Return the policies that are published, and why members of the front are missing."""
     from gdpo_tune.publishing.publication import (
         choose_published_policy,
         list_members,

@@ -81,7 +81,8 @@ def _load_named(options: argparse.Namespace) -> tuple[SweepSpec, str | None]:
     )
 
     if is_space(options.space):
-        from gdpo_tune.spec import keep_recorded_tracking, load_spec
+        from gdpo_tune.spec import load_spec
+        from gdpo_tune.spec.load import keep_recorded_tracking
 
         spec = load_spec(options.space, options.overrides, options.name, to_run=False)
         return keep_recorded_tracking(spec), options.pick

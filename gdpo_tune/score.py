@@ -24,17 +24,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune import cli
-from gdpo_tune.core import task_files
-from gdpo_tune.core.errors import (
-    DataError,
-    GdpoTuneError,
-    PolicyError,
-    SpecError,
-    SpecProblem,
-    TaskFileError,
-    TrialFailure,
-    UsageError,
-)
+from gdpo_tune.core import errors, task_files
 from gdpo_tune.core.files import explain_write_errors, is_directory, write_atomically
 from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.text import (
@@ -100,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     spec = _load_task_spec(options)
     output: Path | None = options.json
     if output and (is_directory(output) or not is_directory(output.absolute().parent)):
-        raise UsageError(
+        raise errors.UsageError(
             f"--json {output}: it is a directory, or its directory is missing\n"
             "    fix: name a file in a directory that exists"
         )
@@ -152,11 +142,11 @@ def _load_task_spec(options: argparse.Namespace) -> SweepSpec:
     overrides = ["search.warm_start=[]", *options.overrides]
     if options.policy:
         overrides.append(f"policy={json.dumps(options.policy)}")
-    lacks: list[SpecProblem] = []
+    lacks: list[errors.SpecProblem] = []
     spec = load_spec(options.space, overrides, needs=lacks)
     sections = ("sandbox",) if options.completions else ("sandbox", "data")
     if needed := tuple(lack for lack in lacks if lack.key.startswith(sections)):
-        raise SpecError(needed)
+        raise errors.SpecError(needed)
     return spec
 
 
@@ -168,7 +158,7 @@ def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Sco
     if not spec.data.source:
         write: Any = getattr(task, "write_reference", None)
         if write is None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"--reference: the task {spec.task} states no solutions of its problems\n"
                 "    fix: write some as lines of --completions FILE"
             )
@@ -184,7 +174,7 @@ def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Sco
         for number, one in enumerate(islice(read_references(spec.data), count), 1)
     ]
     if not texts:
-        raise DataError(f"data.source = {spec.data.source} holds no row: give one that does")
+        raise errors.DataError(f"data.source = {spec.data.source} holds no row: give one that does")
     return texts
 
 
@@ -193,7 +183,7 @@ def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
 
     tokenizer: Any = load_local_tokenizer(spec.policy, spec.model.revision)
     if tokenizer is None:
-        raise PolicyError(
+        raise errors.PolicyError(
             f"policy {spec.policy!r} is not on this machine, and lengths are counted in its tokens"
             f"\n    fix: hf download {spec.policy}, or count with another: --set policy=embedded"
         )
@@ -217,13 +207,13 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
             completions, lengths = [text.completion for text in batch], list(map(len, tokens))
             scores = call_score(task, problems, completions, lengths, CallContext(tokens))
             check_scores(scores, len(batch), task)
-        except TrialFailure as error:  # what a function returned is no reward
-            raise TaskFileError(str(error)) from error
-        except GdpoTuneError:
+        except errors.TrialFailure as error:  # what a function returned is no reward
+            raise errors.TaskFileError(str(error)) from error
+        except errors.GdpoTuneError:
             raise
         except Exception as error:  # of a user's own class
             reason = f"score() raised {task_files.describe_task_error(error)}, which ends a trial"
-            raise TaskFileError(f"{spec.task}: {reason}") from error
+            raise errors.TaskFileError(f"{spec.task}: {reason}") from error
         for index, text in enumerate(batch):
             details = [describe_result(scores.results[index])] if scores.results else []
             for name, failed in scores.failures.items():

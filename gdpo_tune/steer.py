@@ -29,22 +29,17 @@ WAIT_SECONDS = 10.0
 """Seconds to wait for the driver's answer."""
 MOST_DIGITS = 18
 """Most digits of a whole number."""
-TRIAL = "the number of a trial"
+TRIAL, TRIALS = "the number of a trial", "a number of trials"
 
 
 def build_parser() -> cli.Parser:
     """Build the command line."""
     parser = cli.Parser(__name__)
     parser.file("sweep", cli.SWEEP, metavar="SWEEP")
-    parser.add_argument(
-        "action", metavar="ACTION", choices=[*READERS, "list"], help=", ".join([*READERS, "list"])
-    )
-    parser.add_argument(
-        "words",
-        metavar="ARGUMENT",
-        nargs="*",
-        help="number of a trial, number of trials, or NAME=VALUE",
-    )
+    actions = [*READERS, "list"]
+    parser.add_argument("action", metavar="ACTION", choices=actions, help=", ".join(actions))
+    text = "number of a trial, number of trials, or NAME=VALUE"
+    parser.add_argument("words", metavar="ARGUMENT", nargs="*", help=text)
     parser.add_argument("--author", metavar="NAME", help="who asks (default: your user name)")
     parser.flag("--force", "with add and clone: allow values outside of the sweep's space")
     parser.flag("--no-wait", "return once the request is stored")
@@ -136,10 +131,7 @@ READERS: dict[str, Callable[[Sequence[str]], dict[str, Any]]] = {
         "trial": _read_number(words, TRIAL),
         "changes": _read_values(words[1:]),
     },
-    "trials": lambda words: {
-        "number": _read_number(words, "a number of trials"),
-        **_refuse_rest(words[1:]),
-    },
+    "trials": lambda words: {"number": _read_number(words, TRIALS), **_refuse_rest(words[1:])},
     "budget": _read_values,
     "pause": _refuse_rest,
     "resume": _refuse_rest,

@@ -26,7 +26,8 @@ from gdpo_tune.core.errors import ClusterLostError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
-    from gdpo_tune.spec import PackChoice, SweepSpec
+    from gdpo_tune.spec import SweepSpec
+    from gdpo_tune.spec.gpu import Choice
     from gdpo_tune.tuning.runner import SweepResult
 
 
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse_arguments(arguments)
 
-    from gdpo_tune.spec import keep_recorded_tracking, load_spec, settle_pack
+    from gdpo_tune.spec import load_spec
+    from gdpo_tune.spec.gpu import settle_pack
+    from gdpo_tune.spec.load import keep_recorded_tracking
 
     refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
     needs = [] if options.dry_run or options.submit is not None else None
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         if spec.resources.pack == "auto":
             pack = choose_trials_per_process(spec)
             print(f"trials a process: {pack}")
-            spec = settle_pack(spec, pack.trials)
+            spec = settle_pack(spec, pack.value)
         print_environment(spec, str(options.space))
     once = ("--fresh", "--accept-changes", "--one-front")
     words = [word for word in arguments if word not in once]
@@ -127,17 +130,11 @@ def build_parser() -> cli.Parser:
         "and after are marked, and share no front",
     )
     parser.flag("--one-front", "with --accept-changes: keep all trials on one front")
-    parser.add_argument(
-        "--continue-from",
-        metavar="DIRECTORY|ADDRESS",
-        default="",
-        help="go on here with the sweep that this one's ledger: has from there; fetch its policies",
-    )
+    text = "go on here with the sweep that this one's ledger: has from there; fetch its policies"
+    parser.add_argument("--continue-from", metavar="DIRECTORY|ADDRESS", default="", help=text)
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
-    cluster.add_argument(
-        "--address",
-        help="join the cluster of which this machine is a node: auto, or HOST:PORT of its head",
-    )
+    text = "join the cluster of which this machine is a node: auto, or HOST:PORT of its head"
+    cluster.add_argument("--address", help=text)
     cluster.add_argument(
         "--submit",
         metavar="URL",
@@ -145,19 +142,16 @@ def build_parser() -> cli.Parser:
         "its log until it ends",
     )
     parser.flag("--detach", "with --submit: return once the job is accepted")
-    parser.add_argument(
-        "--working-dir",
-        type=Path,
-        metavar="DIRECTORY",
-        help="with --submit: directory to send, with the search space in it (default: this one)",
-    )
+    text = "with --submit: directory to send, with the search space in it (default: this one)"
+    parser.add_argument("--working-dir", type=Path, metavar="DIRECTORY", help=text)
     return parser
 
 
 def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()) -> int:
     from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
-    from gdpo_tune.spec import render_dry_run, render_needs, settle_pack
+    from gdpo_tune.spec.dry_run import render_dry_run, render_needs
+    from gdpo_tune.spec.gpu import settle_pack
 
     cli.set_written_variables(spec)
     size = measure_policy(spec.policy)
@@ -167,7 +161,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     pack = None
     if spec.resources.pack != 1:
         pack = choose_trials_per_process(spec)
-        spec = settle_pack(spec, pack.trials)
+        spec = settle_pack(spec, pack.value)
     print(render_dry_run(spec, size, description, pack))
     print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
     cli.check_share(spec)
@@ -189,14 +183,15 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     return 0
 
 
-def choose_trials_per_process(spec: SweepSpec) -> PackChoice:
+def choose_trials_per_process(spec: SweepSpec) -> Choice[int]:
     """Return what `resources.pack` stands for on this machine, or on the cluster of RAY_ADDRESS.
 
     Raises:
         ClusterError: the cluster cannot be joined, or a node does not answer.
     """
     from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import choose_pack, read_device_memory
+    from gdpo_tune.spec import read_device_memory
+    from gdpo_tune.spec.gpu import choose_pack
     from gdpo_tune.tuning.ray.preflight import read_cluster_memory
 
     is_joined = bool(os.environ.get(addresses.RAY_ADDRESS))

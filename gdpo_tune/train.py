@@ -61,10 +61,8 @@ def build_parser() -> cli.Parser:
     add("--steps", type=cli.integer(1), help="training steps, instead of the file's")
     add("--seed", type=seed, help="seed (default: the trial's, or the file's)")
     add("--out", type=Path, help="directory (default: <storage>/<name>-<which>-<steps>)")
-    parser.flag(
-        "--accept-changes",
-        "resume although the task's file, data, policy or versions have changed",
-    )
+    text = "resume although the task's file, data, policy or versions have changed"
+    parser.flag("--accept-changes", text)
     add("--threads", type=cli.integer(1), help="CPU threads (default: resources.cpus)")
     return parser
 

@@ -36,40 +36,23 @@ if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
     from gdpo_tune.web.live_sweep import Plan
 
-LOCALHOST = "127.0.0.1"
 TOKEN = "watch.token"
 """File in the sweep's directory, for its owner alone: an open page goes on after a new start."""
-LEAST_CHARACTERS = 43
-"""Characters of a token: 32 random bytes."""
 
 
 def build_parser() -> cli.Parser:
     """Build the command line."""
     parser = cli.Parser(__name__)
+    add = parser.add_argument
     parser.file("sweep", "its directory, name under runs/, address, or file", metavar="SWEEP")
-    parser.add_argument(
-        "--host",
-        default=LOCALHOST,
-        help="address to listen on, such as 0.0.0.0 for all (default: this machine alone)",
-    )
-    parser.add_argument(
-        "--port",
-        type=cli.integer(1, 65535),
-        help="port to listen on (default: 8770, or the next free one)",
-    )
-    parser.add_argument(
-        "--allow-host",
-        metavar="NAME",
-        type=_parse_host_name,
-        action="append",
-        help="name under which a proxy serves the page, with its port if the browser shows it",
-    )
-    parser.add_argument(
-        "--root-path",
-        type=_parse_root_path,
-        default="",
-        help="path below which a proxy serves it, such as /sweeps",
-    )
+    text = "address to listen on, such as 0.0.0.0 for all (default: this machine alone)"
+    add("--host", default="127.0.0.1", help=text)
+    text = "port to listen on (default: 8770, or the next free one)"
+    add("--port", type=cli.integer(1, 65535), help=text)
+    text = "name under which a proxy serves the page, with its port if the browser shows it"
+    add("--allow-host", metavar="NAME", type=_parse_host_name, action="append", help=text)
+    text = "path below which a proxy serves it, such as /sweeps"
+    add("--root-path", type=_parse_root_path, default="", help=text)
     parser.flag("--open", "open the page in a browser")
     return parser
 
@@ -171,7 +154,7 @@ def read_token(directory: Path) -> str:
     with suppress(OSError, ValueError):
         if path.stat().st_mode & 0o077 == 0 and path.stat().st_uid == os.getuid():
             token = path.read_text(encoding="ascii").strip()
-            if len(token) >= LEAST_CHARACTERS:
+            if len(token) >= 43:  # of 32 random bytes
                 return token
     token = secrets.token_urlsafe(32)
     with suppress(OSError):  # of another user, or not there yet: it holds until this server ends

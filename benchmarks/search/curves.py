@@ -41,7 +41,7 @@ from scipy.stats import spearmanr
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tuning.startup import draw_point
+from gdpo_tune.spec.first_trials import draw_point
 
 SPACE = Path(__file__).resolve().parents[2] / "search_spaces" / "math.yaml"
 STEPS = (4, 7, 10, 14, 20, 30, 40, 50, 60)

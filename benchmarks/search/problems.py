@@ -44,17 +44,9 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from gdpo_tune.core import registry
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import Estimate, Params
-from gdpo_tune.spec import (
-    AshaSettings,
-    Choices,
-    Constraint,
-    ObjectiveSpec,
-    Search,
-    Space,
-    SweepSpec,
-    Uniform,
-    load_spec,
-)
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.model import AshaSettings, Constraint, ObjectiveSpec, Search
+from gdpo_tune.spec.space import Choices, Space, Uniform
 
 Floats = NDArray[np.float64]
 Estimates = Mapping[str, Estimate]

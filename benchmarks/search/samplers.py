@@ -22,8 +22,9 @@ from comparison import Plan, compare, parse_arguments, print_figures
 from problems import REFERENCES
 
 from gdpo_tune.core.trials import Estimate, TrialRecord
-from gdpo_tune.spec import Choices, Domain, ObjectiveSpec, Search, Space, SweepSpec, Uniform
-from gdpo_tune.tuning import startup
+from gdpo_tune.spec import SweepSpec, first_trials
+from gdpo_tune.spec.model import ObjectiveSpec, Search
+from gdpo_tune.spec.space import Choices, Domain, Space, Uniform
 from gdpo_tune.tuning.proposals import SamplerView
 
 OURS = ("auto", "gp", "tpe", "nsga2", "nsga3", "random")
@@ -98,7 +99,7 @@ def _build_record(spec: SweepSpec, number: int, values: Mapping[str, float]) -> 
         number=number,
         role="search",
         state="complete" if values else "running",
-        params=startup.draw_point(spec, number),
+        params=first_trials.draw_point(spec, number),
         seed=number,
         proposer="startup",
         validation={name: Estimate(float(value), 0.02) for name, value in values.items()},

@@ -28,7 +28,7 @@ from problems import Curve, Estimates, Problem, build_spec
 
 from gdpo_tune.analysis import pareto
 from gdpo_tune.core.trials import Params
-from gdpo_tune.spec import Search
+from gdpo_tune.spec.model import Search
 
 Verdict = Literal["continue", "stop", "pause"]
 JITTER = 0.01

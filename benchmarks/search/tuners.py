@@ -32,13 +32,11 @@ from problems import (
 from simulator import Tuner, Verdict
 
 from gdpo_tune.core.trials import Cost, Params, Rung, State, TrialRecord
-from gdpo_tune.ledger import (
-    compute_violation,
-    convert_to_distribution,
-    create_study,
-    silence_optuna,
-)
-from gdpo_tune.spec import Choices, Search, SweepSpec, Uniform
+from gdpo_tune.ledger.opening import create_study, silence_optuna
+from gdpo_tune.ledger.trial_encoding import compute_violation, convert_to_distribution
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import Search
+from gdpo_tune.spec.space import Choices, Uniform
 from gdpo_tune.tuning.halving import SuccessiveHalving
 from gdpo_tune.tuning.proposals import SamplerView
 

@@ -34,8 +34,6 @@ from gdpo_tune.analysis.uncertainty import Interval, compute_quantile, estimate_
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trials import Cost, Estimate, Objective, TrialRecord, sum_costs
 
-MAX_TIES = 3
-"""Candidates that are named beside the one they are tied with."""
 Kind = Literal["ends", "checkpoints", "merges"]
 KINDS: tuple[Kind, ...] = ("ends", "checkpoints", "merges")
 
@@ -81,7 +79,37 @@ class Front:
         falls where a replicate shows that a first trial was lucky, and it ends at
         `compute_hypervolume`.
         """
-        return _trace_hypervolume(self.records, self.objectives)
+        goals, groups = self.objectives, group_trials(self.records)
+        key_of = {r.number: key for key, members in groups.items() for r in members}
+        ended = [r for r in self.records if not r.is_initial and r.finished is not None]
+        ended.sort(key=lambda record: (record.finished or math.inf, record.number))
+        seeds: dict[Key, list[TrialRecord]] = {}
+        points: dict[Key, tuple[float, ...]] = {}
+        front = compute_losses([], goals)
+        value = 0.0
+        trace: list[HypervolumePoint] = []
+        for record in ended:
+            if is_measured(record, goals):
+                key = key_of[record.number]
+                trials = seeds.setdefault(key, [])
+                trials.append(record)
+                before, now = points.pop(key, None), None
+                if is_eligible(trials):
+                    now = points[key] = tuple(
+                        pool_estimates([trial.test[goal.name] for trial in trials]).mean
+                        for goal in goals
+                    )
+                if before is not None:  # the point moved or went, and may have been on the front
+                    front = select_front(compute_losses(list(points.values()), goals))
+                    value = compute_loss_hypervolume(front, goals)
+                elif now is not None:
+                    point = compute_losses([now], goals)
+                    # Most points lie behind the front, so thousands of trials stay cheap.
+                    if not (front <= point).all(axis=1).any():
+                        front = select_front(np.concatenate([front, point]))
+                        value = compute_loss_hypervolume(front, goals)
+            trace.append(HypervolumePoint(record.number, value))
+        return tuple(trace)
 
     @cached_property
     def hypervolume_interval(self) -> Interval:
@@ -104,7 +132,7 @@ class Front:
         for goal in self.objectives:
             if self.extremes.get(goal.name) is configuration:
                 tied = [c.name for c in self.list_ties(goal.name)] if ties else []
-                more = f" (tied with {format_first(tied, MAX_TIES)})" if tied else ""
+                more = f" (tied with {format_first(tied, 3)})" if tied else ""
                 names.append(name_extreme(goal) + more)
         return names
 
@@ -249,41 +277,6 @@ def build_front(
         hypervolume=compute_hypervolume(values, goals),
         chosen=find_configuration(measured, chosen),
     )
-
-
-def _trace_hypervolume(
-    records: Sequence[TrialRecord], objectives: Sequence[Objective]
-) -> tuple[HypervolumePoint, ...]:
-    key_of = {r.number: key for key, members in group_trials(records).items() for r in members}
-    ended = [r for r in records if not r.is_initial and r.finished is not None]
-    ended.sort(key=lambda record: (record.finished or math.inf, record.number))
-    seeds: dict[Key, list[TrialRecord]] = {}
-    points: dict[Key, tuple[float, ...]] = {}
-    front = compute_losses([], objectives)
-    value = 0.0
-    trace: list[HypervolumePoint] = []
-    for record in ended:
-        if is_measured(record, objectives):
-            key = key_of[record.number]
-            trials = seeds.setdefault(key, [])
-            trials.append(record)
-            before, now = points.pop(key, None), None
-            if is_eligible(trials):
-                now = points[key] = tuple(
-                    pool_estimates([trial.test[goal.name] for trial in trials]).mean
-                    for goal in objectives
-                )
-            if before is not None:  # the point moved or went, and may have been on the front
-                front = select_front(compute_losses(list(points.values()), objectives))
-                value = compute_loss_hypervolume(front, objectives)
-            elif now is not None:
-                point = compute_losses([now], objectives)
-                # Most points lie behind the front, so thousands of trials stay cheap.
-                if not (front <= point).all(axis=1).any():
-                    front = select_front(np.concatenate([front, point]))
-                    value = compute_loss_hypervolume(front, objectives)
-        trace.append(HypervolumePoint(record.number, value))
-    return tuple(trace)
 
 
 def find_knee(

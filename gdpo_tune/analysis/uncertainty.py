@@ -92,11 +92,9 @@ def estimate_front_probability(
     df: int = 0,
 ) -> Floats:
     """Estimate each point's probability to be non-dominated, `float[T]`, by seeded Monte Carlo."""
-    points = compute_losses(means, objectives)
-    spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
-    result = np.zeros(len(points))
-    kept = np.flatnonzero(~_mark_hopeless(points, spread, df))
-    for drawn in draw_points(points[kept], spread[kept], draws, df=df):
+    kept, points, spread = _keep_hopeful(means, errors, objectives, df)
+    result = np.zeros(len(kept))
+    for drawn in draw_points(points, spread, draws, df=df):
         result[kept] += moocore.is_nondominated(drawn, keep_weakly=True)
     return result / draws
 
@@ -114,7 +112,7 @@ def estimate_optimism(
 
     Source: Davison and Hinkley 1997, Bootstrap methods and their application, section 2.1.
     """
-    points, spread = _keep_hopeful(means, errors, objectives)
+    _, points, spread = _keep_hopeful(means, errors, objectives)
     optimism: list[float] = []
     for drawn in draw_points(points, spread, draws):
         members = moocore.is_nondominated(drawn, keep_weakly=True)
@@ -147,7 +145,7 @@ def estimate_hypervolume_interval(
     """
     seen = compute_hypervolume(means, objectives)
     middle = seen - estimate_optimism(means, errors, objectives, draws)
-    points, spread = _keep_hopeful(means, errors, objectives)
+    _, points, spread = _keep_hopeful(means, errors, objectives)
     noises = draw_points(np.zeros_like(points), spread, draws, seed=1)
     estimates: list[float] = []
     for drawn, noise in zip(draw_points(points, spread, draws), noises, strict=True):
@@ -173,25 +171,19 @@ def draw_points(
 
 
 def _keep_hopeful(
-    means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective]
-) -> tuple[Floats, Floats]:
+    means: ArrayLike, errors: ArrayLike, objectives: Sequence[Objective], df: int = 0
+) -> tuple[NDArray[np.bool_], Floats, Floats]:
+    """Return which points are kept, `bool[T]`, and their losses and errors.
+
+    A member of the front beats the others by `HOPELESS` in every objective. Leaving them out keeps
+    a thousand trials cheap: the member dominates whatever they dominate.
+    """
     points = compute_losses(means, objectives)
     spread = np.asarray(errors, dtype=np.float64).reshape(points.shape)
-    kept = ~_mark_hopeless(points, spread)
-    return points[kept], spread[kept]
-
-
-def _mark_hopeless(points: Floats, spread: Floats, df: int = 0) -> NDArray[np.bool_]:
-    """Mark the points that a member of the front beats by `HOPELESS` in every objective, `bool[T]`.
-
-    Leaving them out keeps a thousand trials cheap: the member dominates whatever they dominate.
-    """
-    result = np.zeros(len(points), dtype=np.bool_)
-    if len(points) == 0:
-        return result
-    front = moocore.is_nondominated(points, keep_weakly=True)
-    errors = HOPELESS * compute_quantile(df) / compute_quantile(0)
+    kept = np.ones(len(points), dtype=np.bool_)
+    front = moocore.is_nondominated(points, keep_weakly=True) if len(points) else kept
+    reach = HOPELESS * compute_quantile(df) / compute_quantile(0)
     for rival, rival_spread in zip(points[front], spread[front], strict=True):
-        margin = errors * np.hypot(spread, rival_spread)
-        result |= (points - rival > margin).all(axis=1)
-    return result
+        margin = reach * np.hypot(spread, rival_spread)
+        kept &= ~(points - rival > margin).all(axis=1)
+    return kept, points[kept], spread[kept]

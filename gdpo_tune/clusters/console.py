@@ -18,9 +18,9 @@ from gdpo_tune.clusters.scheduler import TICK_TOLERANCE, Clock, SweepScheduler
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
 from gdpo_tune.core.http import find_webhook_problem
-from gdpo_tune.spec import find_machine_problems, find_unset_webhook
+from gdpo_tune.core.text import align_columns
+from gdpo_tune.spec.machine import find_machine_problems, find_unset_webhook
 
-LOCAL_TIME = "%a %Y-%m-%d %H:%M %Z"
 UTC_TIME = "%Y-%m-%dT%H:%M:%SZ"
 SweepErrors = Sequence[tuple[ScheduledSweep, GdpoTuneError]]
 
@@ -137,11 +137,8 @@ def find_notes(sweeps: Sequence[ScheduledSweep]) -> list[str]:
     users: dict[str, list[str]] = {}
     for sweep in sweeps:
         if not isinstance(sweep.settings.backend, LocalBackend):
-            problems = (
-                *find_machine_problems(sweep.spec, size=False),
-                *find_unset_webhook(sweep.spec),
-            )
-            for need in (*sweep.needs, *problems):
+            problems = find_machine_problems(sweep.spec, size=False)
+            for need in (*sweep.needs, *problems, *find_unset_webhook(sweep.spec)):
                 users.setdefault(str(need), []).append(sweep.name)
     where = "needed on the machine that trains, and missing on this one"
     return [f"{', '.join(names)}: {where}: {need}" for need, names in users.items()]
@@ -162,11 +159,12 @@ def print_next(sweeps: Sequence[ScheduledSweep], after: datetime, count: int) ->
         if schedule is not None:
             zone = zoneinfo.ZoneInfo(schedule.timezone)
             for time in _list_next_times(sweep, after, count):
-                local = time.astimezone(zone).strftime(LOCAL_TIME)
+                local = time.astimezone(zone).strftime("%a %Y-%m-%d %H:%M %Z")
                 rows.append((sweep.name, local, time.strftime(UTC_TIME)))
         if not sweep.active_schedule:
             rows.append((sweep.name, "disabled" if schedule else "no schedule", ""))
-    _print_columns(rows)
+    for line in align_columns(rows):
+        print(line)
 
 
 def print_status(scheduler: SweepScheduler) -> None:
@@ -191,7 +189,8 @@ def print_status(scheduler: SweepScheduler) -> None:
     limit, spent = sweep.settings.budget.gpu_hours_per_30d, f"{state.sum_gpu_hours(now):.4g}"
     rows.append(("  GPU-hours of 30 days", spent + (f" of {limit:.4g}" if limit else "")))
     print(sweep.name)
-    _print_columns(rows)
+    for line in align_columns(rows):
+        print(line)
 
 
 def _list_next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list[datetime]:
@@ -199,10 +198,3 @@ def _list_next_times(sweep: ScheduledSweep, after: datetime, count: int) -> list
     if schedule is None or not sweep.active_schedule:
         return []
     return list(itertools.islice(schedule.iterate_times(after), count))
-
-
-def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows with equally wide columns, however wide the terminal is."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())

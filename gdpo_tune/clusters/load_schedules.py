@@ -24,24 +24,9 @@ from gdpo_tune.core.files import is_directory, is_file
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import explain_unknown_name, suggest
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import SweepSpec, document, load_spec
 from gdpo_tune.spec.checks import NAME
-from gdpo_tune.spec.document import (
-    ABSENT,
-    KeyPath,
-    Place,
-    Problems,
-    ReportedError,
-    YamlMap,
-    format_path,
-    parse_yaml,
-    read_text,
-    suggest_file,
-)
 from gdpo_tune.spec.sections import read_section
-
-SUFFIXES = (".yaml", ".yml")
-PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&](ssl)?password=")
 
 
 @dataclass(frozen=True)
@@ -123,10 +108,10 @@ def load_sweeps(path: Path | str) -> LoadedSweeps:
     return LoadedSweeps(tuple(valid), SpecError(distinct) if distinct else None)
 
 
-def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, KeyPath]:
+def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, document.KeyPath]:
     """Return the file's overrides of its search space: text for `--set` -> the key that sets it."""
     storage = json.dumps(resolve_path(settings.storage, root))
-    overrides: dict[str, KeyPath] = {f"storage={storage}": ("storage",)}
+    overrides: dict[str, document.KeyPath] = {f"storage={storage}": ("storage",)}
     for key, target in (("tracking", "tracking.uri"), ("ledger", "ledger")):
         address = getattr(settings, key)
         if address:
@@ -139,7 +124,6 @@ def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, KeyPath]
 
 
 def _list_files(path: Path) -> list[Path]:
-    """Return the YAML files of a directory, by name; or the file itself."""
     reason, fix = "there is no such file or directory", "give a directory such as sweeps/"
     if is_file(path):
         return [path]
@@ -151,7 +135,7 @@ def _list_files(path: Path) -> list[Path]:
         except OSError as error:
             entries, reason = [], str(error.strerror)
             fix = "let the user that runs this command read it"
-        files = sorted(entry for entry in entries if entry.suffix in SUFFIXES)
+        files = sorted(entry for entry in entries if entry.suffix in (".yaml", ".yml"))
         if files:
             return files
     raise SpecError((SpecProblem(str(path), "", "", reason, fix),))
@@ -163,7 +147,7 @@ class ScheduleFile:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.project = file.absolute().parent.parent
-        self.problems = Problems(Place(str(file), 1))
+        self.problems = document.Problems(document.Place(str(file), 1))
         self.is_read = self._read()
         self.name, value = "", self.problems.root.get("name", file.stem)
         if isinstance(value, str) and NAME.fullmatch(value):
@@ -178,7 +162,7 @@ class ScheduleFile:
             return None
         self.problems.refuse_unusable()
         _, kind = self.problems.find(("backend", "kind"))
-        if kind is not ABSENT and kind not in BACKEND_SETTINGS:
+        if kind is not document.ABSENT and kind not in BACKEND_SETTINGS:
             reason, fix = explain_unknown_name("backend", kind, BACKEND_SETTINGS)
             self.problems.note(("backend", "kind"), reason, fix)
         settings = read_section(ScheduleSettings, self.problems.root, self.problems)
@@ -200,7 +184,7 @@ class ScheduleFile:
             "tracking": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
         }
         for key, variables in instead.items():
-            if PASSWORD.search(getattr(settings, key)):
+            if re.search(r"://[^/@]*:[^@]+@|[?&](ssl)?password=", getattr(settings, key)):
                 reason = "with a password, which the list of processes would show"
                 self._add((key,), reason, f"leave it out, and give it in {variables}")
         needs: list[SpecProblem] = []
@@ -211,13 +195,15 @@ class ScheduleFile:
         if self.file.exists() and not is_file(self.file):
             # reading a pipe or a device might never end
             fix = "move it out of the directory, or give it another ending"
-            self.problems.add(Place(str(self.file)), "", None, "not a file", fix)
+            self.problems.add(document.Place(str(self.file)), "", None, "not a file", fix)
             return False
         try:
-            root = parse_yaml(read_text(self.file, self.problems), str(self.file), self.problems)
-        except ReportedError:
+            root = document.parse_yaml(
+                document.read_text(self.file, self.problems), str(self.file), self.problems
+            )
+        except document.ReportedError:
             return False
-        if isinstance(root, YamlMap):
+        if isinstance(root, document.YamlMap):
             self.problems.root = root
             return True
         reason = "the file is empty" if root is None else "not a mapping of keys to values"
@@ -226,10 +212,9 @@ class ScheduleFile:
         return False
 
     def _load_spec(self, settings: ScheduleSettings, needs: list[SpecProblem]) -> SweepSpec | None:
-        """Load the search space with the file's overrides; `needs` as for `load_spec`."""
         space = self.project / settings.space
         if not is_file(space):
-            fix = suggest_file(space) + f"the path is relative to {self.project}"
+            fix = document.suggest_file(space) + f"the path is relative to {self.project}"
             self._add(("space",), f"there is no file {settings.space}", fix)
             return None
         overrides, limit = list_overrides(settings, self.project), settings.budget.gpu_hours_per_30d
@@ -244,14 +229,14 @@ class ScheduleFile:
                 if problem.where == str(space):  # it cannot be read
                     self._add(("space",), f"{space}: {problem.reason}", problem.fix)
                 elif path is None:
-                    self.problems.records.append((Place(problem.where), problem))
-                elif not self.problems.has_problem(format_path(path)):
+                    self.problems.records.append((document.Place(problem.where), problem))
+                elif not self.problems.has_problem(document.format_path(path)):
                     mark, _ = self.problems.find(path)  # of the key in this file that causes it
-                    problem = replace(problem, where=str(mark), key=format_path(path))
+                    problem = replace(problem, where=str(mark), key=document.format_path(path))
                     self.problems.records.append((mark, problem))
         return None
 
-    def _add(self, path: KeyPath, reason: str, fix: str) -> None:
+    def _add(self, path: document.KeyPath, reason: str, fix: str) -> None:
         _, value = self.problems.find(path)
         self.problems.note(
             path, reason, fix, redact_passwords(value) if isinstance(value, str) else None

@@ -14,23 +14,18 @@ from pydantic.fields import FieldInfo
 from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.text import join_names
-from gdpo_tune.spec.reference import describe_default, describe_section, describe_values
+from gdpo_tune.spec import reference
 
-BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
 DURATION = "length of time: `90m`, `6h`, `1d12h`"
 
 
 def fill_schedule_page(page: str) -> str:
-    """Return the page with new tables between its two marks; refuse a page without them."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks {BEGIN} or {END}")
+    """Return the page with new tables, see `fill_between`."""
     sections = [("Keys of the file", schedule_spec.ScheduleSettings)]
     sections += [(f"`{key}`", section) for key, section in schedule_spec.list_sections().items()]
     how = (_describe_values, _describe_default)
-    tables = [f"#{describe_section(title, section, *how)}" for title, section in sections]
-    return "\n\n".join([before + BEGIN, *tables, END + after])
+    tables = [f"#{reference.describe_section(title, section, *how)}" for title, section in sections]
+    return reference.fill_between(page, "<!-- generated: keys -->", tables)
 
 
 def _describe_values(field: FieldInfo) -> str:
@@ -39,7 +34,7 @@ def _describe_values(field: FieldInfo) -> str:
         return DURATION
     if get_origin(field.annotation) is tuple and get_args(kind):
         return f"some of {join_names(get_args(kind))}"
-    return describe_values(field)
+    return reference.describe_values(field)
 
 
 def _describe_default(name: str, field: FieldInfo) -> str:
@@ -47,7 +42,7 @@ def _describe_default(name: str, field: FieldInfo) -> str:
         return "all"
     if field.default and _describe_values(field) == DURATION:
         return f"`{schedule_spec.format_period(field.default)}`"
-    return describe_default(name, field)
+    return reference.describe_default(name, field)
 
 
 if __name__ == "__main__":

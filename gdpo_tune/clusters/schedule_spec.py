@@ -30,8 +30,6 @@ from gdpo_tune.core.text import suggest
 from gdpo_tune.spec.model import EnvironmentName, WebhookSettings
 from gdpo_tune.spec.sections import build_refusal, require_pattern
 
-TOO_LONG = re.compile(r"[0-9]{9}")
-"""A number that no cron line needs."""
 MARGIN = timedelta(hours=3)
 """The search begins this much earlier: in a repeated hour the wall clock is behind."""
 NICKNAMES = {
@@ -56,7 +54,7 @@ def check_line(line: str) -> str:
         fix = f"write minute, hour, day of the month, month, day of the week, {example}"
         raise build_refusal(f"{count} field{'s' if count != 1 else ''}, not five", fix)
     numbers = f"write numbers, *, lists, ranges and steps, {example}"
-    if TOO_LONG.search(line):
+    if re.search(r"[0-9]{9}", line):
         raise build_refusal("a number of too many digits", numbers)
     error = _find_line_error(line)
     if not error:

@@ -26,13 +26,7 @@ from gdpo_tune.clusters.backends.base import (
     build_backend,
 )
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
-from gdpo_tune.clusters.outcome import (
-    RunFigures,
-    UnreadRun,
-    describe_figures,
-    read_figures,
-    serialize_figures,
-)
+from gdpo_tune.clusters.outcome import RunFigures, read_figures
 from gdpo_tune.clusters.schedule_spec import format_period
 from gdpo_tune.clusters.schedule_state import (
     ACTIVE,
@@ -82,7 +76,7 @@ class SweepScheduler:
     history: ScheduleHistory
     clock: Clock
     build_backend: Callable[[ScheduledSweep], Backend] = build_backend
-    read_figures: Callable[[ScheduledSweep, str, str | None], RunFigures | UnreadRun] = read_figures
+    read_figures: Callable[[ScheduledSweep, str, str | None], RunFigures] = read_figures
     events: list[ScheduleEvent] = field(default_factory=list[ScheduleEvent])
     """Changes that this process made."""
     backend_errors: list[GdpoTuneError] = field(default_factory=list[GdpoTuneError])
@@ -362,7 +356,6 @@ class SweepScheduler:
     def _resolve_overlap(
         self, active: ScheduledRun, due: datetime, *, is_manual: bool = False
     ) -> ScheduleEvent:
-        """Skip or queue a time whose run would overlap with the active one."""
         state, policy = self.state, self.sweep.settings.policy.overlap
         if policy == "skip":
             return self._skip([due], "overlap", f"{active.name} is active", is_manual=is_manual)
@@ -489,31 +482,24 @@ class SweepScheduler:
 
         `reason` is empty if it finished; `exit_status` is None if it is unknown.
         """
-        figures = None
+        figures = RunFigures()
         if run.job or run.attempt > 1:  # otherwise it has never run
             same = (each for each in reversed(self.state.runs) if each.identity == run.identity)
             earlier = next((each.name for each in same if each.state == "finished"), None)
             compared = earlier if end_state == "finished" else None
             figures = self.read_figures(self.sweep, run.name, compared)
-        match figures:
-            case None:
-                hours = 0.0
-            case UnreadRun():  # it counts with all that the run may have spent
-                hours = run.gpu_hours_limit or 0.0
-            case RunFigures():
-                hours = figures.gpu_hours
-        now = self.clock()
+        now, hours = self.clock(), figures.gpu_hours
+        if hours is None:  # it counts with all that the run may have spent
+            hours = run.gpu_hours_limit or 0.0
         run.spent.append((now, max(0.0, hours - run.gpu_hours)))
-        description = describe_figures(figures) if figures else ""
         run.state, run.state_problem = end_state, ""
-        run.summary = ". ".join(filter(None, [reason, description]))
+        run.summary = ". ".join(filter(None, [reason, figures.description]))
         details: dict[str, Any] = {"run": run.name, "attempt": run.attempt, "state": end_state}
         details |= {"reason": reason} if reason else {}
         details |= {"status": exit_status} if exit_status is not None else {}
         because = f": {reason}" if reason else ""
-        text = f"{run.name} {end_state}{because}. {description}".rstrip()
-        details |= serialize_figures(figures) if figures else {}
-        self.state.add_notice(now, end_state, text, details)
+        text = f"{run.name} {end_state}{because}. {figures.description}".rstrip()
+        self.state.add_notice(now, end_state, text, {**details, **figures.details})
         return ScheduleEvent("ended", now, text)
 
 

@@ -138,12 +138,11 @@ def find_address_problem(address: str, *, query: bool = False) -> str:
 RAY_ADDRESS, RAY_AUTH_MODE = "RAY_ADDRESS", "RAY_AUTH_MODE"
 RAY_TOKEN, RAY_TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 RAY_TOKEN_FIX = f"export {RAY_TOKEN_PATH}=FILE with the cluster's token, or {RAY_TOKEN}=..."
-_RAY_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):(\d{1,5})")
 
 
 def check_ray_address(text: str, option: str) -> str:
     """Return an address that `ray.init` can join, `auto` or `HOST:PORT`; refuse another one."""
-    match = _RAY_ADDRESS.fullmatch(text)
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):(\d{1,5})", text)
     if text == "auto" or (match is not None and 0 < int(match[2]) < 2**16):
         return text
     shown = text.rpartition("@")[2]  # the part before may hold a password

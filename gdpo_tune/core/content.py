@@ -68,7 +68,6 @@ _LEFT_BY_TRAINING = (
 """Files in a policy's directory that no training from it reads."""
 _NAMED_FILES = (*DATA_FILES, ".tsv", ".txt")
 """Files of a directory that the code of a task names, unless it holds a model."""
-_INSTALLED = {"site-packages", "dist-packages"}
 _WRITERS = ("write_text", "write_bytes", "touch", "mkdir", "FileHandler", "to_csv", "to_json")
 _WRITE_MODE = re.compile(r"[rbt]*[wax+][rbt+]*")
 
@@ -271,7 +270,7 @@ def find_modules(source: Path) -> tuple[dict[Path, ast.Module], set[str]]:
                     break
                 locations = list(spec.submodule_search_locations or ())
                 origin = Path(spec.origin or next(iter(locations), ""))
-                if _INSTALLED.intersection(origin.parts):
+                if {"site-packages", "dist-packages"}.intersection(origin.parts):
                     packages.add(parts[0])
                     break
                 if origin.is_file():

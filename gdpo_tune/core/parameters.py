@@ -66,12 +66,7 @@ PARAMETERS: dict[str, ParameterInfo] = {
         needs=("loss_type", tuple(loss for loss in LOSSES if loss != "cispo")),  # clips above alone
     ),
     "epsilon_high": ParameterInfo("float", 0.2, "upper clip of the ratio", low=0, open_low=True),
-    "loss_type": ParameterInfo(
-        "choice",
-        "dapo",
-        "how token losses are averaged",
-        choices=LOSSES,
-    ),
+    "loss_type": ParameterInfo("choice", "dapo", "how token losses are averaged", choices=LOSSES),
     "num_iterations": ParameterInfo("int", 1, "optimizer passes over each step's samples", low=1),
     "gamma": ParameterInfo(
         "float",

@@ -34,7 +34,6 @@ LONGEST_REASON = 400
 """Characters of a user's error in a message."""
 _NOT_OWN = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib")))
 """Beginnings of the files in a traceback that no user wrote."""
-METHODS = ("problems", "score", "environment", "close", "__enter__", "__exit__")
 
 
 def is_task_file(task: str) -> bool:
@@ -78,7 +77,7 @@ def build_task(
 def _describe(task: str) -> TaskInfo:
     task_class = load_class(task)
     rewards, metrics = (_read_names(task_class, each, task) for each in ("rewards", "metrics"))
-    for method in METHODS:
+    for method in ("problems", "score", "environment", "close", "__enter__", "__exit__"):
         if not callable(getattr(task_class, method, None)):
             raise TaskFileError(
                 f"{task}: it has no method {method}(); derive it from "

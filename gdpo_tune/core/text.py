@@ -160,6 +160,19 @@ def format_list(names: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
+def align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines with equally wide columns, two blanks apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in padded]
+
+
+def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; a `|` in a cell is escaped."""
+    escaped = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *escaped))
+
+
 def list_template_columns(template: str) -> list[str]:
     """Return the columns that a prompt template names; `ValueError`: a brace stands alone."""
     parts = list(string.Formatter().parse(template))

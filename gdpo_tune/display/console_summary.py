@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
@@ -32,12 +31,8 @@ from gdpo_tune.results.wording import (
     describe_work,
     list_incidents,
 )
+from gdpo_tune.spec import SweepSpec
 
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
-
-MLFLOW_UI = "http://127.0.0.1:5000/"
-"""Address that `mlflow ui` serves by default."""
 WIDTH = 160
 """Columns where the output is no terminal and so has no width of its own."""
 
@@ -88,9 +83,9 @@ def print_summary(
         _print_line(out, line, "bold")
 
 
-def print_comparison(report: ComparisonReport, console: Console | None = None) -> None:
+def print_comparison(report: ComparisonReport) -> None:
     """Print the verdict, its reasons, what limits it, and the path of the page."""
-    out = console or build_console()
+    out = build_console()
     _print_line(out, f"\n{report.verdict.headline}", "bold")
     for line in report.verdict.reasons:
         _print_line(out, f"  {line}")
@@ -176,7 +171,8 @@ def _print_next_steps(out: Console, sweep: Sweep, view: str) -> None:
         rows = [("Open in MLflow", view or uri)]
     else:
         rows = [("Start MLflow", f"mlflow ui --backend-store-uri {quote(uri)}")]
-        rows += [("Open in MLflow", f"{MLFLOW_UI}{view}")] if view else []
+        served = "http://127.0.0.1:5000/"  # by `mlflow ui`
+        rows += [("Open in MLflow", f"{served}{view}")] if view else []
     rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(location)}"))
     if chosen:
         source = quote(f"{location}:{chosen.name}")

@@ -6,24 +6,14 @@ import shlex
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gdpo_tune.core.events import (
-    Event,
-    IncidentOccurred,
-    SearchStarted,
-    SweepStarted,
-    SweepSteered,
-    TrialFinished,
-    TrialPaused,
-    TrialProgress,
-    TrialStarted,
-)
+from gdpo_tune.core import events
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.text import (
     abbreviate_parameter,
@@ -37,15 +27,11 @@ from gdpo_tune.display.tables import build_console, build_front_table, build_run
 from gdpo_tune.results.front_table import build_front_row
 from gdpo_tune.results.live import ENDED, LiveState
 from gdpo_tune.results.wording import describe_role, name_state
-
-if TYPE_CHECKING:
-    from gdpo_tune.core.events import TrackingState
-    from gdpo_tune.spec import SweepSpec
-
+from gdpo_tune.spec import SweepSpec
 
 MAX_MEMBERS = 12
 """Rows of the front in the live table."""
-PRINTED = SearchStarted | IncidentOccurred | SweepSteered
+PRINTED = events.SearchStarted | events.IncidentOccurred | events.SweepSteered
 """Events that are printed above the live table too."""
 
 
@@ -60,7 +46,7 @@ class LiveDisplay(CloseableResource):
         self,
         spec: SweepSpec,
         console: Console | None = None,
-        tracking: Callable[[], TrackingState | None] = lambda: None,
+        tracking: Callable[[], events.TrackingState | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._console = console or build_console()
@@ -88,12 +74,12 @@ class LiveDisplay(CloseableResource):
             self._live.stop()
             self._live = None
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Apply one event, and print it where no live table shows it."""
         self._state.apply(event)
-        if isinstance(event, SearchStarted | TrialStarted):
-            self._waits_for = "starting trials" * isinstance(event, SearchStarted)
-        if isinstance(event, SweepStarted) and event.moved_aside is not None:
+        if isinstance(event, events.SearchStarted | events.TrialStarted):
+            self._waits_for = "starting trials" * isinstance(event, events.SearchStarted)
+        if isinstance(event, events.SweepStarted) and event.moved_aside is not None:
             note = f"the earlier sweep of this name is now in {event.moved_aside}"
             self._console.print(Text(note), soft_wrap=True)
         if self._console.is_terminal and not isinstance(event, PRINTED):
@@ -149,30 +135,30 @@ class LiveDisplay(CloseableResource):
         seconds = self._state.estimate_seconds_left()
         return "" if seconds is None else f", about {format_duration(seconds)} left"
 
-    def _describe_event(self, event: Event) -> str:
-        if isinstance(event, TrialProgress):
+    def _describe_event(self, event: events.Event) -> str:
+        if isinstance(event, events.TrialProgress):
             return ""
-        if isinstance(event, SweepStarted):
+        if isinstance(event, events.SweepStarted):
             parts = [self._describe_counts(), self._spec.location, self._describe_pause()]
             return f"{self._spec.name}: {'; '.join(filter(None, parts))}"
-        if isinstance(event, SearchStarted):
+        if isinstance(event, events.SearchStarted):
             together = self._spec.resources.trials_per_process
             shared = f", up to {together} in a process" if together > 1 else ""
             return (
                 f"{self._spec.name}: {event.slots} at a time{shared}; proposals by {event.sampler}"
             )
-        if isinstance(event, TrialStarted):
+        if isinstance(event, events.TrialStarted):
             title = title_candidate(event.record.name)
             return f"{title} starts: {_describe_trial(event.record)}"
-        if isinstance(event, TrialPaused):
+        if isinstance(event, events.TrialPaused):
             if event.record.parts:
                 return f"{title_candidate(event.record.name)} waits for what else joins the front"
             return f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
-        if isinstance(event, TrialFinished):
+        if isinstance(event, events.TrialFinished):
             return self._describe_end(event.record)
-        if isinstance(event, IncidentOccurred):
+        if isinstance(event, events.IncidentOccurred):
             return str(event.incident)
-        if isinstance(event, SweepSteered):
+        if isinstance(event, events.SweepSteered):
             pause = self._describe_pause() if event.request.effect.paused else ""
             return f"{event.request}{pause and '; '}{pause}"
         return f"{self._spec.name}: {self.note}"

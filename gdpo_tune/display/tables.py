@@ -25,9 +25,6 @@ from gdpo_tune.results.wording import describe_role
 
 MAX_ROWS = 16
 """Members of a front that the terminal lists; report and front.csv have all."""
-REMARKS = 24
-"""Columns of the remarks, which may take several lines."""
-UNBOUNDED = 10_000
 SEVERAL_SEEDS, ONE_SEED, WORSE = "●", "○", "▾"
 """Marks of rows, as in the pictures, and of a value that is clearly worse than a baseline's."""
 
@@ -66,7 +63,7 @@ def build_front_table(
     names = [mode, *(name for name in dimensions if name != mode)]
     droppable = sorted(names, key=lambda name: (name.startswith("reward_weights."), name == mode))
     # With its default options rich never measures more columns than the console has.
-    unbounded = console.options.update(max_width=UNBOUNDED)
+    unbounded = console.options.update(max_width=10_000)
     table = make_table()
     for count in range(-1, len(names) + 1):
         kept = [name for name in names if name not in droppable[: max(count, 0)]]
@@ -84,7 +81,7 @@ def _fill_front_table(
         table.add_column(abbreviate_parameter(goal.name), justify="right", no_wrap=True)
     if probability:
         table.add_column("P(front)", justify="right", no_wrap=True)
-    table.add_column("", max_width=REMARKS)
+    table.add_column("", max_width=24)  # remarks may take several lines
     for row in rows:
         policy, is_trained = row.policy, not row.policy.is_initial
         values = zip(front.objectives, row.cells, strict=True)

@@ -62,9 +62,7 @@ class TrainingDisplay(CloseableResource):
 
 
 def print_result(
-    objectives: Sequence[Objective],
-    columns: Mapping[str, Mapping[str, Estimate]],
-    console: Console | None = None,
+    objectives: Sequence[Objective], columns: Mapping[str, Mapping[str, Estimate]]
 ) -> None:
     """Print every metric with its standard error in columns by their titles, objectives first."""
     table = make_table("metric", "direction")
@@ -76,7 +74,7 @@ def print_result(
         direction = directions[goals[name]] if name in goals else ""
         cells = [format_estimate(column.get(name)) for column in columns.values()]
         table.add_row(abbreviate_parameter(name), direction, *cells)
-    (console or build_console()).print(table)
+    build_console().print(table)
 
 
 def print_choice(request: MergeRequest, choice: MergeStep) -> None:

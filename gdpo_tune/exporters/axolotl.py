@@ -106,7 +106,6 @@ _SAMPLING = '''
 
 
 def _format_run(setup: TrainingSetup) -> str:
-    """Return the lines that start Axolotl in one process, which finds the modules beside it."""
     command = "axolotl train axolotl.yaml --launcher python"
     started = trl.format_command(setup, command, "--bf16", "--gradient-checkpointing")
     return f'export PYTHONPATH="$PWD:${{PYTHONPATH-}}"\n{started}'

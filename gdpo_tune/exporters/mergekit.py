@@ -22,8 +22,6 @@ from gdpo_tune.spec.document import dump_flow
 LIBRARY = "mergekit 0.1.5"
 COMMAND = "mergekit-yaml mergekit.yaml merged"
 COMPUTED_IN = "float32"
-PARSED = ("@", "+")
-"""Letters that mergekit takes for the marks of a revision and of an adapter in a model's name."""
 DIFFERENCES = (
     Difference(
         "prompts.json and initial_policy.json, which say how it was prompted and began",
@@ -73,7 +71,7 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
         if (directory / ADAPTER_CONFIG).is_file():  # a checkpoint before the end has no more
             has_adapters = True
             reference = {"model": {"path": setup.policy, **revision}, "lora": {"path": model}}
-        elif any(letter in model for letter in PARSED):
+        elif "@" in model or "+" in model:  # marks of a revision and of an adapter to mergekit
             reference = {"model": {"path": model}}
         models.append({"model": reference, "parameters": {"weight": parent.weight}})
         file = directory / "config.json"

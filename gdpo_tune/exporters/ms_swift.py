@@ -99,7 +99,6 @@ callbacks_map["plain_sampling"] = PlainSampling"""
 
 
 def _build_correction(setup: TrainingSetup) -> dict[str, object]:
-    """Return the treatment of what vLLM rounds differently, if it is by token."""
     settings = setup.rollout
     if settings.engine != "vllm" or settings.importance_sampling not in CORRECTIONS:
         return {}
@@ -118,7 +117,6 @@ def _list_supplies(setup: TrainingSetup) -> dict[str, str]:
 
 
 def _build_model(setup: TrainingSetup) -> dict[str, object]:
-    """Return the policy; its prompts stay as they are if it has no chat template."""
     model: dict[str, object] = {"model": setup.policy, "use_hf": True, "check_model": False}
     if setup.model.revision:
         model["model_revision"] = setup.model.revision

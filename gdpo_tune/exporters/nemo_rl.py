@@ -75,7 +75,6 @@ CONSOLIDATE = (
     "cp {saved}/../../tokenizer/* {policy}"
 )
 """Its converter of what it saves by default, which `convert_dcp_to_hf.py` does not read."""
-FOREVER = 10**9
 LIBRARY = Library(
     "NeMo-RL 7ea279a",
     MODES,
@@ -244,7 +243,7 @@ def _build_scheduler(setup: TrainingSetup) -> list[dict[str, object]]:
     # It moves once for all samples of a step, whatever the number of optimizer steps.
     rest = max(1, setup.training.steps - setup.training.warmup_steps)
     shapes = {
-        "constant": _build_part("ConstantLR", factor=1.0, total_iters=FOREVER),
+        "constant": _build_part("ConstantLR", factor=1.0, total_iters=10**9),
         "linear": _build_part("LinearLR", start_factor=1.0, end_factor=0.0, total_iters=rest),
         "cosine": _build_part("CosineAnnealingLR", T_max=rest),
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.task_files import is_task_file, load_task_info
+from gdpo_tune.core.text import render_table
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import PROMPTS_FILE, REWARDS_FILE, Exported
@@ -36,7 +37,7 @@ def format_page(
     verb = "repeats" if setup.transfer is None else "adapts"
     chosen = "".join(f"- {line}\n" for line in setup.chosen)
     supply = [(f"`{key}`", text) for key, text in _list_supplies(setup, exported).items()]
-    supplies = _format_table(("key", "what it needs"), supply) if supply else "Nothing."
+    supplies = render_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
     sizes = SIZES if any("measured" in theirs for _, _, theirs in rows) else ""
     goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
@@ -70,7 +71,7 @@ Start it in this directory:
 {_format_rewards(setup.rewards)}
 ## What differs
 
-{_format_table(("", "gdpo_tune", exported.library), rows)}
+{render_table(("", "gdpo_tune", exported.library), rows)}
 {sizes}{metrics if setup.rewards else ""}"""
 
 
@@ -85,7 +86,6 @@ the KL, too.
 
 
 def _format_transfer(setup: TrainingSetup) -> str:
-    """Return what carries over; empty if policy, data and lengths are those of the sweep."""
     transfer = setup.transfer
     if transfer is None:
         return ""
@@ -99,12 +99,11 @@ def _format_transfer(setup: TrainingSetup) -> str:
 - Carries over: {carried}. No training on the new ones has confirmed it.
 - Does not carry over: the metrics of the candidate, and the settings in the table.
 {items}
-{_format_table(("setting", "in the sweep", "here", "taken from"), rows)}
+{render_table(("setting", "in the sweep", "here", "taken from"), rows)}
 """
 
 
 def _list_items(setup: TrainingSetup, transfer: Transfer) -> Iterator[str]:
-    """Yield what is not in the table."""
     if transfer.kept:
         kept = ", ".join(f"`{setting}`" for setting in transfer.kept)
         yield (
@@ -155,7 +154,7 @@ def _format_rewards(rewards: Sequence[ExportedReward]) -> str:
 Weights are scaled to a maximum of 1, as in training. `{REWARDS_FILE}` computes the rewards and \
 shapes them; the library weighs them, or gets their weighted sum.
 
-{_format_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
+{render_table(("reward", "weight", "range", "in training"), map(_format_reward, rewards))}
 """
 
 
@@ -164,11 +163,3 @@ def _format_reward(reward: ExportedReward) -> tuple[str, str, str, str]:
     bounds = f"{reward.low:g} to {reward.high:g}" if is_bounded else "not stated"
     shaping = "; ".join(reward.shaping) or "as the task computes it"
     return f"`{reward.name}`", f"{reward.weight:.6g}", bounds, shaping
-
-
-def _format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of Markdown; a `|` in a cell is escaped."""
-    escaped = (
-        [cell.replace("|", "\\|") for cell in row] for row in (heads, ["---"] * len(heads), *rows)
-    )
-    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)

@@ -26,10 +26,6 @@ AGGREGATION = {
     "grpo": "seq-mean-token-mean",
     "dr_grpo": "seq-mean-token-sum-norm",
 }
-NO_DUAL_CLIP = 1.0e9
-"""For `clip_ratio_c`, which verl sets to 3: a second clip that the training did not have."""
-LOWEST_WEIGHT = "1e-30"
-"""Lower end, which may not be 0, of the weights that `rollout_correction` keeps."""
 MANAGER = "RewardManager"
 """Class of `rewards.py` that gives the rewards."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -184,13 +180,12 @@ def _build_algorithm(setup: TrainingSetup) -> dict[str, object]:
 
 
 def _build_correction(setup: TrainingSetup) -> dict[str, object]:
-    """Return the treatment of what vLLM, which always samples, rounds differently."""
     if setup.rollout.importance_sampling == "off":
         return {}
     unit, _, treatment = setup.rollout.importance_sampling.partition("_")
     cap = setup.rollout.importance_sampling_cap
-    # One number lowers a weight to it; a range makes the weights outside 0.
-    threshold = cap if treatment == "truncate" else f"{LOWEST_WEIGHT}_{cap}"
+    # One number lowers a weight to it; a range, from above 0, makes the weights outside 0.
+    threshold = cap if treatment == "truncate" else f"1e-30_{cap}"
     return {"rollout_correction": {"rollout_is": unit, "rollout_is_threshold": threshold}}
 
 
@@ -226,7 +221,7 @@ def _build_actor(setup: TrainingSetup) -> dict[str, object]:
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
         "clip_ratio_low": 1.0 if cispo else setup.get_number("epsilon"),
         "clip_ratio_high": setup.get_number("epsilon_high"),
-        "clip_ratio_c": NO_DUAL_CLIP,
+        "clip_ratio_c": 1.0e9,  # verl sets it to 3: a second clip that the training did not have
         "loss_agg_mode": AGGREGATION[setup.loss],
         **(scale if setup.loss == "dr_grpo" else {}),
         "use_kl_loss": beta > 0,

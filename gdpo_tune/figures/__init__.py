@@ -11,19 +11,14 @@ if TYPE_CHECKING:
 
 __all__ = ["write_comparison", "write_front_png", "write_report"]
 
-_FILES = {
-    "write_comparison": "report_page",
-    "write_front_png": "front_png",
-    "write_report": "report_page",
-}
-
 
 def __getattr__(name: str) -> Any:
     # Lazy: importing this package costs neither plotly nor matplotlib.
-    if name not in _FILES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name != "write_front_png":
-        # plotly uses pandas if it is in `sys.modules`, even while the tracking thread has imported
-        # only a part of it. This import waits until pandas is complete.
-        import_module("pandas")
-    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+    if name == "write_front_png":
+        return import_module(f"{__name__}.front_png").write_front_png
+    # plotly uses pandas if it is in `sys.modules`, even while the tracking thread has imported only
+    # a part of it. This import waits until pandas is complete.
+    import_module("pandas")
+    return getattr(import_module(f"{__name__}.report_page"), name)

@@ -21,7 +21,6 @@ from gdpo_tune.analysis.pareto import (
     select_front,
 )
 from gdpo_tune.core.text import abbreviate_parameter
-from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout, make_panels, title_axes
 
@@ -51,38 +50,26 @@ def draw_attainment(front: Front) -> go.Figure:
     means = compute_losses([c.get_values(front.objectives) for c in shown], front.objectives)
     errors = np.array([c.get_errors(front.objectives) for c in shown])
     noise = np.random.default_rng(0).standard_normal((DRAWS, *errors.shape))
-    draws = means + errors * noise
-    for pair, cell in zip(map(list, pairs), cells, strict=True):
+    for (first, second), cell in zip(pairs, cells, strict=True):
+        pair = [first, second]
         goals = [front.objectives[index] for index in pair]
-        traces = _trace_levels(draws[:, :, pair], means[:, pair], goals, legend=cell == cells[0])
-        figure.add_traces(traces, rows=cell["row"], cols=cell["col"])
-        title_axes(figure, goals, cell)
-    return figure
-
-
-def _trace_levels(
-    draws: Floats, means: Floats, goals: Sequence[Objective], *, legend: bool
-) -> list[go.Contour | go.Scatter]:
-    """Trace the means `[T, 2]` and a line per level of the draws `[D, T, 2]`, all losses."""
-    signs = [-1 if goal.direction == "maximize" else 1 for goal in goals]
-    low, high = draws.min(axis=(0, 1)), draws.max(axis=(0, 1))
-    axes = [np.linspace(low[i], high[i], SURFACE_CELLS) for i in (0, 1)]
-    grid = np.array([(x, y) for y in axes[1] for x in axes[0]])
-    # Non-dominated points attain what all attain, for less work.
-    share = compute_attainment(map(select_front, draws), grid)
-    levels = share.reshape(SURFACE_CELLS, SURFACE_CELLS).round(3).tolist()
-    traces: list[go.Contour | go.Scatter] = [
-        go.Scatter(
-            x=(means[:, 0] * signs[0]).tolist(),
-            y=(means[:, 1] * signs[1]).tolist(),
+        signs = [-1 if goal.direction == "maximize" else 1 for goal in goals]
+        draws = (means + errors * noise)[:, :, pair]
+        low, high = draws.min(axis=(0, 1)), draws.max(axis=(0, 1))
+        axes = [np.linspace(low[i], high[i], SURFACE_CELLS) for i in (0, 1)]
+        grid = np.array([(x, y) for y in axes[1] for x in axes[0]])
+        # Non-dominated points attain what all attain, for less work.
+        share = compute_attainment(map(select_front, draws), grid)
+        levels = share.reshape(SURFACE_CELLS, SURFACE_CELLS).round(3).tolist()
+        points = go.Scatter(
+            x=(means[:, first] * signs[0]).tolist(),
+            y=(means[:, second] * signs[1]).tolist(),
             mode="markers",
             marker={"color": style.fade(style.MUTED, 0.45), "size": 5},
             hoverinfo="skip",
             showlegend=False,
         )
-    ]
-    for level, name, dash in LEVELS:
-        traces.append(
+        lines = [
             go.Contour(
                 x=(axes[0] * signs[0]).tolist(),
                 y=(axes[1] * signs[1]).tolist(),
@@ -91,11 +78,14 @@ def _trace_levels(
                 line={"color": style.REWARDS[0], "width": 2, "dash": dash, "smoothing": 0},
                 name=f"{name} (attained by {100 * level:g} %)",
                 legendgroup=name,
-                showlegend=legend,
+                showlegend=cell == cells[0],
                 hoverinfo="skip",
             )
-        )
-    return traces
+            for level, name, dash in LEVELS
+        ]
+        figure.add_traces([points, *lines], rows=cell["row"], cols=cell["col"])
+        title_axes(figure, goals, cell)
+    return figure
 
 
 def draw_sides(comparison: Comparison) -> go.Figure:

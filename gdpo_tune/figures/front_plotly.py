@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -19,23 +19,10 @@ from gdpo_tune.core.text import (
     format_parameter,
 )
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.figures import style
-from gdpo_tune.figures.front_panels import (
-    ATTAINED,
-    LOOKS,
-    PARENTS,
-    Panel,
-    Point,
-    build_panels,
-    list_legend,
-    list_line_legend,
-    place_labels,
-)
+from gdpo_tune.figures import front_panels, style
 from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
 from gdpo_tune.results.wording import name_configuration
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec.model import Constraint
+from gdpo_tune.spec.model import Constraint
 
 FONT_SIZE = 11
 """Size of the labels, in pixels."""
@@ -47,8 +34,8 @@ MAX_LETTERS = 48
 """Letters in a line of parameters."""
 BOUND = {"color": style.MUTED, "width": 1.2, "dash": "dot"}
 LINES = {
-    ATTAINED: {"color": style.FAINT, "width": 1.5},
-    PARENTS: {"color": style.fade(CANDIDATE_COLORS["merge"], 0.2), "width": 0.6},
+    front_panels.ATTAINED: {"color": style.FAINT, "width": 1.5},
+    front_panels.PARENTS: {"color": style.fade(CANDIDATE_COLORS["merge"], 0.2), "width": 0.6},
 }
 LABEL: dict[str, Any] = {
     "font": {"size": FONT_SIZE, "color": style.INK},
@@ -70,18 +57,18 @@ def draw_pairs(
 
     The custom data of a point is the name of its configuration.
     """
-    panels = build_panels(front, constraints)
+    panels = front_panels.build_panels(front, constraints)
     texts = {
         c.name: describe_configuration(c, front.objectives, dimensions)
         for c in front.configurations
     }
     figure, cells = make_panels(len(panels))
-    for name, mark in list_legend(front):
+    for name, mark in front_panels.list_legend(front):
         marker = {"symbol": mark.plotly, "color": mark.color, "size": 11}
         figure.add_scatter(
             x=[None], y=[None], mode="markers", marker=marker, name=name, legendgroup=name
         )
-    for name in list_line_legend(front):
+    for name in front_panels.list_line_legend(front):
         figure.add_scatter(
             x=[None], y=[None], mode="lines", line=LINES[name], name=name, legendgroup=name
         )
@@ -89,7 +76,7 @@ def draw_pairs(
         figure.add_traces([*_trace_panel(panel, texts)], rows=cell["row"], cols=cell["col"])
         figure.update_xaxes(title_text=wrap_title(panel.x.title), range=panel.x.range, **cell)
         figure.update_yaxes(title_text=wrap_title(panel.y.title), range=panel.y.range, **cell)
-        offsets = place_labels(panel, get_panel_size(len(panels)), FONT_SIZE, RADIUS)
+        offsets = front_panels.place_labels(panel, get_panel_size(len(panels)), FONT_SIZE, RADIUS)
         for (point, text), (right, up) in zip(panel.labels, offsets, strict=True):
             text = text.replace("\n", "<br>")
             x, y = point.xy
@@ -135,11 +122,13 @@ def describe_standing(configuration: Configuration) -> str:
     return f"{place} ({seeds}; P(front) = {configuration.probability:.2f})"
 
 
-def _trace_panel(panel: Panel, texts: Mapping[str, str]) -> Iterator[go.Scatter]:
+def _trace_panel(panel: front_panels.Panel, texts: Mapping[str, str]) -> Iterator[go.Scatter]:
     """Yield traces from back to front: lines, faded points, members, baselines."""
-    yield _trace_line(panel.staircase, ATTAINED)
+    yield _trace_line(panel.staircase, front_panels.ATTAINED)
     if panel.parents:  # one trace, which pairs of None interrupt
-        yield _trace_line([p for line in panel.parents for p in (*line, (None, None))], PARENTS)
+        yield _trace_line(
+            [p for line in panel.parents for p in (*line, (None, None))], front_panels.PARENTS
+        )
     candidates = [name for name, _ in style.CANDIDATES.values()]
     searched = [p for p in panel.points if p.configuration.role not in style.BASELINES]
     groups = [*sorted({p.group for p in searched} - {*candidates}), *candidates]
@@ -164,9 +153,8 @@ def _trace_line(points: Sequence[tuple[float | None, float | None]], name: str) 
     )
 
 
-def _trace_points(shown: Sequence[Point], texts: Mapping[str, str]) -> go.Scatter:
-    """Trace points of one layer and mark, with bars of one standard error if they have any."""
-    first, look = shown[0], LOOKS[shown[0].layer]
+def _trace_points(shown: Sequence[front_panels.Point], texts: Mapping[str, str]) -> go.Scatter:
+    first, look = shown[0], front_panels.LOOKS[shown[0].layer]
     color = first.mark.color if look.opacity == 1 else style.fade(first.mark.color, look.opacity)
     marker: dict[str, Any] = {"symbol": first.mark.plotly, "size": look.pixels}
     if first.layer == "violating":

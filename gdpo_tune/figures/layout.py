@@ -20,8 +20,6 @@ MARGINS = {"l": 64, "r": 40, "t": 48, "b": 52}
 """At the right there is room for the buttons, which would cover the legend elsewhere."""
 GAPS = (0.075, 0.16)
 """Space between two panels as a share of the whole: across, and up."""
-MAX_TITLE = 36
-"""Letters in a line of an axis' title."""
 AXIS = {
     "gridcolor": style.GRID,
     "linecolor": style.FAINT,
@@ -93,7 +91,7 @@ def title_axes(figure: go.Figure, goals: Sequence[Objective], cell: Mapping[str,
 
 def wrap_title(title: str) -> str:
     """Return the title of an axis in lines that are no longer than the axis."""
-    return "<br>".join(wrap(title, MAX_TITLE))
+    return "<br>".join(wrap(title, 36))
 
 
 def choose_time_unit(seconds: float) -> tuple[float, str]:

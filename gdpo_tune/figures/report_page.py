@@ -40,6 +40,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.core.trial_files import read_completions
 from gdpo_tune.core.trials import HALVED, UNSHARED, Estimate, format_parts, title_candidate
+from gdpo_tune.figures import trial_curves
 from gdpo_tune.figures.attainment_figures import draw_attainment, draw_sides, draw_superiority
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.front_png import draw_front_svg
@@ -50,29 +51,10 @@ from gdpo_tune.figures.parameter_figures import (
     draw_slices,
     list_sliced,
 )
-from gdpo_tune.figures.trial_curves import (
-    describe_utilisation,
-    draw_hypervolume,
-    draw_learning,
-    draw_rungs,
-    draw_shares,
-    draw_timeline,
-    read_all_steps,
-)
+from gdpo_tune.results import wording
 from gdpo_tune.results.comparison_report import ComparisonReport
 from gdpo_tune.results.front_table import build_front_row, list_rows, title_policy
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.wording import (
-    REPORT_FILE,
-    capitalize_warning,
-    count_notes,
-    describe_content,
-    describe_left_out_prompts,
-    describe_states,
-    describe_work,
-    list_incidents,
-    measure_wall_time,
-)
 
 CHOOSE = "Policies to choose from"
 COMPLETIONS = "Sample completions"
@@ -99,7 +81,7 @@ MAX_NAMED = 12
 
 def write_report(sweep: Sweep, path: Path | None = None) -> Path:
     """Write `report.html` in the sweep's directory, or `path`, whole or not; return the path."""
-    target = path or sweep.spec.directory / REPORT_FILE
+    target = path or sweep.spec.directory / wording.REPORT_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, build_report(sweep))
     return target
@@ -109,7 +91,7 @@ def build_report(sweep: Sweep) -> str:
     """Return the whole page, plotly.js included once; equal records give an equal page."""
     front, gallery, parts = sweep.front, build_gallery(sweep), get_parts()
     findings, limits = map(parts.bullets, describe_findings(front, sweep.effects))
-    warnings = [capitalize_warning(str(each)) for each in sweep.warnings]
+    warnings = [wording.capitalize_warning(str(each)) for each in sweep.warnings]
     completions = build_completions(front)
     still = draw_front_svg(front, sweep.spec.name) if "pairs" in gallery else ""
     dimensions = [name for name in sweep.spec.space.dimensions if name != "normalization"]
@@ -121,7 +103,7 @@ def build_report(sweep: Sweep) -> str:
     ]
     losses = [
         (f"{datetime.fromtimestamp(incident.time).astimezone():%Y-%m-%d %H:%M:%S}", str(incident))
-        for incident in list_incidents(sweep.sessions)
+        for incident in wording.list_incidents(sweep.sessions)
     ]
     bodies = {
         CHOOSE: parts.answer(
@@ -144,7 +126,7 @@ def build_report(sweep: Sweep) -> str:
         "About this sweep": parts.facts(_describe_sweep(sweep)),
     }
     bodies = {title: body for title, body in bodies.items() if body.strip()}
-    captions = {"Timeline": describe_utilisation(sweep.records, sweep.sessions)}
+    captions = {"Timeline": trial_curves.describe_utilisation(sweep.records, sweep.sessions)}
     sections = [parts.section(t, body, captions.get(t, "")) for t, body in bodies.items()]
     answers = [title for title in (CHOOSE, COMPLETIONS) if title in bodies]
     contents = {"": answers, "Evidence": [title for title in bodies if title not in answers]}
@@ -162,7 +144,7 @@ def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
     """Return name -> function that draws it, for the figures that there is data for."""
     spec, front, records = sweep.spec, sweep.front, sweep.records
     dimensions, gpus = spec.space.dimensions, spec.resources.total_gpus
-    steps = read_all_steps(records)
+    steps = trial_curves.read_all_steps(records)
     trained = [c for c in front.configurations if c.is_training]
     started = any(r.started is not None for r in records)
     drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
@@ -171,28 +153,31 @@ def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
         "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
         "importance": (sweep.effects.estimates, lambda: draw_importance(sweep.effects)),
         "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
-        "progress": (front.hypervolume_over_trials, lambda: draw_hypervolume(front, gpus)),
-        "shares": (steps and front.members, lambda: draw_shares(front, steps)),
-        "training": (steps, lambda: draw_learning(front, steps)),
+        "progress": (
+            front.hypervolume_over_trials,
+            lambda: trial_curves.draw_hypervolume(front, gpus),
+        ),
+        "shares": (steps and front.members, lambda: trial_curves.draw_shares(front, steps)),
+        "training": (steps, lambda: trial_curves.draw_learning(front, steps)),
         "rungs": (
             any(len(r.rungs) > 1 and r.is_training for r in records),
-            lambda: draw_rungs(front),
+            lambda: trial_curves.draw_rungs(front),
         ),
-        "timeline": (started, lambda: draw_timeline(records)),
+        "timeline": (started, lambda: trial_curves.draw_timeline(records)),
     }
     return {name: draw for name, (data, draw) in drawers.items() if data}
 
 
 def _describe_head(sweep: Sweep) -> dict[str, str]:
     spec, chosen = sweep.spec, sweep.chosen
-    complete, others = describe_states(sweep.records)
+    complete, others = wording.describe_states(sweep.records)
     return {
         "task": spec.task,
         "policy": spec.policy,
         "scoring": "" if spec.scoring == STRICT else spec.scoring,
         "constraints": ", ".join(f"{name} {bound}" for name, bound in spec.constraints.items()),
         "trials": f"{complete} complete" + (f", {others}" if others else ""),
-        "wall-clock time": format_duration(measure_wall_time(sweep.records)),
+        "wall-clock time": format_duration(wording.measure_wall_time(sweep.records)),
         "ended": sweep.ending,
         "chosen": "; ".join(chosen.lines) if chosen else "",
     }
@@ -200,7 +185,7 @@ def _describe_head(sweep: Sweep) -> dict[str, str]:
 
 def _describe_sweep(sweep: Sweep) -> dict[str, str]:
     spec, front = sweep.spec, sweep.front
-    work = describe_work(front.records, spec.resources.trials_per_process, "trials")
+    work = wording.describe_work(front.records, spec.resources.trials_per_process, "trials")
     completions = sum(record.cost.completions for record in front.records)
     provisional = sum(member.is_provisional for member in front.members)
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
@@ -213,10 +198,12 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
         "do early scores predict final ones?": "; ".join(
             map(str, measure_agreements(front.records, front.objectives))
         ),
-        "changes": describe_content(front.records),
-        "prompts too long, left out": describe_left_out_prompts(front.records),
-        "prompts computed with each completion": count_notes(front.records, UNSHARED),
-        "micro-batches made smaller, because memory ran out": count_notes(front.records, HALVED),
+        "changes": wording.describe_content(front.records),
+        "prompts too long, left out": wording.describe_left_out_prompts(front.records),
+        "prompts computed with each completion": wording.count_notes(front.records, UNSHARED),
+        "micro-batches made smaller, because memory ran out": wording.count_notes(
+            front.records, HALVED
+        ),
     }
 
 
@@ -342,7 +329,6 @@ def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
 def _list_values(
     front: Front, policy: Configuration, ranges: Mapping[str, MetricInfo]
 ) -> list[tuple[Any, ...]]:
-    """Return each metric with its 95 % interval, and the difference to the untrained policy."""
     untrained = find_untrained(front.baselines)
     base = untrained.mean if untrained and untrained is not policy else {}
     goals = [goal.name for goal in front.objectives]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.text import (
     CANDIDATE_COLORS,
     INK,
@@ -18,11 +18,8 @@ from gdpo_tune.core.text import (
     abbreviate_parameter,
     get_mode,
 )
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.results.front_table import BASELINES as NAMES
-
-if TYPE_CHECKING:
-    from gdpo_tune.analysis.replicates import Configuration
-    from gdpo_tune.core.trials import Objective
 
 MUTED = "#667085"
 FAINT = "#aab2bf"

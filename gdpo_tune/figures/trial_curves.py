@@ -12,12 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.text import (
-    abbreviate_parameter,
-    format_duration,
-    format_percent,
-    get_mode,
-)
+from gdpo_tune.core.text import abbreviate_parameter, format_duration, format_percent, get_mode
 from gdpo_tune.core.trial_files import REWARDS, read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord, title_candidate
 from gdpo_tune.figures import style
@@ -30,8 +25,6 @@ WINDOW = 5
 """Steps that a curve is averaged over."""
 REWARD_ROWS = {"mean": "mean reward", "frac_reward_zero_std": "dead groups"}
 """Metric of each reward -> title of its row."""
-ROW = 150
-"""Height of the row of one parameter, in pixels."""
 MAX_BARS = 24
 """Most trainings whose shares are drawn."""
 CROWDED = 60

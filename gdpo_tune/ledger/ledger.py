@@ -511,7 +511,6 @@ class Ledger(CloseableResource):
         return self.get_record(number)
 
     def _close_trial(self, number: int) -> None:
-        """Give a trial the state that its outcome or end implies."""
         trial, trial_id = self._get_trial(number), self._get_trial_id(number)
         self._stale.add(number)
         if "outcome" not in trial.user_attrs:
@@ -529,7 +528,6 @@ class Ledger(CloseableResource):
         self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, objectives)
 
     def _append(self, prefix: str, content: Mapping[str, Any]) -> int:
-        """Store a new entry in one write; return its number."""
         number = len(self._list(prefix))
         self._set_entry(prefix, number, content)
         return number

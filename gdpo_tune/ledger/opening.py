@@ -44,8 +44,8 @@ from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.ledger.journal import Journal, JournalFile, archive_directory, truncate_torn_write
 from gdpo_tune.ledger.requests import find_user
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec, print_notice
-from gdpo_tune.spec import SweepSpec, dump_public_yaml, load_spec
-from gdpo_tune.spec.model import list_decisive_values, list_differences
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.model import dump_public_yaml, list_decisive_values, list_differences
 
 if TYPE_CHECKING:
     from gdpo_tune.ledger.postgres_journal import PostgresJournal

@@ -41,8 +41,6 @@ CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
     record text NOT NULL,
     written timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (sweep, number))"""
-CREATION_LOCK = 7105161002
-"""Number of the lock that lets one process at a time create the table."""
 TIMEOUTS = {
     "keepalives_idle": 20,
     "keepalives_interval": 10,
@@ -88,7 +86,8 @@ class PostgresJournal(Journal):
             self._connection = self._connect()
             if self._writes:
                 with self._connection.begin():
-                    for statement in (f"SELECT pg_advisory_xact_lock({CREATION_LOCK})", CREATE):
+                    # one process at a time creates the table
+                    for statement in ("SELECT pg_advisory_xact_lock(7105161002)", CREATE):
                         self._connection.execute(sa.text(statement))
                 if not self._try_lock():
                     raise self._build_held_error()
@@ -179,7 +178,11 @@ class PostgresJournal(Journal):
                 message = _get_database_message(state.outcome.exception())
                 print(f"waiting for the ledger {self.path}: {message}", file=sys.stderr)
 
-        retry = retry_if_exception(_is_away)
+        def is_away(error: BaseException) -> bool:
+            has_no_connection = isinstance(error, DBAPIError) and error.connection_invalidated
+            return isinstance(error, OperationalError) or has_no_connection
+
+        retry = retry_if_exception(is_away)
         notice_by = math.inf
         try:
             for attempt in build_retry(
@@ -246,12 +249,6 @@ class PostgresJournal(Journal):
         with self._connection.begin():
             result = self._connection.execute(sa.text(statement), {"sweep": self._sweep, **values})
             return result.all() if result.returns_rows else ()
-
-
-def _is_away(error: BaseException) -> bool:
-    return isinstance(error, OperationalError) or (
-        isinstance(error, DBAPIError) and error.connection_invalidated
-    )
 
 
 def _get_database_message(error: BaseException | None) -> str:

@@ -81,9 +81,7 @@ class Decision:
     """Result of the request, in one line for a person."""
 
 
-def decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Decide on `stop`: end a trial that runs or waits."""
-    _check_names(arguments, "trial")
+def _decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     trial = sweep.find_trial(arguments)
     if not trial.is_open:
         why = f" ({trial.reason})" if trial.reason else ""
@@ -100,17 +98,13 @@ def decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     return Decision(RequestEffect(stop=trial.number), f"trial {trial.number} {how}")
 
 
-def decide_add(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Decide on `add`: start a trial of a configuration next."""
-    _check_names(arguments, "params", "force")
+def _decide_add(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     params = _read_mapping(arguments, "params", "add learning_rate=1e-4")
     force = arguments.get("force") is True
     return _add(sweep, RequestEffect(point=read_point(sweep.spec, params, force=force)))
 
 
-def decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Decide on `clone`: start a trial next that differs from another in some parameters."""
-    _check_names(arguments, "trial", "changes", "force")
+def _decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     trial, force = sweep.find_trial(arguments), arguments.get("force") is True
     if not trial.trained_params:
         raise UsageError(f"trial {trial.number} ({trial.role}) trains nothing that can be cloned")
@@ -121,9 +115,7 @@ def decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     return _add(sweep, RequestEffect(point=point))
 
 
-def decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Decide on `trials`: change the number of configurations that the search tries."""
-    _check_names(arguments, "number")
+def _decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     number, started = arguments["number"], count_started(sweep.records)
     if isinstance(number, int) and number < started:
         raise UsageError(f"trials = {number}: {started} have started already; write at least that")
@@ -133,8 +125,7 @@ def decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     return _change(sweep, {"trials": number})
 
 
-def decide_budget(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Decide on `budget`: change limits of the sweep."""
+def _decide_budget(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     if not arguments:
         raise UsageError(f"name a limit: {join_names(Budget.model_fields)}")
     spent = compute_spending(sweep.spec, sweep.records, sweep.hours)
@@ -150,9 +141,7 @@ def decide_budget(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     return _change(sweep, {f"{BUDGET}{name}": value for name, value in arguments.items()})
 
 
-def decide_pause(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Decide on `pause`: start no further trial."""
-    _check_names(arguments)
+def _decide_pause(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     if pause := sweep.state.pause:
         raise UsageError(f"the sweep is paused already, by {pause.author}")
     running = sum(record.state == "running" for record in sweep.records)
@@ -160,24 +149,23 @@ def decide_pause(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     return Decision(RequestEffect(paused=True), f"no further trial starts{ends}")
 
 
-def decide_resume(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
-    """Decide on `resume`: start trials again."""
-    _check_names(arguments)
+def _decide_resume(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     if sweep.state.pause is None:
         raise UsageError("the sweep is not paused")
     return Decision(RequestEffect(paused=False), "trials start again")
 
 
 Rule = Callable[[SweepSnapshot, Arguments], Decision]
-ACTIONS: dict[str, Rule] = {
-    "stop": decide_stop,
-    "add": decide_add,
-    "clone": decide_clone,
-    "trials": decide_trials,
-    "budget": decide_budget,
-    "pause": decide_pause,
-    "resume": decide_resume,
+ACTIONS: dict[str, tuple[Rule, Sequence[str] | None]] = {
+    "stop": (_decide_stop, ("trial",)),
+    "add": (_decide_add, ("params", "force")),
+    "clone": (_decide_clone, ("trial", "changes", "force")),
+    "trials": (_decide_trials, ("number",)),
+    "budget": (_decide_budget, None),
+    "pause": (_decide_pause, ()),
+    "resume": (_decide_resume, ()),
 }
+"""Name -> rule that decides on it, and its arguments; None: the limits of a sweep."""
 
 
 def check_request(sweep: SweepSnapshot, request: Request) -> Decision:
@@ -187,7 +175,14 @@ def check_request(sweep: SweepSnapshot, request: Request) -> Decision:
         UsageError: it cannot be carried out; the message is one line.
     """
     _refuse_unknown("action", request.action, ACTIONS)
-    return ACTIONS[request.action](sweep, request.arguments)
+    (decide, names), arguments = ACTIONS[request.action], request.arguments
+    if names is not None:
+        for name in arguments:
+            _refuse_unknown("argument", name, names)
+        for name in names:
+            if name not in arguments and name != "force":
+                raise UsageError(f"the argument {name} is missing")
+    return decide(sweep, arguments)
 
 
 def settle_request(sweep: SweepSnapshot, request: Request, now: float) -> RecordedRequest:
@@ -243,14 +238,6 @@ def _check_section(section: type[Budget] | type[Search], name: str, value: Any) 
         raise UsageError(f"{name} = {value!r}: {reason}") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{name} = {value!r}: not finite")
-
-
-def _check_names(arguments: Arguments, *names: str) -> None:
-    for name in arguments:
-        _refuse_unknown("argument", name, names)
-    for name in names:
-        if name not in arguments and name != "force":
-            raise UsageError(f"the argument {name} is missing")
 
 
 def _refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
@@ -352,10 +339,6 @@ DAMAGED_DIRECTORY = "damaged"
 """Directory below it for files that are not valid requests."""
 MAX_BYTES = 1_000_000
 """Most bytes of a file that is read."""
-MAX_AUTHOR = 100
-"""Most characters of a name."""
-LAST_SECOND = 2**33
-"""Largest plausible timestamp."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +361,7 @@ def build_request(action: str, arguments: Any, author: str | None) -> Request:
     if not isinstance(arguments, Mapping):
         raise UsageError(f"{action}: the arguments are {arguments!r}; write a dict, such as {{}}")
     words = (find_user() if author is None else author).split()
-    name = "".join(filter(str.isprintable, " ".join(words)))[:MAX_AUTHOR]
+    name = "".join(filter(str.isprintable, " ".join(words)))[:100]
     return Request(uuid.uuid4().hex[:16], action, dict(arguments), name or "unknown", time.time())
 
 
@@ -443,27 +426,23 @@ def list_pending(directory: Path) -> list[RequestFile]:
 
 
 def _read_request_file(path: Path) -> RequestFile | None:
-    """Read a file; None if it is gone by now."""
     try:
         if path.stat().st_size > MAX_BYTES:
             return RequestFile(path, None, f"it has more than {MAX_BYTES:,} bytes")
-        return RequestFile(path, _decode_request(json.loads(path.read_bytes())))
+        stored: Any = json.loads(path.read_bytes())
+        kinds = {"id": str, "action": str, "arguments": dict, "author": str, "asked": int | float}
+        values = {name: stored[name] for name in kinds}
+        for name, kind in kinds.items():
+            if not isinstance(values[name], kind):
+                raise ValueError(f"{name} = {values[name]!r}")
+        if not 0 <= values["asked"] < 2**33:
+            raise ValueError(f"asked = {values['asked']!r} is not a valid time")
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # it can be stored, shown
+        return RequestFile(path, Request(**values))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         return RequestFile(path, None, f"{type(error).__name__}: {error}")
-
-
-def _decode_request(stored: Any) -> Request:
-    kinds = {"id": str, "action": str, "arguments": dict, "author": str, "asked": int | float}
-    values = {name: stored[name] for name in kinds}
-    for name, kind in kinds.items():
-        if not isinstance(values[name], kind):
-            raise ValueError(f"{name} = {values[name]!r}")
-    if not 0 <= values["asked"] < LAST_SECOND:
-        raise ValueError(f"asked = {values['asked']!r} is not a valid time")
-    json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # it can be stored and shown
-    return Request(**values)
 
 
 def set_aside(path: Path) -> None:

@@ -19,15 +19,10 @@ from pathlib import Path
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import PATIENCE, SPEC, StoreDirectory, build_store_error
-from gdpo_tune.core.trial_files import (
-    MARKER,
-    TRIALS,
-    find_checkpoint_name,
-    is_marker,
-    may_differ,
-)
+from gdpo_tune.core.trial_files import MARKER, TRIALS, find_checkpoint_name, is_marker, may_differ
 from gdpo_tune.core.trials import parse_step
-from gdpo_tune.spec import SweepSpec, dump_public_yaml
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import dump_public_yaml
 
 print_notice = partial(print, file=sys.stderr)
 """Listener that prints on the terminal that a store does not answer, or answers again."""

@@ -41,7 +41,9 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
-from gdpo_tune.spec import Choices, Constraint, SweepSpec, Uniform
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import Constraint
+from gdpo_tune.spec.space import Choices, Uniform
 
 STATES: Mapping[TrialState, State] = {
     TrialState.RUNNING: "running",
@@ -56,10 +58,7 @@ TEST = "test/"
 
 
 def decode_trial(
-    trial: FrozenTrial,
-    spec: SweepSpec,
-    sweep: Path,
-    contents: Sequence[Mapping[str, Any]] = (),
+    trial: FrozenTrial, spec: SweepSpec, sweep: Path, contents: Sequence[Mapping[str, Any]] = ()
 ) -> TrialRecord:
     """Return a trial of the study as a record; a checkpoint that does not exist is None.
 

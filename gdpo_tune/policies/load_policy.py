@@ -17,14 +17,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.core import policy_shapes
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.files import HUB_ID, expand_path, is_directory, path_exists, write_atomically
-from gdpo_tune.core.policy_shapes import (
-    KNOWN_POLICIES,
-    PolicyShapes,
-    find_known_size,
-    find_position_limit,
-)
 from gdpo_tune.core.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -38,8 +33,6 @@ _NOISE = ("jitter_noise", "input_jitter_noise")
 """Attributes of mixture-of-experts routers: multiplicative jitter of their input in training."""
 _OWN_TOKENS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers that have no special tokens but those of their files."""
-_LONGEST_HEADER = 100 * 2**20
-"""Bytes of the header of a safetensors file; the format's own limit."""
 _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
 """Text that a tokenizer must split in the same way however it was loaded."""
 ANSWER_SECONDS = 5.0
@@ -103,7 +96,7 @@ def suggest_policy(name: str) -> str:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folders = (path.name.split("--") for path in Path(HF_HUB_CACHE).glob("models--*"))
-    names = [*POLICIES, *KNOWN_POLICIES, *("/".join(parts[1:]) for parts in folders)]
+    names = [*POLICIES, *policy_shapes.KNOWN_POLICIES, *("/".join(parts[1:]) for parts in folders)]
     above = Path(resolve_policy(name)).parent
     if is_directory(above) and os.access(above, os.R_OK):
         names += [str(path) for path in above.iterdir() if (path / "config.json").exists()]
@@ -236,10 +229,10 @@ def read_position_limit(name: str, revision: str = "") -> int | None:
     """Return how many tokens a policy reads and writes; None if no file on this machine says so."""
     directory = find_local_directory(name, revision)
     config = None if directory is None else _read_json(name, directory / "config.json")
-    return find_position_limit(config or {})
+    return policy_shapes.find_position_limit(config or {})
 
 
-def measure_policy(name: str) -> PolicyShapes | None:
+def measure_policy(name: str) -> policy_shapes.PolicyShapes | None:
     """Return the size of a policy, from the headers of its safetensors files.
 
     None if the files are neither here nor in the cache of the Hub and no recipe names the policy.
@@ -247,17 +240,17 @@ def measure_policy(name: str) -> PolicyShapes | None:
     directory = find_local_directory(name)
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))
     if not files:
-        return find_known_size(name)
+        return policy_shapes.find_known_size(name)
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         for file in files:
             with file.open("rb") as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
-                if length > _LONGEST_HEADER:
+                if length > 100 * 2**20:  # the format's own limit
                     return None  # not a file of safetensors; `load_policy` reports broken files
                 header: dict[str, Any] = json.loads(stream.read(length))
             shapes |= {n: tuple(each["shape"]) for n, each in header.items() if n != "__metadata__"}
-        return PolicyShapes(shapes)
+        return policy_shapes.PolicyShapes(shapes)
     except (OSError, ValueError, KeyError, struct.error):
         return None
 

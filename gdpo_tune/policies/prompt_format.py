@@ -29,7 +29,6 @@ FIXED_DATE = "2024-07-26"
 """Date in prompts where none is given: the one that Llama 3.1's template writes without a clock."""
 THOUGHT_TAGS = ("<think>", "<thinking>", "<thought>", "<reasoning>")
 """Tags that some chat templates open for the policy, and that it writes itself here."""
-_OPENED = re.compile(r"(<\w+>)\s*$")
 _DIRECTIVE = re.compile(r"%[-#]?[aAbBcdDeFhHIjmMpSTuUVwWxXyYzZ]")
 """Part of a date in a call of `strftime_now`."""
 _PROBES = ("2718281828", "3141592653")
@@ -160,7 +159,7 @@ class PromptFormat:
                 "the chat template does not write the text of a prompt: set a template for turns "
                 "whose content is a text as tokenizer.chat_template, and save it with the policy"
             )
-        opened = _OPENED.search(text.rpartition(_PROBES[1])[2])
+        opened = re.search(r"(<\w+>)\s*$", text.rpartition(_PROBES[1])[2])
         return opened[0] if opened and opened[1] in self.tags else ""
 
     @functools.cached_property

@@ -19,8 +19,6 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
 
-SEARCH_KEYS = {"sampler", "scheduler", "warm_start"}
-"""Keys of `search:` that influence how good the configurations of a sweep are."""
 ENOUGH = 40
 """Trials of each arm with which a tenth more hypervolume is found: docs/comparison.md."""
 LARGE_RATIO = 1.5
@@ -135,7 +133,8 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    search = spec.search.model_dump(mode="json", include=SEARCH_KEYS)
+    # what influences how good the configurations of a sweep are
+    search = spec.search.model_dump(mode="json", include={"sampler", "scheduler", "warm_start"})
     return list_decisive_values(spec) | {f"search.{name}": value for name, value in search.items()}
 
 

@@ -9,17 +9,7 @@ from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
 from gdpo_tune.analysis.front import Front, build_front
-from gdpo_tune.core.events import (
-    Event,
-    IncidentOccurred,
-    RecordedRequest,
-    SearchStarted,
-    SweepFinished,
-    SweepStarted,
-    SweepSteered,
-    TrialProgress,
-    TrialStarted,
-)
+from gdpo_tune.core import events
 from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
 
 T = TypeVar("T")
@@ -27,8 +17,6 @@ ENDED = ("complete", "pruned", "failed")
 """States of a trial in which nothing more follows."""
 EVALUATION = 0.1
 """Time of a trial that trains nothing, as a share of a training's: the unit of work."""
-MIN_WORK = 0.1
-"""Minimum work before an estimate."""
 
 
 class Paced(Generic[T]):
@@ -83,7 +71,7 @@ class LiveState:
         """Training steps of a trial."""
         self.planned = 0
         """Trials at the end of the sweep, at most."""
-        self.pause: RecordedRequest | None = None
+        self.pause: events.RecordedRequest | None = None
         """The request that paused the sweep; None if it is not paused."""
         self.ending = ""
         """How the sweep ended, in a few words; empty until it has."""
@@ -98,12 +86,12 @@ class LiveState:
         """Start of this session, later by the time that it was paused."""
         self._front = Paced[Front](share=20, least=1.0, clock=clock)
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: events.Event) -> None:
         """Apply one event; costs next to nothing."""
         with self._lock:
-            if isinstance(event, SweepStarted | SweepFinished):
+            if isinstance(event, events.SweepStarted | events.SweepFinished):
                 self._records = {record.number: record for record in event.records}
-            if isinstance(event, SweepStarted | SweepSteered):
+            if isinstance(event, events.SweepStarted | events.SweepSteered):
                 self.planned = event.planned
                 self._planned_work = measure_planned_work(event.planned, event.candidates)
                 if self.pause is None:
@@ -112,25 +100,25 @@ class LiveState:
                     self._began += self._clock() - self._paused_at
                 self.pause = event.pause
             match event:
-                case SweepStarted():
+                case events.SweepStarted():
                     self._began = self._clock()
                     self._done_before = self._measure_work()
-                case SweepFinished():
+                case events.SweepFinished():
                     self._front.expire()
                     why = f" ({event.reason})" if event.reason else ""
                     already = f"was finished already{why}: nothing was started"
                     self.ending = f"finished{why}" if self._started_any else already
                     self.ending = "interrupted" if event.interrupted else self.ending
-                case TrialProgress():
+                case events.TrialProgress():
                     self._latest[event.number] = event.measurement
                     if event.measurement.has_validation:
                         self._validated[event.number] = event.measurement
-                case SearchStarted() | IncidentOccurred() | SweepSteered():
+                case events.SearchStarted() | events.IncidentOccurred() | events.SweepSteered():
                     pass
                 case _:
                     number = event.record.number
                     self._records[number] = event.record
-                    if isinstance(event, TrialStarted):
+                    if isinstance(event, events.TrialStarted):
                         self._started_any = True
                     else:
                         self._latest.pop(number, None)
@@ -201,4 +189,4 @@ def estimate_seconds_left(
     """
     gained = done - done_before
     left = max(0.0, planned_work - done)
-    return None if gained < MIN_WORK else left * seconds / gained
+    return None if gained < 0.1 else left * seconds / gained  # too little work for an estimate

@@ -25,21 +25,12 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.text import abbreviate_parameter, format_count, join_names, suggest
 from gdpo_tune.core.trials import format_parts
+from gdpo_tune.results import front_table
 from gdpo_tune.results.comparison_report import ComparisonReport, compare_modes, compare_sweeps
-from gdpo_tune.results.front_table import (
-    describe_front,
-    list_front_facts,
-    list_rows,
-    summarize_front,
-)
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import PickedCandidate, parse_pick, pick_trial
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.results.wording import (
-    REPORT_FILE,
-    describe_last_session,
-    describe_states,
-)
+from gdpo_tune.results.wording import REPORT_FILE, describe_last_session, describe_states
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -74,7 +65,7 @@ class LoadedSweep:
         state = describe_last_session(self._sweep.sessions)
         complete, others = describe_states(front.records)
         counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
-        rows = list_rows(front, MAX_ROWS)
+        rows = front_table.list_rows(front, MAX_ROWS)
         names = [abbreviate_parameter(goal.name) for goal in front.objectives]
         cells: list[dict[str, str]] = []
         for row in rows:
@@ -99,7 +90,7 @@ class LoadedSweep:
             link = f'<a href="{address}" target="_blank">{REPORT_FILE}</a>'
         parts = [
             f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
-            f"{escape(counts)}<br>{escape(describe_front(summarize_front(front)))}</p>",
+            f"{escape(counts)}<br>{escape(front_table.describe_front(front_table.summarize_front(front)))}</p>",
             table.to_html(index=False, border=0) if len(table) else "",
             f"{more}<code>.front</code></p>" if hidden else "",
             f"<p>{link}</p>",
@@ -162,7 +153,7 @@ class LoadedSweep:
         `probability` of a place on the front, `picked_as`, `worse_than_baselines`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
-        rows = list_front_facts(self.analysis)
+        rows = front_table.list_front_facts(self.analysis)
         return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
 
     @property
@@ -200,7 +191,8 @@ class LoadedSweep:
 
         Its values are the objectives on validation prompts, as the sampler sees them.
         """
-        from gdpo_tune.ledger import Ledger, copy_study
+        from gdpo_tune.ledger import Ledger
+        from gdpo_tune.ledger.opening import copy_study
 
         with Ledger.open(self.spec, read_only=True) as ledger:
             return copy_study(ledger.study)

@@ -72,7 +72,7 @@ class Sweep:
         from gdpo_tune.core.registry import SAMPLERS
         from gdpo_tune.spec.gpu import choose_sampler
 
-        crowded = SAMPLERS[choose_sampler(self.spec).name].crowds
+        crowded = SAMPLERS[choose_sampler(self.spec).value].crowds
         return estimate_effects(self.front, list_dimensions(self.spec.space), crowded=crowded)
 
     @cached_property

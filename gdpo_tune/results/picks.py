@@ -31,7 +31,6 @@ from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, sp
 CONDITIONS = "length >= 0.6 and format >= 0.8"
 EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"
 _CHECKPOINT = re.compile(r"(\d{1,9})@(\d{1,9})")
-_MERGE = re.compile(rf"{MERGE_PREFIX}(\d{{1,9}})")
 _TOKEN = re.compile(r"\s*(>=|<=|==|[<>=,]|[^\s<>=,]+)")
 
 
@@ -158,7 +157,7 @@ class _Parser:
             return int(word)
         if match := _CHECKPOINT.fullmatch(word):
             return CheckpointName(int(match[1]), int(match[2]))
-        if match := _MERGE.fullmatch(word):
+        if match := re.fullmatch(rf"{MERGE_PREFIX}(\d{{1,9}})", word):
             return MergeName(int(match[1]))
         if (rule == "max" or rule == "min") and (name or word == rule):
             named = (name, position + 4) if name else self._parse_metric(f"after `{rule}`")

@@ -17,13 +17,7 @@ from typing import Any, cast
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from gdpo_tune.core.addresses import (
-    MANIFEST,
-    RECORD,
-    Repository,
-    is_hub_address,
-    parse_hub_address,
-)
+from gdpo_tune.core.addresses import MANIFEST, RECORD, Repository, is_hub_address, parse_hub_address
 from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import JOURNAL, SPEC, find_local_copy

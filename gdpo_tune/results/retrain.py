@@ -199,7 +199,6 @@ def build_request_from_sweep(
 def _list_changes(
     sweep: Sweep, plan: TransferPlan | None, overrides: Sequence[str], step: int
 ) -> list[str]:
-    """Return the overrides of a training of so many steps, unless the plan has others."""
     if plan is not None and plan.missing:
         missing = UsageError(plan.missing)
         try:

@@ -20,17 +20,7 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import format_list, format_parameter, join_names, show, suggest
 from gdpo_tune.core.trials import Params
 from gdpo_tune.results.public_record import name_source
-from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.document import (
-    ABSENT,
-    Place,
-    Problems,
-    YamlMap,
-    dump_flow,
-    locate,
-    read_document,
-    read_overrides,
-)
+from gdpo_tune.spec import SweepSpec, document, load_spec
 from gdpo_tune.spec.model import list_decisive_values
 from gdpo_tune.spec.space import format_domain, get_parameter_info
 from gdpo_tune.spec.starter import find_space, list_spaces
@@ -152,7 +142,7 @@ class TransferPlan:
     """Those of the candidate."""
     raw_overrides: tuple[str, ...]
     """Values of `--set`, as typed."""
-    own: YamlMap
+    own: document.YamlMap
     """Parsed values of these overrides."""
     recipe: Recipe | None
     missing: str = ""
@@ -162,7 +152,7 @@ class TransferPlan:
 
     def is_set(self, key: str) -> bool:
         """Return whether `--set` gives a dotted key a value."""
-        return locate(self.own, Place(""), (key,))[1] is not ABSENT
+        return document.locate(self.own, document.Place(""), (key,))[1] is not document.ABSENT
 
     def has(self, key: str) -> bool:
         """Return whether `--set` or the recipe gives a key a value."""
@@ -171,7 +161,7 @@ class TransferPlan:
     def get(self, key: str) -> Any:
         """Return the value that the training will have; that of `--set` is not checked yet."""
         if self.is_set(key):
-            return locate(self.own, Place(""), (key,))[1]
+            return document.locate(self.own, document.Place(""), (key,))[1]
         # What a reward means is what its weight was found for.
         source = self.recipe.spec if self.recipe and key != SCORING else self.searched
         return attrgetter(key)(source)
@@ -216,7 +206,7 @@ class TransferPlan:
             fixed |= taken | {f"space.{name}": v for name, v in self.recipe.params.items()}
         # A single training needs neither first points nor a scheduler.
         alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
-        settings = [f"{key}={dump_flow(value)}" for key, value in fixed.items()]
+        settings = [f"{key}={document.dump_flow(value)}" for key, value in fixed.items()]
         examples = [f"{key}={show(value)}" for key, value in self.examples.items()]
         return [*alone, *settings, *self.raw_overrides, *examples]
 
@@ -326,7 +316,7 @@ def plan_transfer(
     `recipe` is the value of `--recipe`; `option` and `source` name the candidate in messages. A
     UsageError refuses a value that carries over, and a recipe that does not fit.
     """
-    own = read_overrides(overrides)
+    own = document.read_overrides(overrides)
     other = read_recipe(recipe, searched, params) if recipe else None
     plan = TransferPlan(searched, params, tuple(overrides), own, other)
     is_transfer = bool(other or plan.subjects)
@@ -364,13 +354,15 @@ def list_fitting_spaces(task: str, policy: str) -> list[str]:
     """Return the shipped spaces of a task with a policy from the Hub, those with `policy` first."""
     fitting: dict[str, bool] = {}
     for name, file in list_spaces().items():
-        entries = read_document(file, (), None, Problems(Place(str(file))))
+        entries = document.read_document(
+            file, (), None, document.Problems(document.Place(str(file)))
+        )
         if entries.get("task") == task and entries.get("policy") not in POLICIES:
             fitting[name] = entries.get("policy") == policy
     return sorted(fitting, key=lambda name: (not fitting[name], len(name)))
 
 
-def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ()) -> None:
+def refuse_parameters(own: document.YamlMap, option: str, *, allowed: Sequence[str] = ()) -> None:
     """Refuse `--set space.` by a UsageError for parameters that come from the candidate."""
     if "space" not in own:
         return
@@ -380,7 +372,7 @@ def refuse_parameters(own: YamlMap, option: str, *, allowed: Sequence[str] = ())
             f"{option} takes the parameters of a trial, so --set space. has no effect\n"
             f"    fix: leave it out; only under another policy may {join_names(FREE)} be set"
         )
-    for name in space if isinstance(space, YamlMap) else [show(space)]:
+    for name in space if isinstance(space, document.YamlMap) else [show(space)]:
         if name not in allowed:
             raise UsageError(
                 f"--set space.{name}: {option} takes it from the trial: what a sweep finds about "

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gdpo_tune.analysis.front import Front, summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.core import trial_files
 from gdpo_tune.core.events import Incident
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
 from gdpo_tune.core.text import (
@@ -22,15 +23,6 @@ from gdpo_tune.core.text import (
     format_list,
     format_percent,
 )
-from gdpo_tune.core.trial_files import (
-    CLIPPED,
-    CUT,
-    MOST_CUT,
-    REWARDS,
-    ZERO_STD,
-    read_completions,
-    read_steps,
-)
 from gdpo_tune.core.trials import (
     MERGE_PREFIX,
     PROMPTS_LEFT_OUT,
@@ -40,11 +32,8 @@ from gdpo_tune.core.trials import (
     title_candidate,
 )
 from gdpo_tune.results.front_table import BASELINES, title_policy
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.space import Uniform, format_domain
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
-
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
@@ -62,7 +51,7 @@ WIDER = 3.0
 DEAD, SILENT = 0.5, 0.9
 """Shares of groups with equal rewards: above the first a group size is too small, and above the
 second, at every group size, the reward teaches next to nothing."""
-REWARD_METRIC, DEAD_GROUPS = f"train/{REWARDS}", f"/{ZERO_STD}"
+REWARD_METRIC, DEAD_GROUPS = f"train/{trial_files.REWARDS}", f"/{trial_files.ZERO_STD}"
 MAX_NAMED = 5
 """Trials that a warning names."""
 SHOWN = 160
@@ -342,9 +331,9 @@ def _measure_dead_groups(
     cut: list[float] = []
     for record in records:
         searched = record.directory and record.is_training and record.role != "published"
-        steps = read_steps(record.directory) if record.directory and searched else []
+        steps = trial_files.read_steps(record.directory) if record.directory and searched else []
         size = record.params.get("group_size")
-        clipped = f"train/{CLIPPED}"
+        clipped = f"train/{trial_files.CLIPPED}"
         cut += [step.metrics[clipped] for step in steps if clipped in step.metrics]
         # A reward of a rare task may be absent from the first steps.
         for name in dict.fromkeys(name for step in steps for name in step.metrics):
@@ -368,7 +357,7 @@ def _warn_of_groups(
 
     A completion that is cut has no answer, so where most are cut, that explains equal rewards.
     """
-    if cut > MOST_CUT:
+    if cut > trial_files.MOST_CUT:
         yield ResultWarning(
             f"{format_percent(cut)} of the completions in training were cut at their longest "
             "length, before they could earn what their end is rewarded for.",
@@ -382,7 +371,7 @@ def _warn_of_groups(
                 f"{name}: equal in at least {format_percent(min(sizes.values()))} of the groups at "
                 "every group size, so this reward teaches next to nothing.",
                 "Raise training.max_completion_length: most completions are cut."
-                if cut > MOST_CUT
+                if cut > trial_files.MOST_CUT
                 else "Make it easier or harder, give partial credit, or leave it out.",
             )
         elif dead:
@@ -398,8 +387,10 @@ def _warn_of_groups(
 def explain_dead_start(reason: str, directory: Path) -> str:
     """Explain a training without a signal: its reason, completions of it, and the ways on."""
     lines = [reason]
-    for example in read_completions(directory):
+    for example in trial_files.read_completions(directory):
         text = " ".join(example.completion.split())
         rewards = ", ".join(f"{name} {value}" for name, value in example.metrics.items())
-        lines.append(f"    {text[:SHOWN]}{CUT if len(text) > SHOWN else ''} ({rewards})")
+        lines.append(
+            f"    {text[:SHOWN]}{trial_files.CUT if len(text) > SHOWN else ''} ({rewards})"
+        )
     return "\n".join([*lines, WAYS_ON])

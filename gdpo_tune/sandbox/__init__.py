@@ -9,19 +9,7 @@ another process alone holds the expected values. `guest/lockdown.py` isolates a 
 values cross between processes.
 """
 
-from .jobs import Call, Job, Limits, Result, Sandbox, SandboxInfo, Status, Stream, Verdict
-from .local_sandbox import CodeSandbox, UnsafeNoIsolationSandbox
+from .jobs import Call, Job, Limits, Result, Sandbox, Stream
+from .local_sandbox import CodeSandbox
 
-__all__ = [
-    "Call",
-    "CodeSandbox",
-    "Job",
-    "Limits",
-    "Result",
-    "Sandbox",
-    "SandboxInfo",
-    "Status",
-    "Stream",
-    "UnsafeNoIsolationSandbox",
-    "Verdict",
-]
+__all__ = ["Call", "CodeSandbox", "Job", "Limits", "Result", "Sandbox", "Stream"]

@@ -53,7 +53,6 @@ _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 _LONGEST_REQUESTED_PAUSE = 60.0
 """Most seconds of a service's `Retry-After` that are obeyed."""
-_CLOSE_SECONDS = 5.0
 _CHECK_SECONDS = 10.0
 
 
@@ -146,7 +145,7 @@ class ExternalSandbox(Sandbox):
             if not self._closed:
                 asyncio.run_coroutine_threadsafe(self._stop_loop(), self._loop)
             self._closed = True
-        self._thread.join(_CLOSE_SECONDS)
+        self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
             self._loop.close()
 
@@ -190,8 +189,6 @@ STALL_BYTES = 128 << 10
 until its time is up, or ends without the rest."""
 SENT_MODULES = ("protocol", "untrusted")
 """Modules of `guest/` that a program brings along, in the order of imports; the last one runs."""
-_UNDECODABLE = "[DecodeError]"
-"""SandboxFusion's answer instead of standard output that is not UTF-8."""
 _SIGNALS = 64
 
 _BOOT = """import sys
@@ -309,7 +306,7 @@ class RemoteJob:
         _, sign, answer = execution.stdout.partition(f'{self.nonce} ["begin"]\n')
         if sign:
             return answer.encode("utf-8", "surrogatepass")
-        if execution.stdout.startswith(_UNDECODABLE):
+        if execution.stdout.startswith("[DecodeError]"):
             # NOTE: output that is not text: no honest frame, and nothing that a test expects.
             return self.nonce.encode() + b" \xff\n"
         # NOTE: the sign comes before any code of the candidate, which cannot withhold it.
@@ -323,7 +320,6 @@ def _get_last_line(text: str) -> str:
 
 
 _PATH = "/run_code"
-_CONNECT_SECONDS = 10.0
 _MAX_QUOTED = 200
 _JSON_OVERHEAD = 6
 """Bytes of JSON that one byte of output can become: an escaped control character."""
@@ -407,7 +403,7 @@ class Service:
         }
         seconds = limits.wall_seconds + _GRACE_SECONDS
         # NOTE: ends first, because httpcore closes no socket of a handshake that is cancelled.
-        timeouts = {"timeout": {"connect": min(_CONNECT_SECONDS, seconds / 2)}}
+        timeouts = {"timeout": {"connect": min(10.0, seconds / 2)}}
         request = httpx.Request(
             "POST", self._url, headers=self._headers, json=fields, extensions=timeouts
         )

@@ -31,8 +31,6 @@ returned."""
 Comparison: TypeAlias = Literal["exact", "apps", "code_contests", "livecodebench"]
 """Rule for returned values and printed output, which `guest/grading.py` describes."""
 Verdict: TypeAlias = Literal["passed", "failed", "error", "not_run"]
-_LEAST_MEMORY = 64 << 20
-_MOST_BYTES = 1 << 40
 _LEAST_SECONDS = 0.01
 """About what a fork needs before it reads its job."""
 _MOST_SECONDS = 86_400.0
@@ -106,8 +104,8 @@ class Limits:
         for name in ("cpu_seconds", "wall_seconds", "test_cpu_seconds"):
             self._require(name, _LEAST_SECONDS, _MOST_SECONDS, float, int)
         for name in ("memory_bytes", "output_bytes"):
-            self._require(name, 1, _MOST_BYTES, int)
-        if self.memory_bytes < (least := _LEAST_MEMORY):
+            self._require(name, 1, 1 << 40, int)
+        if self.memory_bytes < (least := 64 << 20):
             reason = f"memory_bytes is {self.memory_bytes}; Python itself needs {least} (64 MiB)"
             raise ValueError(reason)
 

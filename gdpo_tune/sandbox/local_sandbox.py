@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -240,7 +239,7 @@ def encode_job(index: int, job: Job) -> EncodedJob:
 
 
 def _start_pair(modules: tuple[str, ...], isolated: bool) -> tuple[SandboxProcess, SandboxProcess]:
-    with contextlib.ExitStack() as undo:
+    with ExitStack() as undo:
         zygote = SandboxProcess("zygote", modules, isolated=isolated)
         undo.callback(zygote.kill)
         # NOTE: both start before the wait for the first.
@@ -309,7 +308,7 @@ class Worker:
                 seconds = int(job.allowance.wall_seconds + _GRACE_SECONDS)
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
                 # NOTE: the zygote reports a candidate that ended before it read its job.
-                with contextlib.suppress(ConnectionError):
+                with suppress(ConnectionError):
                     ours.sendall(job.candidate_request)
                 # NOTE: last, so that no request of a checker can come before the job itself.
                 self._judge.send(job.judge_request, ours.fileno())

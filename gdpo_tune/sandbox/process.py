@@ -36,11 +36,7 @@ _ENVIRONMENT = {
 }
 ADVICE = "code runs only where Linux can isolate it: docs/sandbox.md lists causes and ways out"
 """Advice where a machine cannot isolate a process."""
-_START_SECONDS = 60.0
-_END_SECONDS = 5.0
-_AFTER_STREAMS = 3
 _FEWER_FILES = "; write fewer sandbox.workers, or raise the limit of open files (ulimit -n)"
-_MAX_REPORT_BYTES = 1 << 26
 
 
 class SandboxProcess:
@@ -71,7 +67,7 @@ class SandboxProcess:
     def wait_until_locked(self) -> None:
         """Wait until it accepts requests; raise `SandboxUnavailable` with the step if it fails."""
         try:
-            hello = self.receive_report(_START_SECONDS)
+            hello = self.receive_report(seconds=60.0)
         except InfraFault as error:
             raise SandboxUnavailable(
                 f"start: the {self._role} process ended before it was locked: {error}"
@@ -95,7 +91,7 @@ class SandboxProcess:
 
     def receive_report(self, seconds: float) -> dict[str, Any]:
         """Receive one JSON object; raise `InfraFault` if it does not come in time."""
-        return json.loads(self._read(partial(read_frame, limit=_MAX_REPORT_BYTES), seconds))
+        return json.loads(self._read(partial(read_frame, limit=1 << 26), seconds))
 
     def _read(self, read: Callable[[Callable[[int], bytes]], bytes], seconds: float) -> bytes:
         self._socket.settimeout(seconds)
@@ -117,7 +113,7 @@ class SandboxProcess:
         self.interrupt()
         self._socket.close()
         try:
-            self._process.wait(_END_SECONDS)
+            self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -133,12 +129,11 @@ def _open_sockets() -> Iterator[socket.socket]:
     first, second = socket.socketpair()
     with first, second:
         for end in (first, second):
-            number = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, _AFTER_STREAMS)
+            number = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
             yield socket.socket(fileno=number)
 
 
 def _find_directory(module: str) -> str:
-    """Return the directory of a module's top package."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError) as error:

@@ -51,12 +51,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
 from gdpo_tune.spec.first_trials import count_first_trials
-from gdpo_tune.spec.model import (
-    LEAST_RESOURCE,
-    AshaSettings,
-    GrowthSettings,
-    SweepSpec,
-)
+from gdpo_tune.spec.model import LEAST_RESOURCE, AshaSettings, GrowthSettings, SweepSpec
 from gdpo_tune.spec.space import Uniform
 
 TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"
@@ -74,7 +69,6 @@ RESERVED_ARGUMENTS = (
     *("truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
 )
 """Names that are no arguments of a chat template: of `apply_chat_template`, or what it gives."""
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SET_BY_RAY = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     *("NODE_RANK", "LOCAL_WORLD_SIZE", *RENDEZVOUS),
@@ -342,7 +336,7 @@ def check_resource_settings(spec: SweepSpec) -> Findings:
     for index, entry in enumerate(own.env):
         name, sign, value = entry.partition("=")
         shown, reason, fix = name, "", ""
-        if not VARIABLE.fullmatch(name):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             reason, fix = "not the name of an environment variable", "write a name such as HF_HOME"
         elif name in SET_BY_RAY or name.startswith("RAY_"):
             reason = "every process gets its own value of this variable"

@@ -517,7 +517,6 @@ def read_scalar(text: str) -> object:
 
 
 def _read_override(override: str, problems: Problems) -> YamlMap:
-    """Return `training.steps=100` as a document of its own."""
     mark = Place(f"--set {_hide_override(override)}")
     key, equals, text = override.partition("=")
     key = key.strip()

@@ -8,9 +8,9 @@ from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.registry import SCHEDULERS
 from gdpo_tune.core.settings import StartSettings
-from gdpo_tune.core.text import format_bytes, join_names, show
+from gdpo_tune.core.text import align_columns, format_bytes, join_names, show
 from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
-from gdpo_tune.spec.gpu import PackChoice, choose_sampler, measure_trial
+from gdpo_tune.spec.gpu import Choice, choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, measure_disk
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
@@ -21,7 +21,7 @@ def render_dry_run(
     spec: SweepSpec,
     size: PolicyShapes | None = None,
     policy: str = "",
-    pack: PackChoice | None = None,
+    pack: Choice[int] | None = None,
 ) -> str:
     """Return the text that `--dry-run` prints, without a line break at its end.
 
@@ -86,11 +86,7 @@ def render_needs(needs: Iterable[object]) -> str:
 
 
 def _align(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return [f"  {line}" for line in align_columns(rows)]
 
 
 def _list_dimensions(spec: SweepSpec) -> list[tuple[str, ...]]:

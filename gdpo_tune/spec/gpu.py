@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.errors import ResourcesError
@@ -27,14 +27,17 @@ MOST_PACKED = 8
 more of them wait longer for each other."""
 
 
-class PackChoice(NamedTuple):
-    """How many trials share a process, and the reason for it."""
+T = TypeVar("T", int, str)
 
-    trials: int
+
+class Choice(NamedTuple, Generic[T]):
+    """What a file asks for, or what stands for its `auto`, and the reason for it."""
+
+    value: T
     why: str
 
     def __str__(self) -> str:
-        return f"{self.trials} ({self.why})"
+        return f"{self.value} ({self.why})"
 
 
 def measure_trial(spec: SweepSpec, policy: PolicyShapes) -> TrialMemory:
@@ -155,7 +158,7 @@ def _describe_least(memory: TrialMemory) -> str:
 
 def choose_pack(
     spec: SweepSpec, policy: PolicyShapes | None, read_device: Callable[[], int | None]
-) -> PackChoice:
+) -> Choice[int]:
     """Return the requested number of trials a process; for `auto` as many as fit.
 
     `read_device` is only called if the answer depends on it. It returns the bytes of the smallest
@@ -163,7 +166,7 @@ def choose_pack(
     """
     resources = spec.resources
     if resources.pack != "auto":
-        return PackChoice(resources.pack, "as requested")
+        return Choice(resources.pack, "as requested")
     why = ""
     if not spec.model.lora_rank:
         why = "every weight is trained, so trials have no base policy to share"
@@ -177,17 +180,17 @@ def choose_pack(
     elif policy is None:
         why = "the size of the policy is unknown until it is on this machine"
     if why or policy is None:
-        return PackChoice(1, why)
+        return Choice(1, why)
     device = read_device()
     if device is None:
-        return PackChoice(1, "the memory of the GPUs is unknown: write a number")
+        return Choice(1, "the memory of the GPUs is unknown: write a number")
     most, room = min(MOST_PACKED, count_affordable_trials(spec)), int(resources.gpus * device)
     memory = measure_trial(spec, policy)
     fit = next((n for n in range(most, 0, -1) if replace(memory, trials=n).fits(room)), 0)
     if fit == most:
         reason = f"at most {MOST_PACKED}" if most == MOST_PACKED else "all trials of the sweep"
-        return PackChoice(most, f"{reason}; they fit in {format_bytes(room)}")
-    return PackChoice(max(1, fit), f"{fit} fit in {format_bytes(room)}, computed")
+        return Choice(most, f"{reason}; they fit in {format_bytes(room)}")
+    return Choice(max(1, fit), f"{fit} fit in {format_bytes(room)}, computed")
 
 
 def settle_pack(spec: SweepSpec, trials: int) -> SweepSpec:
@@ -214,20 +217,10 @@ CROWDED = 32
 """Slots from which proposals of a second or more, one after the other, leave some of them idle."""
 
 
-class SamplerChoice(NamedTuple):
-    """A sampler and the reason for it."""
-
-    name: str
-    """Key of `registry.SAMPLERS`, never `auto`."""
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.why})"
-
-
-def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
+def choose_sampler(spec: SweepSpec, slots: int | None = None) -> Choice[str]:
     """Return the requested sampler, or for `auto` that of the first of these rules that holds.
 
+    The value is a key of `registry.SAMPLERS`, never `auto`.
     `qmc` if all trials run side by side without an earlier sweep. `tpe` for many objectives, many
     trials, only choices, or many slots. Else `gp`, the Gaussian process.
     `slots` is the number of trials at the same time; None while that is unknown.
@@ -252,7 +245,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> SamplerChoice:
         counts = f"{most}{trials} trials of {len(domains)} parameters and {objectives} objective"
         plural = "s" if objectives > 1 else ""
         name, why = "gp", f"{counts}{plural}: small enough for Gaussian-process search"
-    return SamplerChoice(name, why)
+    return Choice(name, why)
 
 
 def count_affordable_trials(spec: SweepSpec) -> int:

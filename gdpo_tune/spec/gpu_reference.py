@@ -14,14 +14,13 @@ from pathlib import Path
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, MOMENTS, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
-from gdpo_tune.core.text import format_bytes
+from gdpo_tune.core.text import format_bytes, render_table
 from gdpo_tune.spec.gpu import measure_trial
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import measure_disk
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.reference import render_table
+from gdpo_tune.spec.reference import fill_between
 
-BEGIN, END = "<!-- generated: memory -->", "<!-- end -->"
 DEVICES = {
     "A10, 24 GB": 23_028 << 20,
     "A100, 40 GB": 40_960 << 20,
@@ -44,19 +43,13 @@ SLOTS = 8
 
 
 def fill_page(page: str, files: Sequence[Path]) -> str:
-    """Return the page with new tables between its two marks; `ValueError`: it lacks one."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks {BEGIN} or {END}")
+    """Return the page with new tables, see `fill_between`."""
     specs = [load_spec(file, to_run=False) for file in files]
     base = next(spec for spec in specs if spec.name == BASE)
     memory_rows: list[tuple[str, ...]] = []
     for spec in specs:
-        m, disk = (
-            measure_trial(spec, get_known_size(spec.policy)),
-            measure_disk(spec, get_known_size(spec.policy), SLOTS),
-        )
+        size = get_known_size(spec.policy)
+        m, disk = measure_trial(spec, size), measure_disk(spec, size, SLOTS)
         parts = [m.weights + m.gradients, m.compute_copies, m.reference, m.head, m.activations]
         parts += [m.total, m.engine.least, disk.peak]
         memory_rows.append((f"`{spec.name}`", *(format_bytes(n) if n else "" for n in parts)))
@@ -81,7 +74,7 @@ def fill_page(page: str, files: Sequence[Path]) -> str:
         render_table(("policy", "what is trained", *sizes), gpu_rows),
         render_table(("policy", *sizes), pack_rows),
     )
-    return "\n\n".join([before + BEGIN, *tables, END + after])
+    return fill_between(page, "<!-- generated: memory -->", tables)
 
 
 def count_gpus(memory: TrialMemory, device: int) -> str:

@@ -14,19 +14,8 @@ from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import join_names, show, suggest
 from gdpo_tune.core.trials import Params, ParamValue
-from gdpo_tune.spec import checks
+from gdpo_tune.spec import checks, document
 from gdpo_tune.spec.checks import Finding
-from gdpo_tune.spec.document import (
-    ABSENT,
-    Place,
-    Problems,
-    YamlList,
-    YamlMap,
-    expand_address,
-    get_map,
-    read_document,
-    resolve_paths,
-)
 from gdpo_tune.spec.model import TRACKING_VARIABLES, SweepSpec
 from gdpo_tune.spec.read_space import SpaceReader, explain_bad_value
 from gdpo_tune.spec.sections import read_section
@@ -58,15 +47,15 @@ def load_spec(
         SpecError: the file or an override has problems; each with its line, value, reason and fix.
     """
     path = Path(path)
-    problems = Problems(Place(str(path), 1))
-    data = problems.root = read_document(path, overrides, name, problems)
-    written = resolve_paths(data, path) if path.name == SPEC else {}
+    problems = document.Problems(document.Place(str(path), 1))
+    data = problems.root = document.read_document(path, overrides, name, problems)
+    written = document.resolve_paths(data, path) if path.name == SPEC else {}
     _read_variables(data)
     problems.refuse_unusable()
     for key, example in REQUIRED.items():
         if key not in data:
             problems.refuse(key, "missing", f"add {key}: {example}")
-    weighted = get_map(get_map(data, "space"), "reward_weights")
+    weighted = document.get_map(document.get_map(data, "space"), "reward_weights")
     task = checks.check_task(data.get("task"), weighted, problems)
     parameters = PARAMETERS if task is None else list_parameters(task)
     reader = SpaceReader(parameters, problems)
@@ -78,7 +67,7 @@ def load_spec(
         "space": space,
         "enqueue": reader.read_enqueue(data.get("enqueue", ()), space, task),
     }
-    spec = read_section(SweepSpec, YamlMap({**data, **parsed}, data.marks), problems)
+    spec = read_section(SweepSpec, document.YamlMap({**data, **parsed}, data.marks), problems)
     assert spec is not None, "every key that is not parsed above has a default"
     _refuse_all(checks.check_spec(spec, task, to_run=to_run), problems)
     if needs is not None:
@@ -89,36 +78,35 @@ def load_spec(
         problems.raise_if_any()
     else:
         needs += problems.list_sorted()
-    tracking = spec.tracking.replace(
-        experiment=spec.tracking.experiment or spec.name, uri=expand_address(spec.tracking.uri)
-    )
+    uri = document.expand_address(spec.tracking.uri)
+    tracking = spec.tracking.replace(experiment=spec.tracking.experiment or spec.name, uri=uri)
     for key in TRACKING_VARIABLES:
         mark, value = problems.find(("tracking", key))
-        if value is not ABSENT:
+        if value is not document.ABSENT:
             tracking.origins[key] = str(mark)
     spec = spec.replace(tracking=tracking)
     spec.set_written(written)
     return spec
 
 
-def _read_variables(root: YamlMap) -> None:
+def _read_variables(root: document.YamlMap) -> None:
     """Add MLflow's variables to a document that does not have the keys of `tracking`.
 
     The file of a sweep has a variable's address without its password, which is added again. In
     `resources.env` values become their texts: neither 9.0 nor 007 is a number.
     """
-    env = get_map(get_map(root, "resources"), "env")
-    if isinstance(env, YamlMap):
+    env = document.get_map(document.get_map(root, "resources"), "env")
+    if isinstance(env, document.YamlMap):
         for name, value in env.items():
-            if value is not None and not isinstance(value, YamlMap | YamlList):
+            if value is not None and not isinstance(value, document.YamlMap | document.YamlList):
                 env[name] = env.marks[name].text or value
     for key, variable in TRACKING_VARIABLES.items():
-        value, mark = os.environ.get(variable), Place(variable)
-        written = get_map(root, "tracking").get(key, ABSENT)
-        if value and (written is ABSENT or value != written == redact_passwords(value)):
+        value, mark = os.environ.get(variable), document.Place(variable)
+        written = document.get_map(root, "tracking").get(key, document.ABSENT)
+        if value and (written is document.ABSENT or value != written == redact_passwords(value)):
             if "tracking" not in root:
-                root.put("tracking", YamlMap(), mark)
-            if isinstance(root["tracking"], YamlMap):
+                root.put("tracking", document.YamlMap(), mark)
+            if isinstance(root["tracking"], document.YamlMap):
                 root["tracking"].put(key, value, mark)
 
 
@@ -141,7 +129,7 @@ def keep_recorded_tracking(spec: SweepSpec) -> SweepSpec:
     return spec.replace(tracking=spec.tracking.replace(**kept))
 
 
-def _refuse_all(findings: Iterable[Finding], problems: Problems) -> None:
+def _refuse_all(findings: Iterable[Finding], problems: document.Problems) -> None:
     for key, reason, fix, inputs, value, instead in findings:
         named = instead if instead and not problems.has_key(key) else key
         problems.refuse(named, reason, fix, *inputs, value=value)

@@ -27,12 +27,14 @@ from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.settings import Section
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.text import join_names, show
+from gdpo_tune.core.text import join_names, render_table, show
 from gdpo_tune.core.trial_files import MOST_POINTS
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.sections import BOUNDS
 
 T = TypeVar("T")
+END = "<!-- end -->"
+"""Mark behind the tables of a page that has other text, too."""
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
 """Key of the file -> its default, where the model has none."""
 
@@ -188,11 +190,13 @@ def _tabulate(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[
     return render_table(head, rows)
 
 
-def render_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a Markdown table."""
-    escaped = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
-    lines = [head, tuple("---" for _ in head), *escaped]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def fill_between(page: str, begin: str, tables: Iterable[str]) -> str:
+    """Return a page with new tables after the mark `begin`; `ValueError`: it lacks a mark."""
+    before, begun, rest = page.partition(begin)
+    _, ended, after = rest.partition(END)
+    if not begun or not ended:
+        raise ValueError(f"the page lacks {begin} or {END}")
+    return "\n\n".join([before + begin, *tables, END + after])
 
 
 def read_attribute_docs(kind: type[Any]) -> dict[str, str]:

@@ -111,7 +111,6 @@ def _leave_out(data: Any, path: KeyPath) -> Any:
 
 
 def _explain(fault: ErrorDetails, path: KeyPath, model: type[Section]) -> tuple[str, str]:
-    """Return reason and fix of one of pydantic's errors."""
     kind, context, value = fault["type"], fault.get("ctx", {}), fault["input"]
     key, tag = str(path[-1]) if path else "", str(context.get("discriminator", "")).strip("'")
     if kind == "union_tag_invalid":

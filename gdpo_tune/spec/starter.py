@@ -46,8 +46,6 @@ LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""
 LARGEST_COST_EMBEDDED = 0.25
 """The same share for the policies that ship, whose fronts are wider."""
-COLUMN = 36
-"""Column of the comments, where the key leaves room."""
 BUILT_IN = "built-in"
 """Source of prompts: those that the task writes itself."""
 
@@ -200,4 +198,4 @@ class FirstFile:
 def _align_comment(line: str) -> str:
     key, mark, comment = line.rpartition("  # ")
     is_comment = mark and '"' not in comment  # else it is part of a quoted value
-    return f"{key + '  ':<{COLUMN}}# {comment}" if is_comment else line
+    return f"{key + '  ':<36}# {comment}" if is_comment else line

@@ -486,7 +486,6 @@ class _Verifier:
 
     @staticmethod
     def _exchange(process: subprocess.Popen[str], line: str) -> str:
-        """Return the answer to a line; empty if the process has ended."""
         assert process.stdin
         assert process.stdout
         try:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")  # from 2 on
-_CHAIN_MAX = 10**6
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _draw_chain(rng: random.Random) -> Problem:
         steps = [_draw_operation(rng, _CHAIN) for _ in range(rng.randint(2, 5))]
         function = _compose(steps)
         # Numbers stay small enough to be compared exactly in any language that a judge may use.
-        if all(abs(function(x)) <= _CHAIN_MAX for x in range(-12, 13)):
+        if all(abs(function(x)) <= 10**6 for x in range(-12, 13)):
             break
     hidden = (5, -3, -7, rng.randint(8, 12), rng.randint(-12, -8))
     return _nest_operations("chain", ": ", steps, (0, 1, 2), hidden)

@@ -121,7 +121,6 @@ def _write_calls(function: str, calls: Iterable[tuple[Any, object]], column: str
 
 
 def _write_first_program(programs: Iterable[str]) -> str:
-    """Return the first program that Python 3 can read, as a completion; some are for Python 2."""
     for program in programs:
         with suppress(RowError):
             _parse(program, "solutions")
@@ -225,7 +224,6 @@ _BENCH_HEAD = "\n".join(
     ]
 )
 _BENCH_RULES: dict[str, Any] = {"head": _BENCH_HEAD, "comparison": "livecodebench", "seconds": 6.0}
-_LARGEST = 1 << 30
 
 
 def convert_livecodebench(row: Row) -> Problem:
@@ -276,7 +274,7 @@ def _read_bench_tests(value: object, column: str) -> list[Any]:
         if not isinstance(value, str):
             raise
     try:
-        data = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), _LARGEST)
+        data = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), 1 << 30)
         return require_list(parse_json(_NoGlobals(io.BytesIO(data)).load(), column), column)
     # A damaged pickle raises nearly anything; its own reader says no more than that.
     except Exception as error:

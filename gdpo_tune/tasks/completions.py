@@ -34,8 +34,6 @@ FACTS = {
     "code": ("function", "head", "tail", "asserts", "streams"),
 }
 """Task -> columns that a line with a `prompt` may have."""
-LONGEST_VALUE = 60
-"""Characters of a value in an error."""
 
 
 def read_stated_completions(
@@ -79,7 +77,7 @@ def read_stated_completions(
         except RowError as error:
             row = line.get("row")
             value = {**(row if isinstance(row, dict) else {}), **line}.get(error.column)
-            shown = "" if value is None else repr(value)[:LONGEST_VALUE]
+            shown = "" if value is None else repr(value)[:60]
             problems.append(SpecProblem(f"{file}:{number}", error.column, shown, error.reason, fix))
     if problems or not found:
         listed = "\n".join(map(str, problems)) or f"{file}: it has no line\n    fix: {fix}"

@@ -12,25 +12,12 @@ from typing import TYPE_CHECKING
 from gdpo_tune.core.errors import DataError, UsageError
 from gdpo_tune.core.files import expand_path, path_exists
 from gdpo_tune.core.registry import LAYOUTS, describe_layout
+from gdpo_tune.tasks import data_rows
 from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.columns import RowError
-from gdpo_tune.tasks.data_rows import (
-    MESSAGES,
-    CollectedData,
-    MissingColumnsError,
-    collect_problems,
-    convert_row,
-    name_columns,
-    propose_columns,
-    read_local,
-    shuffle_problems,
-)
 
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import DataSettings, TrainingSettings
-
-DECISIVE_ROWS = 20
-"""First rows of a file, for which a layout is proposed."""
 
 
 def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> list[Problem]:
@@ -41,7 +28,7 @@ def select_problems(data: DataSettings, split: Split, count: int, seed: int) -> 
     """
     problems = collect_once(data).splits.get(split, [])
     _require_enough(data, {split: (len(problems), count)})
-    return shuffle_problems(problems, seed)[:count]
+    return data_rows.shuffle_problems(problems, seed)[:count]
 
 
 def describe_data(data: DataSettings) -> dict[str, str]:
@@ -81,7 +68,7 @@ def check_data(
         )
 
 
-def collect_data(data: DataSettings) -> CollectedData:
+def collect_data(data: DataSettings) -> data_rows.CollectedData:
     """Read a source and convert its rows with its layout; see `collect_problems`.
 
     Raises:
@@ -89,8 +76,8 @@ def collect_data(data: DataSettings) -> CollectedData:
     """
     layout = describe_layout(data.layout)
     try:
-        return collect_problems(data, layout)
-    except MissingColumnsError as error:
+        return data_rows.collect_problems(data, layout)
+    except data_rows.MissingColumnsError as error:
         layouts = {name: describe_layout(name) for name in LAYOUTS}
         sizes = {
             name: len(other.columns)
@@ -125,19 +112,19 @@ def propose_layout(source: str, task: str | None, layout: str | None) -> DataSet
         layouts = [layout] if layout in LAYOUTS else []
     if not layouts or not source or not path_exists(expand_path(source)):
         return None
-    placed = read_local(source, "", "train", lambda _, columns: [*columns])
-    rows = [row for _, row in islice(placed, DECISIVE_ROWS)]
+    placed = data_rows.read_local(source, "", "train", lambda _, columns: [*columns])
+    rows = [row for _, row in islice(placed, 20)]
     present = list(dict.fromkeys(column for row in rows for column in row))
     found: list[tuple[int, int, DataSettings]] = []
     for name, info in ((name, describe_layout(name)) for name in layouts):
-        columns = propose_columns([*info.columns, *info.one_of], present)
-        spoken = (info.columns[0], "answer", "solution") if MESSAGES in present else ()
+        columns = data_rows.propose_columns([*info.columns, *info.one_of], present)
+        spoken = (info.columns[0], "answer", "solution") if data_rows.MESSAGES in present else ()
         if not info.fits([*present, *columns, *spoken]):
             continue
         data, usable = DataSettings(source=source, layout=name, columns=columns), 0
         for row in rows:
             with suppress(RowError):
-                convert_row(info, name_columns(data, row, info))
+                data_rows.convert_row(info, data_rows.name_columns(data, row, info))
                 usable += 1
         if 2 * usable > len(rows):
             other = sum(name != column.lower() for name, column in columns.items())

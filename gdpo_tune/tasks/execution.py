@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.core import compute_lock
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Result, Sandbox, Stream
-from gdpo_tune.sandbox import UnsafeNoIsolationSandbox as UnsafeSandbox
 from gdpo_tune.sandbox.jobs import read_assert
+from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.columns import RowError, require_texts
 from gdpo_tune.tasks.programs import extract_program
@@ -134,7 +134,7 @@ def open_sandbox(settings: SandboxSettings) -> Sandbox:
         case "local":
             return CodeSandbox(settings.workers, modules=settings.modules)
         case "unsafe_no_isolation":
-            return UnsafeSandbox(settings.workers, modules=settings.modules)
+            return UnsafeNoIsolationSandbox(settings.workers, modules=settings.modules)
         case "external":
             # Late, because it imports an HTTP client.
             from gdpo_tune.sandbox.external import ExternalSandbox

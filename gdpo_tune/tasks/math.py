@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
+from gdpo_tune.tasks import rewards
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import (
     ArithmeticStep,
@@ -18,14 +19,6 @@ from gdpo_tune.tasks.generation import (
     build_problem,
     draw_problems,
     draw_steps,
-)
-from gdpo_tune.tasks.rewards import (
-    ANSWER,
-    BLOCK_FORMAT,
-    GSM8K_ANSWER,
-    GSM8K_FORMAT,
-    GSM8K_INTEGER,
-    LENGTH,
 )
 from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, measure_rewards
 
@@ -105,7 +98,7 @@ draw_math_problems = partial(
 class MathTask(BuiltInTask):
     """Word problems; `data["answer"]` of a problem is its right answer."""
 
-    reward_infos = (ANSWER, BLOCK_FORMAT, LENGTH)
+    reward_infos = (rewards.ANSWER, rewards.BLOCK_FORMAT, rewards.LENGTH)
     metric_infos = {**measure_rewards(reward_infos), "mean_length": MEAN_LENGTH}
     generate = staticmethod(draw_math_problems)
     format_request = ANSWER_REQUEST
@@ -114,8 +107,8 @@ class MathTask(BuiltInTask):
 class GSM8KTask(BuiltInTask):
     """Word problems; `data["answer"]` of a problem is its right answer."""
 
-    reward_infos = (GSM8K_ANSWER, GSM8K_INTEGER, GSM8K_FORMAT)
-    metric_infos = {**measure_rewards((*reward_infos, LENGTH)), "mean_length": MEAN_LENGTH}
+    reward_infos = (rewards.GSM8K_ANSWER, rewards.GSM8K_INTEGER, rewards.GSM8K_FORMAT)
+    metric_infos = {**measure_rewards((*reward_infos, rewards.LENGTH)), "mean_length": MEAN_LENGTH}
     generate = staticmethod(draw_math_problems)
     format_request = ANSWER_REQUEST
 

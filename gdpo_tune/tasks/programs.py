@@ -23,12 +23,8 @@ from typing import NamedTuple
 
 from gdpo_tune.tasks.answers import find_answer
 
-_MOST_CHARACTERS = 1 << 17
-"""Of an answer; the rest is not read."""
 _MOST_PARSED = 20
 """Characters of incomplete statements that are parsed, in multiples of the text's length."""
-_MOST_BLOCKS = 64
-"""Fences that are looked at, the last ones."""
 _MARGIN = re.compile(r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?")
 """Marks of lists and quotations that may precede a fence on its line."""
 _LANGUAGE = re.compile(r"[\s{.]*([\w+#-]*)")
@@ -61,7 +57,7 @@ def extract_program(
     alone, and the program is the head with that body.
     """
     text, is_marked = find_answer(completion, reads_open_thoughts=reads_open_thoughts)
-    text = text[:_MOST_CHARACTERS].replace("\r\n", "\n")
+    text = text[: 1 << 17].replace("\r\n", "\n")  # the rest is not read
     stripped = text.strip()
     if is_marked and "\n" not in stripped and not head:
         return stripped
@@ -71,7 +67,7 @@ def extract_program(
         tree, _ = _parse_python(textwrap.dedent(before))
         if _is_program(tree, function) or _complete_body(before, function, head):
             text = f"```python\n{text}"
-    if blocks := list(_read_fences(text))[-_MOST_BLOCKS:]:
+    if blocks := list(_read_fences(text))[-64:]:
         return _choose_block(blocks, function, head)
     for code in dict.fromkeys((stripped, textwrap.dedent(text).strip())):
         tree, _ = _parse_python(code)
@@ -127,7 +123,6 @@ def _build_block(lines: list[str], indent: int, language: str) -> _Block:
 
 
 def _split_prose(text: str) -> Iterator[_Block]:
-    """Yield the runs of statements between lines of prose."""
     groups: list[str] = []
     for line in text.split("\n"):
         is_decorated = bool(groups) and groups[-1].startswith("@") and "\n" not in groups[-1]
@@ -225,7 +220,6 @@ def _list_methods(node: ast.stmt) -> list[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _list_bound_names(node: ast.stmt) -> set[str]:
-    """Return the names that a statement of a module imports, defines or assigns."""
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         return {node.name}
     kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)

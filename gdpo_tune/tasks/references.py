@@ -34,10 +34,6 @@ WARN_BELOW, REFUSE_BELOW = 0.95, 0.5
 """Shares of references with full marks. Data sets have faults of their own, but not this many."""
 MOST_LISTED = 5
 """References that a warning lists."""
-LONGEST_SHOWN = 60
-"""Characters at the end of a solution that a warning shows."""
-MOST_CACHED = 200
-"""Results that the user's cache keeps."""
 
 
 class Reference(NamedTuple):
@@ -117,7 +113,7 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
         began = time.monotonic()
         wrong = list(_find_wrong_references(references, task)) if references else []
         cache[key] = [len(wrong), wrong[:MOST_LISTED], round(time.monotonic() - began, 1)]
-        write_cache("references.json", dict(list(cache.items())[-MOST_CACHED:]))
+        write_cache("references.json", dict(list(cache.items())[-200:]))
     count, wrong, seconds = cache[key]
     found = ReferenceCheck(reward.name, len(references), len(references) - count, wrong, seconds)
     if found.share < REFUSE_BELOW:
@@ -147,7 +143,7 @@ def _find_wrong_references(references: Sequence[Reference], task: Any) -> Iterat
     values = scores.metrics.get(reward.name, scores.rewards[reward.name])
     for one, value, result in zip(references, values, results, strict=True):
         if value is None or value < reward.high:
-            end = " ".join(make_printable(one.completion).split())[-LONGEST_SHOWN:]
+            end = " ".join(make_printable(one.completion).split())[-60:]
             gold = one.problem.data.get("answer") if one.problem else None
             stated = f"; the data's answer is {make_printable(gold)}" if gold else ""
             shown = f"{reward.name} is {value} for ...{end}{stated}"

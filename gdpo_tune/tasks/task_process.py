@@ -34,15 +34,7 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import GdpoTuneError, TaskFileError, TrialFailure, UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.tasks.base import (
-    CallContext,
-    Problem,
-    Scores,
-    Split,
-    call_score,
-    check_scores,
-    read_reward_values,
-)
+from gdpo_tune.tasks import base
 from gdpo_tune.tasks.custom import (
     ProcessEndedError,
     RewardBatch,
@@ -92,7 +84,7 @@ class TaskProcess(CloseableResource):
         if hasattr(task_class, "write_reference"):
             self.write_reference = functools.partial(self._ask, "write_reference")
 
-    def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
+    def problems(self, split: base.Split, count: int, seed: int) -> list[base.Problem]:
         """Return `count` rows of a split; see `Task`."""
         return self._ask("problems", split, count, seed)
 
@@ -106,13 +98,13 @@ class TaskProcess(CloseableResource):
 
     def score(
         self,
-        problems: Sequence[Problem],
+        problems: Sequence[base.Problem],
         completions: Sequence[str],
         lengths: Sequence[int],
         *,
-        context: CallContext | None = None,
+        context: base.CallContext | None = None,
         is_check: bool = False,
-    ) -> Scores:
+    ) -> base.Scores:
         """Score N completions; see `score_by_functions`.
 
         In a check, a function that ends its process or does not return is not called again.
@@ -125,7 +117,7 @@ class TaskProcess(CloseableResource):
         distinct = {id(one): one for one in problems}
         pickled = {key: pickle.dumps(one) for key, one in distinct.items()}
         copies = [pickled[id(one)] for one in problems]
-        batch = RewardBatch(copies, list(completions), list(lengths), context or CallContext())
+        batch = RewardBatch(copies, list(completions), list(lengths), context or base.CallContext())
         call = functools.partial(self._call, is_check=is_check)
         if self._class.score is RewardFunctionTask.score:
             return score_by_functions(self.rewards, call, batch)
@@ -256,7 +248,7 @@ def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
         texts += ["", own, own.join(["", *tags, ""]), repeated[:longest]]
     lengths = [min(settings.max_completion_length, len(text) // 4 + 1) for text in texts]
     state = {"global_step": 0, "max_steps": settings.steps}
-    context = CallContext([list(range(length)) for length in lengths], state)
+    context = base.CallContext([list(range(length)) for length in lengths], state)
     all_problems = [one for one in problems for _ in range(4)]
     warnings: list[str] = []
     try:
@@ -264,7 +256,7 @@ def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
         missing = {*task.rewards} - {*scores.rewards} or {*task.metrics} - {*scores.metrics}
         if missing:
             raise TrialFailure(f"score() gives no values of {', '.join(sorted(missing))}")
-        check_scores(scores, len(texts), task)
+        base.check_scores(scores, len(texts), task)
         warnings += _check_values(scores, len(texts), task)
         for name, failed in scores.failures.items():
             if failed.count == len(texts):
@@ -282,14 +274,16 @@ def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
     return f"{', '.join(times) or 'all'} for {len(texts)} texts", warnings
 
 
-def _check_values(scores: Scores, count: int, task: TaskProcess) -> list[str]:
+def _check_values(scores: base.Scores, count: int, task: TaskProcess) -> list[str]:
     """Refuse NaN and infinities, and return warnings of what would be ignored."""
     warnings: list[str] = []
     for attribute, named in (("ranges", task.ranges), ("directions", task.directions)):
         if idle := {*named} - {*task.rewards, *task.metrics}:
             warnings.append(f"{attribute} names {min(idle)!r}, which is no reward or metric")
     for name, values in {**scores.metrics, **scores.rewards}.items():
-        numbers = [each for each in read_reward_values(values, count, name) if each is not None]
+        numbers = [
+            each for each in base.read_reward_values(values, count, name) if each is not None
+        ]
         for number in numbers:
             if not math.isfinite(number):
                 raise TrialFailure(
@@ -396,6 +390,6 @@ def _score(task: Any, function: str, row: int | None, batch: RewardBatch) -> Any
     _seed_draws(int.from_bytes(seed, "big"))
     batch = batch._replace(problems=list(map(pickle.loads, batch.problems)))
     try:
-        return task.call_function(function, batch) if function else call_score(task, *batch)
+        return task.call_function(function, batch) if function else base.call_score(task, *batch)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next function

@@ -37,8 +37,6 @@ from gdpo_tune.tasks.tool_rewards import (
 
 @dataclass(frozen=True)
 class _Tool:
-    """A tool with two parameters: a subject and a number."""
-
     name: str
     parameters: tuple[str, str]
     subjects: tuple[str, ...]
@@ -57,7 +55,6 @@ _TOOLS = (
     _Tool("book", ("city", "price"), ("Paris", "Rome", "Oslo", "Lima"), "book {s} for {n}"),
     _Tool("timer", ("dish", "minutes"), ("rice", "soup", "eggs", "cake"), "time the {s}, {n}"),
 )
-_OFFERED = 3
 
 
 def _draw_amount(rng: random.Random) -> Problem:
@@ -101,7 +98,7 @@ def _ask(
     calculation: str = "",
 ) -> Problem:
     others = [other for other in _TOOLS if other is not tool]
-    offered = [tool, *rng.sample(others, _OFFERED - 1)]
+    offered = [tool, *rng.sample(others, 2)]
     rng.shuffle(offered)
     tools = " ".join(f"{each.name}({','.join(each.parameters)})" for each in offered)
     return build_problem(

@@ -19,22 +19,9 @@ from gdpo_tune.analysis.front import Front, build_front, summarize_origins
 from gdpo_tune.core.object_store import SPEC, is_url
 from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
-from gdpo_tune.results.front_table import (
-    TABLE_FILE,
-    describe_front,
-    format_front_csv,
-    summarize_front,
-)
+from gdpo_tune.results import front_table
 from gdpo_tune.results.wording import FRONT_FILE, REPORT_FILE, describe_origins
-from gdpo_tune.tracking import views
-from gdpo_tune.tracking.run_content import (
-    NOTE,
-    RUN_NAME,
-    RunContent,
-    build_run_name,
-    clean_name,
-    to_milliseconds,
-)
+from gdpo_tune.tracking import run_content, views
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -44,8 +31,6 @@ if TYPE_CHECKING:
 
 PALE = 0.35
 """Share of its mode's colour that a trial behind the front has; the rest is white."""
-BEHIND = 1000
-"""`pareto/order` of a trial behind the front, times its rank."""
 POLICY = "policy"
 """Directory among a run's artifacts; the source of a version."""
 OWNER = "sweep_run"
@@ -56,9 +41,9 @@ OWNER = "sweep_run"
 class FrontContent:
     """What the front adds to the runs, and at the end of the sweep to the registry."""
 
-    trials: dict[int, RunContent]
+    trials: dict[int, run_content.RunContent]
     """Number -> tag `pareto`, name, colour and, if it is ranked, its rank and its place."""
-    sweep: RunContent
+    sweep: run_content.RunContent
     policies: dict[int, dict[str, str | Path]]
     """Number of a trial on the front -> files that say where its policy is."""
     versions: list[dict[str, Any]]
@@ -72,31 +57,32 @@ def build_front_content(
     ranks = {number: c.rank for c in front.configurations for number in c.numbers}
     # Trials behind the front share a place: places of their own would change with every trial that
     # ends, and each change is a request to MLflow.
-    places = {number: BEHIND * rank for number, rank in ranks.items() if rank > 0}
+    places = {number: 1000 * rank for number, rank in ranks.items() if rank > 0}
     members = sorted(front.members, key=lambda member: member is not front.knee)  # the knee first
     for place, number in enumerate((n for member in members for n in member.numbers), start=1):
         places[number] = place
     knee = front.knee.numbers if front.knee else ()
-    trials: dict[int, RunContent] = {}
+    trials: dict[int, run_content.RunContent] = {}
     for record in front.records:
         rank = ranks.get(record.number, -1)
         tags = {
             "pareto": str(rank == 0).lower(),
             "mlflow.runColor": _choose_color(record, on_front=rank == 0),
-            RUN_NAME: f"{build_run_name(record)}{', knee' if record.number in knee else ''}",
+            run_content.RUN_NAME: run_content.build_run_name(record)
+            + (", knee" if record.number in knee else ""),
         }
-        content = trials[record.number] = RunContent(tags=tags)
+        content = trials[record.number] = run_content.RunContent(tags=tags)
         if rank >= 0:
             content.values["pareto/rank"] = (float(rank), now)
             if record.number in places:
                 content.values["pareto/order"] = (float(places[record.number]), now)
-    sweep = RunContent(
-        tags={NOTE: _format_note(spec, front, site)},
-        files={TABLE_FILE: format_front_csv(front)},
+    sweep = run_content.RunContent(
+        tags={run_content.NOTE: _format_note(spec, front, site)},
+        files={front_table.TABLE_FILE: front_table.format_front_csv(front)},
     )
     finished = {record.number: record.finished or 0.0 for record in front.records}
     for step, point in enumerate(front.hypervolume_over_trials):
-        when = to_milliseconds(finished[point.number])
+        when = run_content.to_milliseconds(finished[point.number])
         sweep.curves.append(("hypervolume", point.hypervolume, when, step))
     if front.configurations:
         sweep.values["pareto/size"] = (float(len(front.members)), now)
@@ -140,9 +126,10 @@ def _format_note(spec: SweepSpec, front: Front, site: views.Site) -> str:
         f"`{REPORT_FILE}` {place} shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
-        f"{describe_front(summarize_front(front))}.\n\n{origins}"
+        f"{front_table.describe_front(front_table.summarize_front(front))}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
-        f"`metrics.pareto/order`. Artifacts: {report}`{FRONT_FILE}`, `{TABLE_FILE}`, `{SPEC}`.\n"
+        f"`metrics.pareto/order`. Artifacts: {report}`{FRONT_FILE}`, `{front_table.TABLE_FILE}`, "
+        f"`{SPEC}`.\n"
     )
 
 
@@ -209,8 +196,8 @@ def _build_version(front: Front, member: Configuration, policy: str) -> dict[str
     }
     for goal in front.objectives:
         estimate = member.mean[goal.name]
-        tags[clean_name(goal.name)] = f"{estimate.mean:.6g}"
-        tags[clean_name(f"{goal.name}_se")] = f"{estimate.se:.6g}"
+        tags[run_content.clean_name(goal.name)] = f"{estimate.mean:.6g}"
+        tags[run_content.clean_name(f"{goal.name}_se")] = f"{estimate.se:.6g}"
         if front.extremes[goal.name] is member:
             aliases.append(re.sub(r"[^\w-]", "_", f"{goal.direction[:3]}_{goal.name}"))
     return {"trial": str(member.first), "tags": tags, "aliases": aliases}

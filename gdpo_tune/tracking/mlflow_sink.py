@@ -19,11 +19,11 @@ import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrackingState
 from gdpo_tune.core.redaction import redact_passwords
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tracking.mlflow_store import MlflowStore, SweepIdentity
 from gdpo_tune.tracking.projection import Projection
 from gdpo_tune.tracking.run_content import SWEEP
@@ -36,9 +36,6 @@ from gdpo_tune.tracking.server import (
 )
 from gdpo_tune.tracking.views import build_experiment_tags
 
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
-
 INTERVAL = 5.0
 """Seconds between two comparisons: many small updates of a trial become one request."""
 FIRST_DELAY, MAX_DELAY = 0.5, 30.0
@@ -46,12 +43,9 @@ CLOSING_DELAY = 0.5
 """Seconds between attempts while the process waits to end."""
 CLOSING_SECONDS = 10.0
 LEFTOVER = "some files or registered models could not be stored, everything else is there"
-CRASHED = "the tracking thread crashed, see its traceback"
 PATIENCE = 10.0
 """Seconds after which `sync` gives up on a server that takes nothing."""
 POLL_SECONDS, PRINT_SECONDS = 0.5, 5.0
-SPOOL = "spool.jsonl"
-"""File of a sweep's directory in which earlier versions kept what was to be sent."""
 
 
 class MlflowTracker:
@@ -64,7 +58,8 @@ class MlflowTracker:
         self._spec = spec
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._projection = Projection(spec)
-        self._spool = (spec.directory / SPOOL).absolute()
+        # of earlier versions, which kept there what was to be sent
+        self._spool = (spec.directory / "spool.jsonl").absolute()
         self._store: MlflowStore | None = None
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._wake, self._is_closing = threading.Event(), False
@@ -147,7 +142,7 @@ class MlflowTracker:
     def _explain_pending(self) -> str:
         has_crashed = not self._thread.is_alive() and not self._is_clean and not self._problem
         if has_crashed and time.monotonic() <= self._deadline:
-            return CRASHED
+            return "the tracking thread crashed, see its traceback"
         return self._problem or (LEFTOVER if self._files and self._is_clean else "")
 
     def _run(self) -> None:

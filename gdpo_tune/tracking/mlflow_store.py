@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 METRICS_PER_BATCH = 800
 ENTRIES_PER_BATCH = 100
 """Params or tags; MLflow takes 1000 entries of all kinds in one request."""
-RUNS_PER_PAGE = 1000
 DIGESTS = "mlflow.gdpo_tune.files"
 """Tag with the digest of each file that a run has, as JSON; MLflow's page hides such tags."""
 
@@ -248,11 +247,10 @@ def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) ->
 
 
 def _search(client: MlflowClient, experiment: str, query: str) -> Iterator[HeldRun]:
-    """Yield the runs that match, oldest first."""
     order, token = ["attributes.start_time ASC"], None
     while token != "":
         page = client.search_runs(
-            [experiment], query, max_results=RUNS_PER_PAGE, order_by=order, page_token=token
+            [experiment], query, max_results=1000, order_by=order, page_token=token
         )
         yield from map(HeldRun.read, page)
         token = page.token or ""

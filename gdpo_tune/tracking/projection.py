@@ -17,7 +17,7 @@ from gdpo_tune.core.object_store import SPEC, StoreDirectory
 from gdpo_tune.core.trial_files import STEPS_FILE, parse_first_steps, read_first_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.results.public_record import PublicFilter
-from gdpo_tune.spec import dump_public_yaml
+from gdpo_tune.spec.model import dump_public_yaml
 from gdpo_tune.tracking import run_content
 from gdpo_tune.tracking.run_content import SWEEP, RunContent
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -24,10 +24,8 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.text import get_mode
 from gdpo_tune.core.trial_files import is_kept
 from gdpo_tune.core.trials import Measurement, State, TrialRecord, format_parts
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
 
 SWEEP = "sweep"
 """Key and role of the sweep's own run; the key of a trial's run is its number."""

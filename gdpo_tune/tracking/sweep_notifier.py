@@ -10,16 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrialFinished, TrialStarted
 from gdpo_tune.core.http import post_message
 from gdpo_tune.core.redaction import redact_text
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.spec.model import SweepOccasion
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import SweepOccasion
 
 NOTICES = "notices.jsonl"
 """File in the sweep's directory with every message, and why it was not delivered."""

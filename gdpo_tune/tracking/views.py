@@ -17,13 +17,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdpo_tune.core.trial_files import REWARDS
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tracking.run_content import NOTE, PARENT, clean_name
-
-if TYPE_CHECKING:
-    from gdpo_tune.spec import SweepSpec
 
 Chart = dict[str, Any]
 METRIC = {"type": "METRIC"}
@@ -52,8 +50,6 @@ PAIRS, CURVES, REWARD_CURVES = "Front", "Objectives on validation prompts", "Mea
 PARAMETERS, PROGRESS = "Parameters", "Hypervolume"
 COLUMNS = {PAIRS: 2, CURVES: 3, REWARD_CURVES: 3, PARAMETERS: 1, PROGRESS: 1}
 """Section -> charts side by side."""
-CHART_HEIGHT = 400
-"""In pixels."""
 FIXED = json.loads((Path(__file__).parent / "mlflow_view.json").read_text(encoding="utf-8"))
 """Fixed parts of a view. The automatic sections are kept closed, below ours. MLflow makes a section
 of all before the last slash of a metric's name, and opens those that a view does not name."""
@@ -162,7 +158,7 @@ def _build_state(
         "selectedColumns": ["attributes.`Duration`", *columns],
         "compareRunSections": [
             *(
-                _build_section(name, display=True, columns=COLUMNS[name], cardHeight=CHART_HEIGHT)
+                _build_section(name, display=True, columns=COLUMNS[name], cardHeight=400)
                 for name in sections
             ),
             *map(_build_section, hidden),

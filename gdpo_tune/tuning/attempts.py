@@ -37,8 +37,6 @@ FLAG_POLL_SECONDS = 1.0
 """Seconds between two polls of a trial: one at every short step would be too many."""
 ANSWER_SECONDS = 5.0
 """Seconds for which a step waits for the answer, and the driver until a request has arrived."""
-REQUEST_PATIENCE = 60.0
-"""Seconds for which a request is repeated."""
 RETRIES = 2
 """Further attempts after failures of a trial's own, each from its newest checkpoint."""
 LOSSES = 5
@@ -318,7 +316,7 @@ class RemoteStopFlag(StopFlag):
     """
 
     def __init__(self, address: str) -> None:
-        self._files = StoreDirectory(address, patience=REQUEST_PATIENCE)
+        self._files = StoreDirectory(address, patience=60.0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stop-requests")
         self._requests: set[str] = set()
         self._answer: Future[bool] = Future()
@@ -355,7 +353,6 @@ class RemoteStopFlag(StopFlag):
         return not set(words).isdisjoint((self._files.read(STOP) or b"").decode().split())
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Let the thread call a method, and wait for a moment until it is done."""
         call = self._thread.submit(method, *arguments)
         wait([call], ANSWER_SECONDS)
         return call

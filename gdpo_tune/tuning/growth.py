@@ -11,8 +11,6 @@ Then each one ends where it waits: it is evaluated on test prompts, and merges b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from gdpo_tune.core.trials import Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started
@@ -49,7 +47,13 @@ class Growth(Scheduler):
         if count_started(records) < count_first_trials(spec) - 1:
             return None  # all of the first ones begin before one goes on
         targets = {r.number: self._find_target(r) for r in records if r.role in GROWING}
-        left = self._count_steps_left(records, targets)
+        each = spec.training.completions_per_step
+        promised = sum(
+            targets.get(record.number, spec.training.steps) * each - record.cost.completions
+            for record in records
+            if record.state == "running" and record.is_training
+        )
+        left = (count_completions_left(spec, records) - promised) / each  # in steps
         waiting = [
             (record.rungs[-1].step, record.number)
             for record in records
@@ -70,19 +74,5 @@ class Growth(Scheduler):
         return None if number is None else (number, "")
 
     def _find_target(self, record: TrialRecord) -> int:
-        """Return the steps at the end of the next part of a training."""
         last = record.rungs[-1].step if record.rungs else 0
         return record.ends_at or next((step for step in self._levels if step > last), last)
-
-    def _count_steps_left(
-        self, records: Sequence[TrialRecord], targets: Mapping[int, int]
-    ) -> float:
-        """Count the steps that the budget leaves beside what runs."""
-        spec = self._ledger.spec
-        each = spec.training.completions_per_step
-        promised = sum(
-            targets.get(record.number, spec.training.steps) * each - record.cost.completions
-            for record in records
-            if record.state == "running" and record.is_training
-        )
-        return (count_completions_left(spec, records) - promised) / each

@@ -23,7 +23,7 @@ from gdpo_tune.analysis.pareto import compute_losses
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trials import Objective, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import AshaSettings
+from gdpo_tune.spec.model import AshaSettings
 from gdpo_tune.tuning.schedulers import (
     MAX_NAMED,
     Floats,

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gdpo_tune.core import events
 from gdpo_tune.core.errors import (
     DirectoryLostError,
     DiskFullError,
@@ -33,19 +34,6 @@ from gdpo_tune.core.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from gdpo_tune.core.events import (
-    IS_TRIED_AGAIN,
-    WAS_LOST,
-    Event,
-    Incident,
-    IncidentOccurred,
-    RecordedRequest,
-    SweepSteered,
-    TrialFinished,
-    TrialPaused,
-    TrialProgress,
-    TrialStarted,
-)
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.text import format_number
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
@@ -53,6 +41,7 @@ from gdpo_tune.core.trial_files import teaches_nothing
 from gdpo_tune.core.trials import Cost, Measurement, Rung, TrialRecord, find_start
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import list_pending, set_aside, settle_request
+from gdpo_tune.tuning import plan
 from gdpo_tune.tuning.attempts import (
     FINISHED,
     LOSSES,
@@ -70,14 +59,6 @@ from gdpo_tune.tuning.attempts import (
     open_stop_flag,
 )
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes, count_slots
-from gdpo_tune.tuning.plan import (
-    PlanCache,
-    count_merges_and_checkpoints,
-    count_planned,
-    derive_seed,
-    explain_stop,
-    find_equal_rewards,
-)
 from gdpo_tune.tuning.proposals import Proposals, SamplerView, Suggestion, load_earlier_trials
 from gdpo_tune.tuning.retention import list_kept_steps, trim_ended_trial
 from gdpo_tune.tuning.schedulers import Scheduler, Verdict
@@ -109,7 +90,7 @@ class Lifecycle:
         scheduler: Scheduler,
         setup: RunSettings,
         slots: int,
-        emit: Callable[[Event], None],
+        emit: Callable[[events.Event], None],
         nodes: Nodes | None = None,
     ) -> None:
         """Restore the sweep from its ledger, open for writing; `slots` trials fit side by side."""
@@ -130,7 +111,7 @@ class Lifecycle:
         """Trials to start before any other: unfinished, or lost with their process."""
         self._proposals = self._build_proposals()
         self._is_proposing = False  # True if a free slot waits for a proposal
-        self._plan = PlanCache(ledger)
+        self._plan = plan.PlanCache(ledger)
         self._inbox = RequestInbox(ledger)
         self._knows_signal = any(record.rungs for record in ledger.get_records())
         """True once a training has had a signal, or the sweep has said that there was none."""
@@ -182,7 +163,7 @@ class Lifecycle:
             return FINISHED
         if record.number not in self._trials:
             self._trials[record.number] = OpenTrial(record.number)
-            self._emit(TrialStarted(record))
+            self._emit(events.TrialStarted(record))
         trial = self._running[name] = self._trials[record.number]
         trial.process = process
         return AttemptConfig(self._build_config(record), self._setup, str(record.started))
@@ -223,7 +204,7 @@ class Lifecycle:
                         trial.verdict = verdict, rung
                         self.stop_flag.request(number)
                     self._proposals.observe(self._ledger.get_record(number))
-        self._emit(TrialProgress(number, measurement, earlier))
+        self._emit(events.TrialProgress(number, measurement, earlier))
 
     def on_end(self, name: str, result: TrialResult) -> None:
         """Record the end of a trial; an interrupted one stays unfinished, for the next start."""
@@ -277,7 +258,7 @@ class Lifecycle:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "error.txt").write_text(failure.traceback, encoding="utf-8")
             if again and cause != "shared_process":
-                self.record_incident(f"{IS_TRIED_AGAIN}: {reason}", [number])
+                self.record_incident(f"{events.IS_TRIED_AGAIN}: {reason}", [number])
         trial.node = trial.process = ""
         if trial.verdict is not None:  # it was to end anyway, and resumes from its checkpoint if so
             self._record_stopped(trial)
@@ -295,7 +276,7 @@ class Lifecycle:
             found = self._find_cause(failure, trial)
             if found.cause == "shared_process" and index == 0:
                 numbers = [trial.number for trial in together.values()]
-                self.record_incident(f"{IS_TRIED_AGAIN}: {failure.reason}", numbers)
+                self.record_incident(f"{events.IS_TRIED_AGAIN}: {failure.reason}", numbers)
             self.on_failure(name, found)
 
     def on_preempted(self, name: str) -> None:
@@ -319,7 +300,7 @@ class Lifecycle:
             excused = [t for t in self._trials.values() if t.excuse(node.id, time.monotonic())]
             cut_off = [t for t in self._trials.values() if t.cut_from == node.id]
             numbers = [t.number for t in (*running, *excused, *cut_off)]
-            self.record_incident(f"node {node} {WAS_LOST}", numbers)
+            self.record_incident(f"node {node} {events.WAS_LOST}", numbers)
         for node in joined:
             self.record_incident(f"node {node} has joined")
         try:
@@ -331,10 +312,10 @@ class Lifecycle:
 
     def record_incident(self, text: str, numbers: Collection[int] = ()) -> None:
         """Record an incident of the sweep, or of trials."""
-        incident = Incident(time.time(), text, tuple(sorted(set(numbers))))
+        incident = events.Incident(time.time(), text, tuple(sorted(set(numbers))))
         with self._write_guard():
             self._ledger.record_incident(incident)
-        self._emit(IncidentOccurred(incident))
+        self._emit(events.IncidentOccurred(incident))
 
     def apply_requests(self) -> None:
         """Apply the requests of people that wait; look for them about once a second."""
@@ -344,7 +325,6 @@ class Lifecycle:
     # What a trial starts with.
 
     def _take_queued(self) -> TrialRecord | None:
-        """Return the next unfinished trial; give up those that are not to be tried again."""
         while self._queue and not self.is_stopping:
             number = self._queue.pop(0)
             trial = self._trials.get(number)
@@ -354,7 +334,6 @@ class Lifecycle:
         return None
 
     def _promote(self) -> TrialRecord | None:
-        """Let a waiting trial continue; None if none may now."""
         number = None if self._plan.is_budget_spent() else self._scheduler.find_promotable()
         if number is None:
             return None
@@ -373,7 +352,6 @@ class Lifecycle:
         return self._ledger.resume(number, ends=why)
 
     def _start_trial(self) -> TrialRecord | None:
-        """Record the next trial of the plan; None if there is none now."""
         self._is_proposing = False
         planned = self._plan.get_next_trial(idle=not self._running)
         if planned is None:
@@ -390,7 +368,7 @@ class Lifecycle:
             suggestion.params,
             planned.role,
             suggestion.proposer,
-            derive_seed(self._ledger.spec, len(self._ledger.get_records())),
+            plan.derive_seed(self._ledger.spec, len(self._ledger.get_records())),
             planned.replicate_of,
             suggestion.sampler_state,
             planned.parts,
@@ -400,7 +378,6 @@ class Lifecycle:
         return record
 
     def _build_config(self, record: TrialRecord) -> TrialConfig:
-        """Build the configuration of a trial, with the checkpoints that it keeps or starts from."""
         ledger, spec, records = self._ledger, self._ledger.spec, self._ledger.get_records()
         directory = ledger.get_trial_directory(record.number)
         if record.parts:
@@ -481,14 +458,14 @@ class Lifecycle:
         spec = self._ledger.spec
         if record.ends_at is not None:  # it has waited
             return "continue"
-        if explain_stop(record, rung, self._ledger.get_records(), spec):
+        _, reason = plan.judge_candidate(record, rung, self._ledger.get_records(), spec)
+        if reason:
             return "stop"
         # under `auto` later ones may make its test evaluation superfluous
         waits = spec.search.plan == "auto" and record.replicate_of is None
         return "pause" if waits else "continue"
 
     def _find_verdict(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:
-        """Return the first verdict against a trial, and its rung."""
         for rung in record.rungs:
             verdict = self._decide(record, rung)
             if verdict != "continue":
@@ -538,13 +515,13 @@ class Lifecycle:
 
     def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
         if record.parts:
-            reason = explain_stop(record, rung, self._ledger.get_records(), self._ledger.spec)
+            records, spec = self._ledger.get_records(), self._ledger.spec
+            _, reason = plan.judge_candidate(record, rung, records, spec)
             reason = reason or "search.merges.budget is spent"
         else:
             reason = prefix + self._scheduler.explain(record.number, rung)
-        return trim_ended_trial(
-            self._ledger, self._ledger.prune(record.number, reason, record.cost)
-        )
+        pruned = self._ledger.prune(record.number, reason, record.cost)
+        return trim_ended_trial(self._ledger, pruned)
 
     def _prune_stopped(self, number: int, cost: Cost | None = None) -> TrialRecord:
         """Record that a trial has ended because a person asked for it."""
@@ -560,7 +537,9 @@ class Lifecycle:
         self._emit_state(record)
 
     def _emit_state(self, record: TrialRecord) -> None:
-        self._emit(TrialPaused(record) if record.state == "paused" else TrialFinished(record))
+        self._emit(
+            events.TrialPaused(record) if record.state == "paused" else events.TrialFinished(record)
+        )
 
     def _find_cause(self, failure: AttemptFailure, trial: OpenTrial) -> AttemptFailure:
         """Return the failure with its cause: its process, or with it its node."""
@@ -583,7 +562,7 @@ class Lifecycle:
             )
 
     def _report_equal_rewards(self, record: TrialRecord) -> None:
-        if equal := find_equal_rewards(self._ledger.spec, record):
+        if equal := plan.find_equal_rewards(self._ledger.spec, record):
             values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
             title = "supervised start" if record.role == "start" else "untrained policy"
             self.record_incident(
@@ -602,7 +581,7 @@ class Lifecycle:
                 taken = True
         return taken
 
-    def _apply(self, request: RecordedRequest) -> None:
+    def _apply(self, request: events.RecordedRequest) -> None:
         number = request.effect.stop
         running = next((t for t in self._running.values() if t.number == number), None)
         if running is not None:
@@ -612,15 +591,14 @@ class Lifecycle:
             self._queue = [other for other in self._queue if other != number]
             self._handle_end(self._prune_stopped(number))
         if request.effect.settings:  # a new process would build its sampler from them
-            self._proposals.abandon()
+            self._proposals.close(wait=False)
             self._proposals, self._is_proposing = self._build_proposals(), False
         self._plan.invalidate()
         spec, records = self._ledger.spec, self._ledger.get_records()
         steering = self._ledger.steering
-        planned = count_planned(spec, records, steering.list_waiting(records))
-        self._emit(
-            SweepSteered(request, planned, count_merges_and_checkpoints(spec), steering.pause)
-        )
+        planned = plan.count_planned(spec, records, steering.list_waiting(records))
+        candidates = plan.count_merges_and_checkpoints(spec)
+        self._emit(events.SweepSteered(request, planned, candidates, steering.pause))
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:
@@ -672,7 +650,9 @@ class RequestInbox:
         """Return whether it is time to poll the directory of requests again."""
         return self._clock() - self._polled >= POLL_SECONDS
 
-    def take(self, report_damage: Callable[[str], None] | None = None) -> Iterator[RecordedRequest]:
+    def take(
+        self, report_damage: Callable[[str], None] | None = None
+    ) -> Iterator[events.RecordedRequest]:
         """Record the requests that wait and yield each one, for the caller to apply at once."""
         self._polled = self._clock()
         for file in list_pending(self._ledger.directory):

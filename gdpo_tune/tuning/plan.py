@@ -20,22 +20,18 @@ from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core import task_files
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import (
-    INITIAL,
-    Objective,
-    Part,
-    Proposer,
-    Role,
-    Rung,
-    TrialRecord,
-)
+from gdpo_tune.core.trials import INITIAL, Objective, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.first_trials import count_first_trials, list_corners
+from gdpo_tune.spec.first_trials import (
+    count_first_trials,
+    draw_point,
+    draw_startup_point,
+    list_corners,
+)
 from gdpo_tune.spec.model import MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
-from gdpo_tune.tuning.startup import draw_point, draw_startup_point
 
 DEAD_STARTS = 3
 """Trainings without a signal after which a sweep stops, if it had no other ones."""
@@ -84,8 +80,11 @@ def find_next_trial(
     is_shared = spec.resources.trials_per_process > 1
     first = INITIAL if is_shared else ("start",)
     has_to_wait = bool(spec.start) and any(r.is_open and r.role in first for r in records)
+    # A start that did not end well begins again, as do all after a change of content.
+    ended_badly = [r for r in records if r.role == "start" and r.state in ("pruned", "failed")]
+    begun = {r.role for r in records if r.is_comparable and r not in ended_badly}
     for role in spec.baselines:
-        if not any(record.role == role and _counts(record) for record in records):
+        if role not in begun:
             may_begin = not has_to_wait or (role == "untrained" and not is_shared)
             return PlannedTrial(role, "baseline", build_published(spec)) if may_begin else None
     if has_to_wait:
@@ -108,12 +107,6 @@ def find_next_trial(
         if planned := plan_merge_or_checkpoint(spec, records, at_end=True):
             return planned
     return _plan_replicate(spec, records)
-
-
-def _counts(record: TrialRecord) -> bool:
-    """Return whether a baseline need not begin again; a start that did not end well has to."""
-    has_ended_badly = record.role == "start" and record.state in ("pruned", "failed")
-    return record.is_comparable and not has_ended_badly
 
 
 def _plan_replicate(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
@@ -388,18 +381,6 @@ def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:
     return tuple(goals)
 
 
-def explain_stop(
-    record: TrialRecord, rung: Rung, records: Sequence[TrialRecord], spec: SweepSpec
-) -> str:
-    """Explain why a merge or checkpoint gets no test evaluation; empty if it gets one.
-
-    Test prompts cost more than validation prompts, on which it has to meet the constraints and add
-    to what others cover that have or get one. Those that wait like it count only until it waits
-    itself. Fresh seeds of a merge or checkpoint always get one.
-    """
-    return _judge_candidate(record, rung, records, spec)[1]
-
-
 def choose_tested(spec: SweepSpec, records: Sequence[TrialRecord]) -> int | None:
     """Return the waiting merge or checkpoint that adds most and deserves a test evaluation.
 
@@ -409,15 +390,20 @@ def choose_tested(spec: SweepSpec, records: Sequence[TrialRecord]) -> int | None
     merges = sum(r.role == "merge" and r.ends_at is not None for r in records)
     roles = ("checkpoint", "merge") if merges < spec.search.merges.budget else ("checkpoint",)
     waiting = [r for r in records if r.state == "paused" and r.role in roles]
-    judged = [(_judge_candidate(r, r.rungs[-1], records, spec), r.number) for r in waiting]
+    judged = [(judge_candidate(r, r.rungs[-1], records, spec), r.number) for r in waiting]
     worthy = [(gain, -number) for (gain, reason), number in judged if not reason]
     return -max(worthy)[1] if worthy else None
 
 
-def _judge_candidate(
+def judge_candidate(
     record: TrialRecord, rung: Rung, records: Sequence[TrialRecord], spec: SweepSpec
 ) -> tuple[float, str]:
-    """Return the validation hypervolume that a candidate adds, and why that is not enough."""
+    """Return the validation hypervolume that a merge or checkpoint adds, and why it is not enough.
+
+    Without a reason it gets a test evaluation. Test prompts cost more than validation prompts, on
+    which it has to meet the constraints and add to what others cover that have or get one. Those
+    that wait like it count only until it waits itself. Fresh seeds always get one.
+    """
     if record.replicate_of is not None:
         return 0.0, ""
     values, violations = read_values(spec, rung)

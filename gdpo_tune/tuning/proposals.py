@@ -47,19 +47,16 @@ from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import Params, ParamValue, Proposer, Rung, TrialRecord
-from gdpo_tune.ledger import Ledger, compute_violation, convert_to_distribution, create_study
-from gdpo_tune.spec import (
-    Choices,
-    SweepSpec,
-    Uniform,
-    choose_sampler,
-    count_affordable_trials,
-    load_spec,
-)
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.opening import create_study
+from gdpo_tune.ledger.trial_encoding import compute_violation, convert_to_distribution
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.first_trials import draw_point, draw_startup_point
+from gdpo_tune.spec.gpu import choose_sampler, count_affordable_trials
 from gdpo_tune.spec.model import list_decisive_values
+from gdpo_tune.spec.space import Choices, Uniform
 from gdpo_tune.tuning.plan import derive_seed
 from gdpo_tune.tuning.samplers import SamplerFactory
-from gdpo_tune.tuning.startup import draw_point, draw_startup_point
 
 BUSY_WAIT_SECONDS = 0.02
 """Time that the loop waits for a proposal; enough for a quick sampler."""
@@ -119,13 +116,9 @@ class Proposals(CloseableResource):
         self._repeated = not is_current
         return suggestion if is_current else self.poll(idle=idle)
 
-    def abandon(self) -> None:
-        """Let the thread end by itself; its proposal is not wanted any more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def close(self) -> None:
-        """Wait for a computation that still runs, and end the thread."""
-        self._thread.shutdown(cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread; `wait` for a computation that still runs, or let it end by itself."""
+        self._thread.shutdown(wait, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -145,7 +138,7 @@ class SamplerView:
         """Create an empty view; `slots`: trials side by side, for `auto`, if known."""
         self.spec = spec
         self.sampler = choose_sampler(spec, slots)
-        target = registry.SAMPLERS[self.sampler.name].target
+        target = registry.SAMPLERS[self.sampler.value].target
         self._factory: SamplerFactory = registry.load(target)(spec)
         # Without a model, nothing would leave the corners again.
         self._draw = draw_startup_point if self._factory.has_model else draw_point

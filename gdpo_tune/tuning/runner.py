@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core import registry
+from gdpo_tune.core import events, registry
 from gdpo_tune.core.content import measure_content
 from gdpo_tune.core.errors import (
     ClusterLostError,
@@ -24,26 +24,17 @@ from gdpo_tune.core.errors import (
     StoreError,
     StoreUnreachableError,
 )
-from gdpo_tune.core.events import (
-    Event,
-    Listener,
-    SearchStarted,
-    SweepFinished,
-    SweepStarted,
-    SweepSteered,
-)
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.system import (
-    count_local_cpus,
-    read_machine_memory,
-    stop_on_signals,
-)
+from gdpo_tune.core.system import count_local_cpus, read_machine_memory, stop_on_signals
 from gdpo_tune.core.text import format_list
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.ledger import Ledger, silence_optuna
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.opening import silence_optuna
 from gdpo_tune.ledger.sweep_store import SweepStore, check_store_writable
-from gdpo_tune.spec import SweepSpec, check_resources, choose_sampler
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.gpu import choose_sampler
+from gdpo_tune.spec.machine import check_resources
 from gdpo_tune.tuning.attempts import RunSettings, choose_interval
 from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox, explain_failed_write
 from gdpo_tune.tuning.nodes import count_slots
@@ -87,7 +78,7 @@ def run_sweep(
     accept_changes: bool = False,
     one_front: bool = False,
     continue_from: str = "",
-    listeners: Sequence[Listener] = (),
+    listeners: Sequence[events.Listener] = (),
     train: str = "",
 ) -> SweepResult:
     """Run, resume or extend a sweep until nothing is left to do.
@@ -119,54 +110,59 @@ def run_sweep(
     check_resources(spec)
     if spec.address:
         check_store_writable(spec.storage)
+
+    def emit(event: events.Event) -> None:
+        for listener in listeners:
+            listener(event)
+
     with Ledger.open(spec, fresh=fresh, continue_from=continue_from) as ledger:
-        content = measure_content(
-            *(spec.task, spec.policy, spec.model, spec.data, spec.rollout),
-            spec.start.file if spec.start else "",
-        )
-        ledger.compare_content(content, accept=accept_changes, one_front=one_front)
-
-        def emit(event: Event) -> None:
-            for listener in listeners:
-                listener(event)
-
-        if spec.address:
-            SweepStore(spec).write_spec()
-            fetch_files(ledger)
-        steered = list(RequestInbox(ledger).take())  # they may extend a sweep that has finished
-        records, spec, steering = tuple(ledger.get_records()), ledger.spec, ledger.steering
-        added = steering.list_waiting(records)
-        planned = count_planned(spec, records, added)
-        candidates = count_merges_and_checkpoints(spec)
-        emit(
-            SweepStarted(
-                records, planned, ledger.moved_aside, candidates, steering.pause, ledger.sweep_id
-            )
-        )
-        for request in steered:
-            emit(SweepSteered(request, planned, candidates, steering.pause))
-        exit_status = 0
-        if not is_finished(spec, records, ledger.compute_hours(), added):
-            refuse_other_content(spec, content)
-            print_deleted_policies(ledger)
-            exit_status = _with_ray(ledger, train, emit)
-        spec = ledger.spec
-        if spec.address:
-            fetch_files(ledger)
-        # Before the end a dominated trial may still join the front. A session that was killed may
-        # have left some, and `keep:` may have changed.
-        if not exit_status:
-            delete_unkept_checkpoints(ledger)
-        records = tuple(ledger.get_records())
-        hours = ledger.compute_hours()
-        reason = "" if exit_status else explain_end(spec, records, hours)
-        if reason:
-            ledger.record_ending(reason)
-        emit(SweepFinished(records, bool(exit_status), reason))
-        return SweepResult(records, exit_status, spec, reason, tuple(ledger.get_sessions()))
+        is_left = _begin_sweep(ledger, emit, accept=accept_changes, one_front=one_front)
+        exit_status = _with_ray(ledger, train, emit) if is_left else 0
+        return _end_sweep(ledger, emit, exit_status)
 
 
-def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
+def _begin_sweep(ledger: Ledger, emit: events.Listener, *, accept: bool, one_front: bool) -> bool:
+    """Check and announce an open sweep; return whether anything is left to run."""
+    spec = ledger.spec
+    content = measure_content(
+        *(spec.task, spec.policy, spec.model, spec.data, spec.rollout),
+        spec.start.file if spec.start else "",
+    )
+    ledger.compare_content(content, accept=accept, one_front=one_front)
+    if spec.address:
+        SweepStore(spec).write_spec()
+        fetch_files(ledger)
+    steered = list(RequestInbox(ledger).take())  # they may extend a sweep that has finished
+    records, spec, pause = tuple(ledger.get_records()), ledger.spec, ledger.steering.pause
+    added = ledger.steering.list_waiting(records)
+    planned, candidates = count_planned(spec, records, added), count_merges_and_checkpoints(spec)
+    aside, sweep_id = ledger.moved_aside, ledger.sweep_id
+    emit(events.SweepStarted(records, planned, aside, candidates, pause, sweep_id))
+    for request in steered:
+        emit(events.SweepSteered(request, planned, candidates, pause))
+    if is_finished(spec, records, ledger.compute_hours(), added):
+        return False
+    refuse_other_content(spec, content)
+    print_deleted_policies(ledger)
+    return True
+
+
+def _end_sweep(ledger: Ledger, emit: events.Listener, exit_status: int) -> SweepResult:
+    spec, reason = ledger.spec, ""
+    if spec.address:
+        fetch_files(ledger)
+    # Before the end a dominated trial may still join the front. A session that was killed may
+    # have left some, and `keep:` may have changed.
+    if not exit_status:
+        delete_unkept_checkpoints(ledger)
+    records = tuple(ledger.get_records())
+    if not exit_status and (reason := explain_end(spec, records, ledger.compute_hours())):
+        ledger.record_ending(reason)
+    emit(events.SweepFinished(records, bool(exit_status), reason))
+    return SweepResult(records, exit_status, spec, reason, tuple(ledger.get_sessions()))
+
+
+def _with_ray(ledger: Ledger, train: str, emit: events.Listener) -> int:
     """Start or join Ray and run trials on it; return the exit status if that was interrupted."""
     started, spec = time.time(), ledger.spec
     variables = spec.resources.collect_variables(os.environ)
@@ -179,9 +175,9 @@ def _with_ray(ledger: Ledger, train: str, emit: Listener) -> int:
             if ray_cluster.joined:
                 check_nodes(spec, ledger.directory, ray_cluster.nodes)
             sampler = str(choose_sampler(spec, slots))
-            session = ledger.begin_session(started, slots, describe_machine(), sampler)
+            session = ledger.begin_session(started, slots, _describe_machine(), sampler)
             stack.enter_context(_end_session(ledger, session))  # after Ray's servers have ended
-            emit(SearchStarted(slots, sampler))
+            emit(events.SearchStarted(slots, sampler))
             return _run_tuner(ledger, train, slots, emit, ray_cluster)
     except KeyboardInterrupt:  # while Ray started or ended: there was nothing to stop
         return ExitCode.INTERRUPTED
@@ -208,7 +204,7 @@ def _end_session(ledger: Ledger, session: int) -> Generator[None]:
 
 
 def _run_tuner(
-    ledger: Ledger, train: str, slots: int, emit: Listener, ray_cluster: cluster.Cluster
+    ledger: Ledger, train: str, slots: int, emit: events.Listener, ray_cluster: cluster.Cluster
 ) -> int:
     """Run Ray Tune until nothing is left to start; see `_with_ray`."""
     from gdpo_tune.tuning.ray import tune
@@ -280,14 +276,13 @@ def fetch_files(ledger: Ledger) -> None:
     ledger.refresh_checkpoints([record.number for record in ledger.get_records()])
 
 
-def describe_machine() -> dict[str, Any]:
-    """Return as JSON: `git`, `packages`, `python`, `machine`, `cpus`, `memory_bytes`."""
+def _describe_machine() -> dict[str, Any]:
     packages: dict[str, str] = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
     return {
-        "git": read_git_revision(),
+        "git": _read_git_revision(),
         "packages": packages,
         "python": platform.python_version(),
         "machine": platform.platform(),
@@ -296,7 +291,7 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def read_git_revision() -> str:
+def _read_git_revision() -> str:
     """Return the commit of this package's source, `+` if changed; empty outside of a checkout."""
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():

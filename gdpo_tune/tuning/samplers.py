@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from gdpo_tune.analysis.pareto import compute_contributions
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.ledger import convert_to_distribution
+from gdpo_tune.ledger.trial_encoding import convert_to_distribution
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import list_spanning_weights
 

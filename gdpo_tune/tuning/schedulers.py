@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from gdpo_tune.analysis.pareto import Floats
 from gdpo_tune.core.trials import Rung, TrialRecord
-from gdpo_tune.ledger import Ledger, compute_violation
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.trial_encoding import compute_violation
 from gdpo_tune.spec import SweepSpec
 
 Verdict = Literal["continue", "stop", "pause"]

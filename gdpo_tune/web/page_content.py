@@ -222,7 +222,6 @@ def describe_sweep(snapshot: Snapshot, now: float) -> tuple[str, str]:
 def _build_tiles(
     snapshot: Snapshot, front: Front, plan: Plan, now: float | None
 ) -> list[dict[str, str]]:
-    """Return the main numbers; `now` is None for a sweep that does not run."""
     records, budget = snapshot.records, snapshot.spec.search.budget
     ended = sum(not record.is_open for record in records)
     running = sum(record.state == "running" for record in records)

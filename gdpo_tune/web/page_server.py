@@ -190,7 +190,6 @@ def _say(status: int, text: str) -> Response:
 
 
 def _answer(request: Request, content: bytes, kind: str) -> Response:
-    """Return content with its version, or 304 if the browser has this version."""
     tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     # A proxy that compresses marks the version as weak. Source: RFC 9110, 13.1.2.

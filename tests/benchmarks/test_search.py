@@ -59,7 +59,8 @@ from tuners import (
 )
 
 from gdpo_tune.core.trials import Params
-from gdpo_tune.spec import Constraint, ObjectiveSpec, Uniform
+from gdpo_tune.spec.model import Constraint, ObjectiveSpec
+from gdpo_tune.spec.space import Uniform
 from tests.support.paths import ROOT
 
 SEARCH = ROOT / "benchmarks" / "search"

@@ -21,8 +21,8 @@ from problems import (
     write_table,
 )
 
-from gdpo_tune.spec import Choices, SweepSpec, Uniform, load_spec
-from gdpo_tune.tuning import startup
+from gdpo_tune.spec import SweepSpec, first_trials, load_spec
+from gdpo_tune.spec.space import Choices, Uniform
 from tests.support.paths import ROOT
 
 SPACE = ROOT / "search_spaces" / "math.yaml"
@@ -43,7 +43,7 @@ def true_values(params, share: float) -> dict[str, float]:
 
 
 def training_of(spec: SweepSpec, index: int, error: float, deviation: float = 0.0):
-    params = startup.draw_point(spec, index)
+    params = first_trials.draw_point(spec, index)
     rng = np.random.default_rng(index)
     shift = deviation * rng.standard_normal()
 
@@ -69,7 +69,7 @@ def curves_of(spec: SweepSpec, path: Path, error: float = 0.01, deviation: float
 def test_a_table_is_read_as_it_was_written(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet")
     assert curves.levels == LEVELS
-    assert curves.params == tuple(startup.draw_point(spec, index) for index in range(COUNT))
+    assert curves.params == tuple(first_trials.draw_point(spec, index) for index in range(COUNT))
     training = training_of(spec, 7, 0.01)
     assert curves.means["length"][7, 3] == training["rungs"][3]["values"]["length"][0]
     assert curves.test_means["correctness"][7] == training["test"]["values"]["correctness"][0]
@@ -143,7 +143,7 @@ def test_explained_variance():
 def test_a_replay_has_the_tables_truth_and_its_noise(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.02)
     problem = Replayed(spec, curves, choose_levels(curves.levels))
-    params = {**startup.draw_point(spec, 1000)}
+    params = {**first_trials.draw_point(spec, 1000)}
     true = true_values(params, 1.0)
     assert problem.compute_truth(params, LEVELS[-1]) == pytest.approx(true, abs=0.02)
     trainings = [problem.draw_curve(params, np.random.default_rng(seed)) for seed in range(200)]
@@ -164,7 +164,7 @@ def test_the_truth_of_a_checkpoint_lies_before_the_end_as_validation_values_do(
     curves = curves_of(spec, tmp_path / "t.parquet")
     problem = Replayed(spec, curves, LEVELS[4:], rungs=LEVELS[4:5], evaluation_cost=256)
     assert problem.has_checkpoints
-    params = startup.draw_point(spec, 1000)
+    params = first_trials.draw_point(spec, 1000)
     for level in (LEVELS[4], LEVELS[6]):
         true = true_values(params, level / LEVELS[-1])
         assert problem.compute_truth(params, level) == pytest.approx(true, abs=0.02)
@@ -177,7 +177,7 @@ def test_the_truth_of_a_checkpoint_lies_before_the_end_as_validation_values_do(
 def test_a_training_keeps_its_deviation_from_rung_to_rung(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.002, deviation=0.05)
     problem = Replayed(spec, curves, choose_levels(curves.levels))
-    params = startup.draw_point(spec, 1000)
+    params = first_trials.draw_point(spec, 1000)
     trainings = [problem.draw_curve(params, np.random.default_rng(seed)) for seed in range(60)]
     first = [training(problem.levels[-2])["correctness"].mean for training in trainings]
     last = [training(problem.levels[-1])["correctness"].mean for training in trainings]
@@ -190,7 +190,7 @@ def test_a_training_keeps_its_deviation_from_rung_to_rung(tmp_path: Path, spec: 
 def test_a_replay_stays_within_the_range_of_its_metrics(tmp_path: Path, spec: SweepSpec):
     curves = curves_of(spec, tmp_path / "t.parquet", error=0.4)
     problem = Replayed(spec, curves, choose_levels(curves.levels))
-    params = startup.draw_point(spec, 5)
+    params = first_trials.draw_point(spec, 5)
     for seed in range(30):
         values = problem.draw_curve(params, np.random.default_rng(seed))(LEVELS[-1])
         assert all(0 <= value.mean <= 1 for value in values.values())
@@ -199,7 +199,7 @@ def test_a_replay_stays_within_the_range_of_its_metrics(tmp_path: Path, spec: Sw
 @pytest.mark.slow  # fits surrogates
 def test_a_replayed_trial_takes_as_long_as_the_nearest_one(tmp_path: Path, spec: SweepSpec):
     problem = Replayed(spec, curves_of(spec, tmp_path / "t.parquet"), (640, 1280, 3840))
-    params = startup.draw_point(spec, 3)
+    params = first_trials.draw_point(spec, 3)
     assert problem.compute_seconds(params, 0, 640) == 5.0
     assert problem.compute_seconds(params, 640, 3840) == 25.0
     with pytest.raises(ValueError, match="are not all in the table"):
@@ -227,4 +227,4 @@ def test_the_shipped_table_is_of_the_shipped_search_space(spec: SweepSpec):
     assert len(curves.params) >= 150
     assert curves.levels == LEVELS
     for index, params in enumerate(curves.params):
-        assert params == pytest.approx(startup.draw_point(spec, index))
+        assert params == pytest.approx(first_trials.draw_point(spec, index))

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_tune.clusters.outcome import (
-    RunComparison,
-    RunFigures,
-    describe_figures,
-    read_figures,
-    serialize_figures,
-)
+from gdpo_tune.clusters.outcome import describe_ratio, read_figures
 from gdpo_tune.ledger import Ledger
 from tests.support.schedule import load_scheduled_sweep
 from tests.support.tuning import build_outcome, load_code_spec
@@ -37,13 +31,13 @@ def test_figures_of_a_run(tmp_path):
     sweep = load_scheduled_sweep(tmp_path, TEXT)
     search(tmp_path, "nightly-1", trials=5)
     found = read_figures(sweep, "nightly-1", None)
-    values = serialize_figures(found)
+    values = found.details
     assert (values["trials"], values["failed_trials"], values["front"]) == (5, 0, 5)
     assert values["gpu_hours"] == 0.0
     low, high = values["hypervolume_interval"]
     assert 0 < low <= high
     assert "comparison" not in values
-    assert describe_figures(found).startswith("5 trials, 5 on the front, hypervolume 0.")
+    assert found.description.startswith("5 trials, 5 on the front, hypervolume 0.")
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.25, "better"), (-0.15, "worse"), (0.0, "equal")])
@@ -52,7 +46,7 @@ def test_a_run_against_the_last_one(tmp_path, shift, verdict):
     search(tmp_path, "nightly-1")
     search(tmp_path, "nightly-2", shift)
     figures = read_figures(sweep, "nightly-2", "nightly-1")
-    found = serialize_figures(figures)["comparison"]
+    found = figures.details["comparison"]
     assert found["headline"]
     assert (found["with"], found["verdict"]) == ("nightly-1", verdict)
     low, high = found["interval"]
@@ -60,25 +54,25 @@ def test_a_run_against_the_last_one(tmp_path, shift, verdict):
     assert (low > 1) == (verdict == "better")
     assert (high < 1) == (verdict == "worse")
     text = f"Against nightly-1: {verdict}. {found['hypervolume_ratio']:.2f} times its"
-    assert text in describe_figures(figures)
+    assert text in figures.description
 
 
 def test_a_run_that_never_began_has_cost_nothing(tmp_path):
     found = read_figures(load_scheduled_sweep(tmp_path, TEXT), "nightly-1", None)
-    assert serialize_figures(found) == {"gpu_hours": 0.0}
-    assert describe_figures(found) == ""
+    assert found.details == {"gpu_hours": 0.0}
+    assert found.description == ""
 
 
 def test_a_ledger_that_cannot_be_read_from_here(tmp_path):
     elsewhere = "backend: {kind: ray-job, address: http://head:8265}\n"
     sweep = load_scheduled_sweep(tmp_path, TEXT + elsewhere)
     found = read_figures(sweep, "nightly-1", None)
-    assert list(serialize_figures(found)) == ["unknown"]
-    assert "Its result is unknown here: nightly-1: there is no sweep" in describe_figures(found)
+    assert list(found.details) == ["unknown"]
+    assert "Its result is unknown here: nightly-1: there is no sweep" in found.description
     search(tmp_path, "nightly-2", trials=2)
     found = read_figures(sweep, "nightly-2", "nightly-1")
-    assert "there is no sweep" in serialize_figures(found)["comparison"]["unknown"]
-    assert "Not compared with nightly-1" in describe_figures(found)
+    assert "there is no sweep" in found.details["comparison"]["unknown"]
+    assert "Not compared with nightly-1" in found.description
 
 
 def test_a_run_that_found_nothing(tmp_path):
@@ -86,18 +80,16 @@ def test_a_run_that_found_nothing(tmp_path):
     search(tmp_path, "nightly-1", trials=0)
     search(tmp_path, "nightly-2", trials=3)
     found = read_figures(sweep, "nightly-1", "nightly-2")
-    values = serialize_figures(found)
+    values = found.details
     assert values["front"] == 0
     assert "hypervolume" not in values
-    assert describe_figures(found).startswith(
+    assert found.description.startswith(
         "0 trials, 0 on the front. Not compared with nightly-2: nightly-1 cannot be compared: "
         "no configuration of it has ended yet."
     )
 
 
 def test_a_ratio_without_a_finite_interval_is_json():
-    comparison = RunComparison("nightly-1", "better", "It is better.", 1.5, (1.1, float("inf")))
-    figures = RunFigures(0.5, {"trials": 1, "front": 1}, comparison)
-    found = serialize_figures(figures)["comparison"]
+    text, found = describe_ratio(1.5, 1.1, float("inf"))
     assert (found["hypervolume_ratio"], found["interval"]) == (1.5, [1.1, None])
-    assert describe_figures(figures).endswith("1.50 times its hypervolume (95 %: 1.10 to any).")
+    assert text == " 1.50 times its hypervolume (95 %: 1.10 to any)."

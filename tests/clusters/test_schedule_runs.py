@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.outcome import UnreadRun
+from gdpo_tune.clusters.outcome import RunFigures
 from gdpo_tune.clusters.scheduler import build_scheduled_job
 from gdpo_tune.core.errors import BackendError
 from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, load_scheduled_sweep
@@ -81,7 +81,7 @@ def test_a_month_of_gpu_hours(tmp_path):
 
 def test_an_unreadable_ledger_counts_with_all_that_the_run_may_have_spent(tmp_path):
     scene = Scene(tmp_path, GPUS + "budget: {gpu_hours: 40, gpu_hours_per_30d: 100}\n")
-    scene.context.read_figures = lambda *_: UnreadRun("out of reach")
+    scene.context.read_figures = lambda *_: RunFigures(None, "out of reach")
     for day in range(3):
         scene.tick_at(24 * day + 2)
         scene.tick_at(24 * day + 4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import gdpo_tune.spec
+import gdpo_tune.spec.machine
 import gdpo_tune.training
 from gdpo_tune import cli, merge
 from gdpo_tune.core.errors import PickError, ResourcesError, UsageError
@@ -60,7 +60,7 @@ class FakeMerging:
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gdpo_tune.spec, "check_resources", lambda spec: None)
+    monkeypatch.setattr(gdpo_tune.spec.machine, "check_resources", lambda spec: None)
     monkeypatch.setattr(cli, "preflight", lambda spec, tracked: {"sandbox": "fake"})
     merging = FakeMerging()
     monkeypatch.setattr(gdpo_tune.training, "train", merging, raising=False)

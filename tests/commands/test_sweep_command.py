@@ -175,10 +175,10 @@ def test_trials_share_a_process_by_the_smallest_gpu_of_a_cluster(monkeypatch):
     spec = load_spec(SPACE, words, to_run=False)
     monkeypatch.setattr("gdpo_tune.tuning.ray.preflight.read_cluster_memory", lambda _: 24 * 2**30)
     monkeypatch.setattr("gdpo_tune.spec.read_device_memory", lambda: None)
-    assert sweep.choose_trials_per_process(spec).trials == 1
+    assert sweep.choose_trials_per_process(spec).value == 1
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     choice = sweep.choose_trials_per_process(spec)
-    assert choice.trials > 1
+    assert choice.value > 1
     assert "fit in 25.8 GB" in choice.why
 
 

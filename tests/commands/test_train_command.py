@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import gdpo_tune.spec
+import gdpo_tune.spec.machine
 import gdpo_tune.training
 from gdpo_tune import cli, train
 from gdpo_tune.core.content import Fact
@@ -78,7 +78,7 @@ class FakeTraining:
 def fake(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(gdpo_tune.spec, "check_resources", lambda spec: None)
+    monkeypatch.setattr(gdpo_tune.spec.machine, "check_resources", lambda spec: None)
     monkeypatch.setattr(cli, "preflight", lambda spec, tracked: {"sandbox": "fake"})
     training = FakeTraining()
     monkeypatch.setattr(gdpo_tune.training, "train", training, raising=False)

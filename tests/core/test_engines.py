@@ -30,16 +30,10 @@ from gdpo_tune.core.gpu_memory import GIB
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy, measure_policy, resolve_policy
-from gdpo_tune.spec import (
-    check_gpu_share,
-    check_resources,
-    gpu,
-    load_spec,
-    machine,
-    read_device_memory,
-    render_dry_run,
-)
-from gdpo_tune.spec.gpu import measure_trial
+from gdpo_tune.spec import gpu, load_spec, machine, read_device_memory
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.gpu import check_gpu_share, measure_trial
+from gdpo_tune.spec.machine import check_resources
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 

@@ -38,7 +38,7 @@ from gdpo_tune.results.live import LiveState
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.results.wording import describe_origins
-from gdpo_tune.spec import Constraint
+from gdpo_tune.spec.model import Constraint
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec
 from tests.support.tuning import build_measurement
 
@@ -145,7 +145,7 @@ def test_the_note_says_how_a_sweep_ended(spec, terminal):
 def test_the_display_costs_no_plotting_library():
     """A sweep may still be refused once the display is there."""
     code = """import sys, gdpo_tune.display, gdpo_tune.tracking
-import gdpo_tune.tuning.startup
+import gdpo_tune.spec.first_trials
 print(*{"matplotlib", "plotly", "scipy.stats", "mlflow"} & sys.modules.keys())"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

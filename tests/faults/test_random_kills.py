@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.spec import count_local_cpus
+from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.spec.first_trials import list_growth_levels
 from tests.support.killed_sweeps import KilledSweep, kill_repeatedly
 from tests.support.sweep_properties import check_sweep, collect_facts

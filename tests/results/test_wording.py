@@ -27,7 +27,7 @@ from gdpo_tune.results.wording import (
     explain_dead_start,
     list_result_warnings,
 )
-from gdpo_tune.spec import Uniform
+from gdpo_tune.spec.space import Uniform
 from tests.support.figures import make_records, make_spec
 
 RANGE = {"learning_rate": Uniform(low=1e-5, high=1e-3, log=True)}

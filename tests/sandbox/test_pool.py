@@ -6,15 +6,8 @@ from contextlib import suppress
 import pytest
 
 from gdpo_tune.core.errors import SandboxUnavailable
-from gdpo_tune.sandbox import (
-    Call,
-    CodeSandbox,
-    Job,
-    Limits,
-    UnsafeNoIsolationSandbox,
-    local_sandbox,
-)
-from gdpo_tune.sandbox.local_sandbox import count_workers_in_memory
+from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, local_sandbox
+from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox, count_workers_in_memory
 
 GIB = 1 << 30
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gdpo_tune.sandbox import Call, Job, Limits, UnsafeNoIsolationSandbox
+from gdpo_tune.sandbox import Call, Job, Limits
+from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
 
 pytestmark = pytest.mark.integration
 

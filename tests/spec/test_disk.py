@@ -10,8 +10,9 @@ from gdpo_tune import sweep
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.spec import check_disk, machine, render_dry_run
-from gdpo_tune.spec.machine import measure_disk
+from gdpo_tune.spec import machine
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.machine import check_disk, measure_disk
 from tests.support.spec_cases import GOOD
 from tests.support.tuning import ENDS_ONLY
 

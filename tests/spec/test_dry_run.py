@@ -8,15 +8,10 @@ import pytest
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
-from gdpo_tune.spec import (
-    check_resources,
-    list_sandbox_warnings,
-    list_warnings,
-    load_spec,
-    machine,
-    render_dry_run,
-)
-from gdpo_tune.spec.machine import count_visible_gpus
+from gdpo_tune.spec import load_spec, machine
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.machine import check_resources, count_visible_gpus, list_sandbox_warnings
+from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.tasks import code
 from tests.support.paths import ROOT
 

@@ -4,7 +4,9 @@ import pytest
 
 from gdpo_tune.core.errors import ResourcesError, SpecError
 from gdpo_tune.core.redaction import is_secret, redact_secrets
-from gdpo_tune.spec import Resources, check_resources, load_spec, render_dry_run
+from gdpo_tune.spec import Resources, load_spec
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.machine import check_resources
 from tests.support.spec_cases import GOOD
 
 SECRET = "sesame-2718281828"

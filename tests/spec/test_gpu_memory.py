@@ -12,7 +12,8 @@ from gdpo_tune.core.gpu_memory import GIB
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.text import format_bytes
-from gdpo_tune.spec import gpu, gpu_reference, load_spec, render_dry_run
+from gdpo_tune.spec import gpu, gpu_reference, load_spec
+from gdpo_tune.spec.dry_run import render_dry_run
 from gdpo_tune.spec.gpu import list_gpu_remedies, measure_trial
 from tests.support.paths import ROOT
 

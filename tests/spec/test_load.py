@@ -13,8 +13,9 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
-from gdpo_tune.spec import Choices, Constraint, Fixed, Uniform, load_spec
-from gdpo_tune.spec.model import list_decisive_values
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.model import Constraint, list_decisive_values
+from gdpo_tune.spec.space import Choices, Fixed, Uniform
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
@@ -458,7 +459,8 @@ def test_dimensions_do_not_depend_on_the_order_of_the_file(load):
 LOAD = """
 import sys
 from gdpo_tune.core import registry
-from gdpo_tune.spec import load_spec, render_dry_run
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.dry_run import render_dry_run
 spec = load_spec(sys.argv[1])
 render_dry_run(spec)
 [registry.describe_task(name) for name in registry.TASKS]

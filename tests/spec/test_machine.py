@@ -4,7 +4,8 @@ import psutil
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.spec import Resources, check_resources, load_spec, machine
+from gdpo_tune.spec import Resources, load_spec, machine
+from gdpo_tune.spec.machine import check_resources
 from tests.support.paths import ROOT
 
 SPACE = ROOT / "search_spaces" / "code.yaml"

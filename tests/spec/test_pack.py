@@ -4,15 +4,10 @@ import pytest
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.policy_shapes import find_known_size
-from gdpo_tune.spec import (
-    choose_pack,
-    list_warnings,
-    load_spec,
-    machine,
-    render_dry_run,
-    settle_pack,
-)
-from gdpo_tune.spec.gpu import check_gpu_share, measure_trial
+from gdpo_tune.spec import load_spec, machine
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.gpu import check_gpu_share, choose_pack, measure_trial, settle_pack
+from gdpo_tune.spec.spec_warnings import list_warnings
 from tests.support.paths import ROOT
 
 GIB = 2**30
@@ -51,7 +46,7 @@ def test_trials_that_gain_nothing_from_a_shared_process_get_their_own(spec, over
         raise AssertionError("the answer does not depend on it")
 
     choice = choose_pack(spec("resources.pack=auto", *overrides), SIZE, read_device)
-    assert choice.trials == 1
+    assert choice.value == 1
     assert why in choice.why
 
 
@@ -59,27 +54,27 @@ def test_trials_of_several_processes_share_none(spec):
     path = ROOT / "search_spaces" / "code.yaml"
     overrides = ["resources={pack: auto, workers: 2, gpus: 1}", LORA]
     choice = choose(load_spec(path, overrides, to_run=False))
-    assert (choice.trials, choice.why) == (1, "a trial has 2 processes of its own")
+    assert (choice.value, choice.why) == (1, "a trial has 2 processes of its own")
 
 
 def test_auto_takes_as_many_as_fit_and_says_why(spec):
     asked = spec("resources.pack=auto", LORA)
     assert choose(asked, 141 * GIB) == (8, "at most 8; they fit in 151 GB")
-    by_memory = {gib: choose(asked, gib * GIB).trials for gib in (10, 12, 14, 24, 141)}
+    by_memory = {gib: choose(asked, gib * GIB).value for gib in (10, 12, 14, 24, 141)}
     counts = list(by_memory.values())
     assert counts == sorted(counts)
     assert counts[0] == 1
     some = next(gib for gib, count in by_memory.items() if 1 < count < 8)
     assert f"{by_memory[some]} fit in" in choose(asked, some * GIB).why
     half = spec("resources={pack: auto, gpus: 0.5}", LORA)
-    assert choose(half, 48 * GIB).trials == by_memory[24] > 1
+    assert choose(half, 48 * GIB).value == by_memory[24] > 1
     few = spec("resources.pack=auto", LORA, "search.trials=2")
     assert choose(few, 141 * GIB) == (2, "all trials of the sweep; they fit in 151 GB")
 
 
 def test_auto_is_one_where_the_memory_is_not_known(spec):
     asked = spec("resources.pack=auto", LORA)
-    assert choose(asked, None).trials == 1
+    assert choose(asked, None).value == 1
     assert "write a number" in choose(asked, None).why
     assert "size of the policy is unknown" in choose(asked, size=None).why
 
@@ -123,7 +118,7 @@ def test_checkpoints_of_all_trials_of_a_process_count(spec, monkeypatch):
 def test_the_dry_run_tells_how_many_trials_share_a_process(spec):
     asked = spec("resources.pack=auto", LORA)
     choice = choose(asked, 141 * GIB)
-    text = render_dry_run(settle_pack(asked, choice.trials), SIZE, pack=choice)
+    text = render_dry_run(settle_pack(asked, choice.value), SIZE, pack=choice)
     assert "# Trials a process: 8 (at most 8; they fit in 151 GB)" in text.splitlines()
     assert ", shared with up to 7 others" in text
     assert "  pack: 8" in text

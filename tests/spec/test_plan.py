@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import SpecError
-from gdpo_tune.spec import GrowthSettings, SweepSpec, load_spec
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.model import GrowthSettings
 
 FILE = """
 task: code

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.spec import choose_sampler, render_dry_run
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.gpu import choose_sampler
 from gdpo_tune.tuning.proposals import SamplerView
 from tests.support.tuning import load_code_spec
 
@@ -40,16 +41,16 @@ def test_auto_picks_by_what_is_asked_and_says_why(
 ):
     spec = load_code_spec(tmp_path, overrides)
     chosen = choose_sampler(spec, slots)
-    assert chosen.name == name
+    assert chosen.value == name
     assert why in chosen.why
     assert SamplerView(spec, slots).sampler == chosen
 
 
 def test_trials_that_run_side_by_side_still_learn_from_an_earlier_sweep(tmp_path: Path):
     spec = load_code_spec(tmp_path)
-    assert choose_sampler(spec, 16).name == "qmc"
+    assert choose_sampler(spec, 16).value == "qmc"
     warm = spec.search.model_copy(update={"warm_start": ("runs/code",)})
-    assert choose_sampler(spec.model_copy(update={"search": warm}), 16).name == "gp"
+    assert choose_sampler(spec.model_copy(update={"search": warm}), 16).value == "gp"
 
 
 def test_the_dry_run_says_why(tmp_path: Path):

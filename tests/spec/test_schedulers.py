@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.spec import AshaSettings, SweepSpec, list_warnings
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import AshaSettings
+from gdpo_tune.spec.spec_warnings import list_warnings
 from tests.support.tuning import load_code_spec
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import list_parameters
-from gdpo_tune.ledger import convert_to_distribution
-from gdpo_tune.spec import Choices, Fixed, Space, Uniform
+from gdpo_tune.ledger.trial_encoding import convert_to_distribution
 from gdpo_tune.spec.load import read_point
+from gdpo_tune.spec.space import Choices, Fixed, Space, Uniform
 from gdpo_tune.tasks import code
 
 

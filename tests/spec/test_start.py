@@ -10,7 +10,8 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.settings import StartSettings
 from gdpo_tune.ledger.opening import describe_differences
-from gdpo_tune.spec import load_spec, render_dry_run
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.dry_run import render_dry_run
 from gdpo_tune.spec.machine import measure_disk
 from gdpo_tune.spec.model import list_decisive_values, list_differences
 from tests.support.tuning import SPACE, load_code_spec

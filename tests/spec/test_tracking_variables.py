@@ -10,7 +10,9 @@ from gdpo_tune.core.errors import SpecError
 from gdpo_tune.ledger.opening import write_spec
 from gdpo_tune.report import _load_named as load_for_report
 from gdpo_tune.report import build_parser
-from gdpo_tune.spec import keep_recorded_tracking, load_spec, render_dry_run
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.load import keep_recorded_tracking
 from tests.support.spec_cases import GOOD
 
 URI, NAME = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"

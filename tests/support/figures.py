@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core.trials import Cost, Estimate, Part, Role, TrialRecord
-from gdpo_tune.spec import ObjectiveSpec, SweepSpec, load_spec
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.model import ObjectiveSpec
 from tests.support.paths import ROOT
 from tests.support.tuning import FIXED
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
-from gdpo_tune.clusters.outcome import FailedComparison, RunFigures
+from gdpo_tune.clusters.outcome import RunFigures
 from gdpo_tune.clusters.schedule_state import (
     JobHandle,
     ScheduledRun,
@@ -152,8 +152,8 @@ def build_context(
     storage: ScheduleStorage | None = None,
 ) -> SweepScheduler:
     def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> RunFigures:
-        comparison = FailedComparison(earlier, "faked") if earlier else None
-        return RunFigures(backend.sum_gpu_hours(run), {"trials": 3, "front": 2}, comparison)
+        details = {"trials": 3, "front": 2, "earlier": earlier}
+        return RunFigures(backend.sum_gpu_hours(run), "3 trials, 2 on the front.", details)
 
     context = SweepScheduler(
         sweep,

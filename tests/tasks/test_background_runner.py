@@ -12,7 +12,7 @@ import pytest
 from gdpo_tune.core.compute_lock import ComputeLock
 from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
-from gdpo_tune.sandbox import UnsafeNoIsolationSandbox
+from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks import execution
 from gdpo_tune.tasks.base import Problem, ScoresEarly
 from gdpo_tune.tasks.code import CodeTask

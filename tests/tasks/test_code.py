@@ -10,7 +10,8 @@ import pytest
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SandboxInfraError, UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.sandbox import Job, Limits, Result, SandboxInfo
+from gdpo_tune.sandbox import Job, Limits, Result
+from gdpo_tune.sandbox.jobs import SandboxInfo
 from gdpo_tune.tasks import execution
 from gdpo_tune.tasks.base import Task
 from gdpo_tune.tasks.code import TASK, CodeTask

@@ -16,7 +16,7 @@ def opened(monkeypatch):
         return lambda *args, **kwargs: calls.append((name, args, kwargs))
 
     monkeypatch.setattr(execution, "CodeSandbox", note("local"))
-    monkeypatch.setattr(execution, "UnsafeSandbox", note("unsafe"))
+    monkeypatch.setattr(execution, "UnsafeNoIsolationSandbox", note("unsafe"))
     monkeypatch.setattr(external, "ExternalSandbox", note("external"))
     return calls
 

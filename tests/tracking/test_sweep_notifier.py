@@ -9,7 +9,8 @@ import pytest
 
 from gdpo_tune.core.errors import ClusterLostError, UsageError
 from gdpo_tune.core.events import SweepFinished, SweepStarted, TrialFinished, TrialStarted
-from gdpo_tune.spec import find_unset_webhook, load_spec
+from gdpo_tune.spec import load_spec
+from gdpo_tune.spec.machine import find_unset_webhook
 from gdpo_tune.spec.model import EVERY_SWEEP_OCCASION, SweepNotify
 from gdpo_tune.tracking import SweepNotifier, sweep_notifier
 from tests.support.figures import make_records, make_spec

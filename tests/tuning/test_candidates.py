@@ -13,21 +13,22 @@ from gdpo_tune.analysis.merge_choice import choose_merge
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Cost, Estimate, Part, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, Uniform, list_warnings
-from gdpo_tune.spec.first_trials import list_corners
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.first_trials import draw_point, draw_startup_point, list_corners, map_share
 from gdpo_tune.spec.model import MERGES_PER_TRAINING, Merges
+from gdpo_tune.spec.space import Uniform
+from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.plan import (
     PlannedTrial,
     choose_tested,
     count_planned,
-    explain_stop,
     find_next_trial,
+    judge_candidate,
     plan_merge_or_checkpoint,
     tighten_references,
 )
 from gdpo_tune.tuning.retention import list_kept_steps
-from gdpo_tune.tuning.startup import draw_point, draw_startup_point, map_share
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
@@ -265,7 +266,7 @@ def judge(spec: SweepSpec, records: list[TrialRecord], **values: float) -> str:
     parts = (Part(1, 60, 0.5), Part(2, 60, 0.5))
     merge = TrialRecord(len(records), "merge", "running", {}, 9, "candidate", parts=parts)
     measured = {name: Estimate(value, 0.01) for name, value in values.items()}
-    return explain_stop(merge, Rung(0, measured, Cost()), [*records, merge], spec)
+    return judge_candidate(merge, Rung(0, measured, Cost()), [*records, merge], spec)[1]
 
 
 def test_a_merge_that_adds_nothing_gets_no_test_evaluation(spec: SweepSpec):

@@ -28,9 +28,10 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
-from gdpo_tune.ledger import Ledger, convert_to_distribution, copy_study
-from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tuning import startup
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.ledger.opening import copy_study
+from gdpo_tune.ledger.trial_encoding import convert_to_distribution
+from gdpo_tune.spec import SweepSpec, first_trials
 from gdpo_tune.tuning.proposals import SamplerStudy, SamplerView, Suggestion, count_used
 from gdpo_tune.tuning.samplers import ParzenEstimator, SamplerFactory
 from tests.support.search_driver import Driver
@@ -241,7 +242,7 @@ def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_mode
 def test_a_model_avoids_a_configuration_that_failed(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search.sampler=gp"])
     history = [
-        build_record(number, spec.space.complete(startup.draw_point(spec, number)))
+        build_record(number, spec.space.complete(first_trials.draw_point(spec, number)))
         for number in range(6)
     ]
     records = [build_record(r.number, r.params, build_trade_off(r.params)) for r in history]
@@ -390,8 +391,8 @@ def test_the_order_of_records_does_not_change_the_study(spec: SweepSpec, order: 
 
 
 def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec):
-    points = [startup.draw_point(spec, index) for index in range(8)]
-    assert points == [startup.draw_point(spec, index) for index in range(8)]
+    points = [first_trials.draw_point(spec, index) for index in range(8)]
+    assert points == [first_trials.draw_point(spec, index) for index in range(8)]
     assert sorted(p["group_size"] for p in points) == [4] * 4 + [8] * 4
     halves = [float(p["learning_rate"]) > (3e-5 * 3e-4) ** 0.5 for p in points]
     assert sum(halves) == 4
@@ -428,7 +429,7 @@ def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_ow
 ):
     view = SamplerView(conditional)
     for number in range(12):
-        params = conditional.space.complete(startup.draw_point(conditional, number))
+        params = conditional.space.complete(first_trials.draw_point(conditional, number))
         view.observe(build_record(number, params, build_trade_off(params)))
     dimensions = {
         n: convert_to_distribution(d) for n, d in conditional.space.searched_domains.items()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.errors import IdentityError, UsageError
-from gdpo_tune.core.events import IncidentOccurred
+from gdpo_tune.core.events import IncidentOccurred, Request
 from gdpo_tune.core.trials import Cost, Outcome, Part
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.requests import SweepSnapshot, decide_stop
+from gdpo_tune.ledger.requests import SweepSnapshot, check_request
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.plan import count_planned, find_next_trial
@@ -149,7 +149,7 @@ def test_a_person_cannot_stop_the_start(tmp_path: Path):
         Driver(ledger).ask()
         snapshot: SweepSnapshot = ledger.take_snapshot()
         with pytest.raises(UsageError, match="trial 0 is the start, for which all other trials"):
-            decide_stop(snapshot, {"trial": 0})
+            check_request(snapshot, Request("a", "stop", {"trial": 0}, "b", 1.0))
 
 
 def test_a_start_that_earns_the_same_everywhere_is_reported(tmp_path: Path):

@@ -192,9 +192,9 @@ def test_the_sampler_is_that_of_a_new_process_after_a_change(tmp_path: Path):
     spec = load_code_spec(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=4)  # as many as trials: none can learn from another
-        assert driver.searcher._proposals._view.sampler.name == "qmc"
+        assert driver.searcher._proposals._view.sampler.value == "qmc"
         steer(driver, "trials", number=20)
-        assert driver.searcher._proposals._view.sampler.name == "gp"
+        assert driver.searcher._proposals._view.sampler.value == "gp"
         driver.searcher.close()
 
 

@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from gdpo_tune.core.events import Event, IncidentOccurred, SearchStarted, TrialFinished
+from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
+from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training import train
 from gdpo_tune.tuning.attempts import RETRIES
 from gdpo_tune.tuning.runner import run_sweep

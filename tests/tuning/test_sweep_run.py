@@ -20,8 +20,9 @@ from gdpo_tune.core.events import (
     TrialFinished,
     TrialStarted,
 )
+from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
+from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.attempts import RETRIES
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.runner import run_sweep

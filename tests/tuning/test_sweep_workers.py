@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.core.trial_files import STEPS_FILE, read_steps
-from gdpo_tune.spec import SweepSpec, count_local_cpus, load_spec
+from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.ray_sweeps import MARKS, SPACE, start_sweep, wait_until
 from tests.support.tuning import ENDS_ONLY

@@ -10,7 +10,9 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import Part, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import Space, SweepSpec, Uniform, list_warnings, load_spec
+from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.space import Space, Uniform
+from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.tuning.proposals import SamplerView, load_earlier_trials
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_outcome, build_trade_off, load_code_spec

@@ -25,8 +25,6 @@ CHECKPOINT_SECONDS = 120.0
 """Time for a sweep's checkpoints after it was asked to stop."""
 STOP = "stop"
 """File in a job's directory that exists once the sweep was asked to stop."""
-MAX_MESSAGE = 300
-"""Characters of a sweep's last message that are shown."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def read_last_message(log: Path) -> str:
     """Return the last message in a log: from the last `error:` on, or its last line."""
     text = log.read_text(errors="replace").strip() if log.exists() else ""
     message = text[text.rfind("error:") :] if "error:" in text else text.rpartition("\n")[2]
-    return " ".join(message[:MAX_MESSAGE].split()) or "it printed nothing"
+    return " ".join(message[:300].split()) or "it printed nothing"
 
 
 PROGRAM_SECONDS = 60.0

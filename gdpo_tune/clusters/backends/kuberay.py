@@ -24,8 +24,6 @@ ENDED = ("Complete", "Failed", "ValidationFailed")
 """`jobDeploymentStatus` of a RayJob that has ended."""
 ACTIVE = ("", "Initializing", "Running", "Suspending", "Suspended", "Retrying", "Waiting")
 """Those of one that has not; any other word says neither. Source: KubeRay's rayjob_types.go."""
-EXIT_CODE = re.compile(r"exit code (-?[0-9]+)")
-"""Part of Ray's message about a job that failed."""
 UNREACHABLE = re.compile(
     r"unable to connect|connection|was refused|no such host|timeout|timed out|deadline exceeded"
     r"|unavailable|unable to handle the request|EOF|internal ?error|etcdserver",
@@ -88,7 +86,7 @@ class KubeRay:
         if job_status == "SUCCEEDED":
             return JobStatus(running=False, exit_status=0)
         message = " ".join(str(status.get("message", "")).split())
-        code = EXIT_CODE.search(message)
+        code = re.search(r"exit code (-?[0-9]+)", message)
         words = filter(None, [status.get("reason", ""), job_status.lower(), message])
         reason = ": ".join(words) or deployment
         return JobStatus(False, int(code.group(1)) if code else None, reason[:500])

@@ -104,10 +104,6 @@ CALL_SECONDS = 300.0
 OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Environment variables that Ray's client prefers to the address that it is given."""
 TOKEN = re.compile(r"[ -~]*")
-NO_JOB = "status code 404"
-"""Part of the message of an untyped error: there is no such job."""
-GATEWAY = re.compile(r"status code 50[234]")
-"""Part of the message of a proxy before the cluster: what the cluster has done is unknown."""
 ACTIVE, ENDED = ("PENDING", "RUNNING"), ("STOPPED", "SUCCEEDED", "FAILED")
 """States of a job that has not ended, and of one that has; any other word says neither."""
 NEVER_SENT = [".git", "__pycache__", "mlruns", "*.db"]
@@ -199,7 +195,8 @@ class JobsApi:
         except OSError as error:  # errors of requests and time-outs are of this kind
             raise self._build_unreachable_error(error) from error
         except Exception as error:  # Ray's errors have no type of their own
-            if GATEWAY.search(str(error)):
+            # a proxy before the cluster: what the cluster has done is unknown
+            if re.search(r"status code 50[234]", str(error)):
                 raise self._build_unreachable_error(error) from error
             raise BackendError(f"{self.caller}: {self.address}: {str(error)[:500]}") from error
 
@@ -215,7 +212,7 @@ def poll_job(client: Any, name: str) -> JobStatus:
     try:
         job = client.get_job_info(name)
     except RuntimeError as error:
-        if NO_JOB not in str(error):
+        if "status code 404" not in str(error):  # there is no such job
             raise
         return JobStatus(running=False, reason="the cluster no longer knows the job")
     state, message = str(job.status), " ".join((job.message or "").split())

@@ -32,8 +32,6 @@ POLL_SECONDS = 0.5
 """Interval between polls of a job that is followed."""
 RETRY_SECONDS = 5.0
 """Interval between calls to a cluster that stopped answering while a job was followed."""
-AGENT_SECONDS = 60.0
-"""Seconds to wait for the agent of a cluster that has just started."""
 PATIENCE = 600.0
 """Seconds for which a cluster that stopped answering is called again."""
 
@@ -87,7 +85,7 @@ def submit(submission: Submission, api: ray_jobs.JobsApi, *, follow: bool) -> in
         job |= {"entrypoint": shlex.join(words), "runtime_env": runtime_env}
         # a cluster that has just started has no agent to run it for some seconds
         no_agent = retry_if_exception_message(match=r"(?s).*No available agent")
-        for attempt in build_retry(AGENT_SECONDS, retry=no_agent, reraise=True):
+        for attempt in build_retry(60.0, retry=no_agent, reraise=True):
             with attempt:
                 api.ask(lambda client: client.submit_job(**job))
         print(f"submitted {submission.sweep} as job {name}")

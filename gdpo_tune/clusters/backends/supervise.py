@@ -33,13 +33,13 @@ from gdpo_tune.core.system import identify_start
 JOB, LOCK, STATE = "job.json", "lock", "state.json"
 HEARTBEAT, END, LOG = "beat", "end.json", "log.txt"
 HEARTBEAT_SECONDS = 15.0
-STARTING_SECONDS = 0.05
-"""Interval between polls of another supervisor that is just starting."""
 READY = b"1"
 
 
 def main(directory: Path) -> int:
     """Start the job of a directory in a detached process, unless it was started before.
+
+    That process supervises the sweep: it records its end.
 
     Returns:
         0 once the sweep runs or another supervisor has started it; 1 if it could not be started.
@@ -50,18 +50,12 @@ def main(directory: Path) -> int:
         return 0 if os.read(reader, 1) == READY else 1
     os.close(reader)
     os.setsid()
-    _supervise(directory, writer)
-    return 0
-
-
-def _supervise(directory: Path, ready: int) -> None:
-    """Start the sweep, write to the descriptor `ready`, and record the sweep's end."""
     with (directory / LOCK).open("w") as lock, (directory / LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         if not _take_lock(lock, directory / STATE):
-            os.write(ready, READY)
-            return
+            os.write(writer, READY)
+            return 0
         job = json.loads((directory / JOB).read_bytes())
         with subprocess.Popen(job["command"], cwd=job["root"], stdin=subprocess.DEVNULL) as sweep:
             for number in (signal.SIGTERM, signal.SIGINT):  # from a machine that shuts down
@@ -70,8 +64,8 @@ def _supervise(directory: Path, ready: int) -> None:
             processes = [(pid, identify_start(pid)) for pid in (os.getpid(), sweep.pid)]
             state = {"machine": socket.gethostname(), "processes": processes}
             write_atomically(directory / STATE, json.dumps(state))
-            os.write(ready, READY)
-            os.close(ready)
+            os.write(writer, READY)
+            os.close(writer)
             exit_status = None
             while exit_status is None:
                 (directory / HEARTBEAT).touch()
@@ -80,6 +74,7 @@ def _supervise(directory: Path, ready: int) -> None:
                 except subprocess.TimeoutExpired:
                     continue
         write_atomically(directory / END, json.dumps({"status": exit_status}))
+    return 0
 
 
 def _take_lock(lock: TextIO, state: Path) -> bool:
@@ -91,7 +86,7 @@ def _take_lock(lock: TextIO, state: Path) -> bool:
         try:
             lock_file(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, state)
         except BlockingIOError:
-            time.sleep(STARTING_SECONDS)
+            time.sleep(0.05)
         else:
             return not state.exists()
     return False

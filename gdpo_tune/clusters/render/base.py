@@ -27,8 +27,6 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.text import show
 
-LOCAL_ZONES = ("localtime", "Factory")
-"""Time zones that differ from machine to machine."""
 PLAIN = re.compile(r"[A-Za-z/]([A-Za-z0-9_./:-]*[A-Za-z0-9/-])?|--?[a-z][a-z-]*|[0-9]+[KMGT]i?")
 """Text that needs no quotes in YAML."""
 YAML_WORD = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
@@ -163,7 +161,7 @@ def _find_schedule(sweep: ScheduledSweep, target: str) -> CronSchedule:
         fix = "write schedule: {cron: ..., timezone: ...}"
         refuse_key(sweep, "schedule", "", f"{target} requires a schedule, and there is none", fix)
     zone = schedule.timezone
-    if zone not in zoneinfo.available_timezones() or zone in LOCAL_ZONES:
+    if zone not in zoneinfo.available_timezones() or zone in ("localtime", "Factory"):
         reason = f"a zone of this machine, which {target} cannot express"
         refuse_key(sweep, "schedule.timezone", zone, reason, "write one like Europe/Berlin")
     return schedule

@@ -253,7 +253,6 @@ def run_tests(tests: list[Encoded], limit: int) -> NoReturn:
 def _run_test(
     test: list[Encoded], candidate: Candidate, names: dict[str, Any], borrowed: dict[str, Any]
 ) -> bool:
-    """Run one test and return whether it passed; a failed assertion raises."""
     if test[0] == "assert":
         tree = ast.parse(test[1])
         nodes = list(ast.walk(tree))

@@ -43,7 +43,6 @@ from .protocol import (
 
 FORGED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 """Exceptions of reading a frame that no honest runner wrote."""
-_MAX_DETAIL = 300
 
 
 @dataclass
@@ -65,7 +64,7 @@ class CandidateReport:
         """Keep the first error, as untrusted text."""
         self.memory |= error == "MemoryError"
         if error and not self.detail:
-            self.detail = f"{error}: {text}"[:_MAX_DETAIL]
+            self.detail = f"{error}: {text}"[:300]
 
 
 def grade_frames(

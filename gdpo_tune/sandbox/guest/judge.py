@@ -47,10 +47,8 @@ from .protocol import (
 )
 from .supervision import fork_with_limits, receive_with_descriptor, supervise_fork
 
-_MAX_REQUEST_BYTES = 1 << 30
 _COMPARISON_SECONDS = 5.0
 """CPU seconds for a job's comparisons: a hundred times what the longest honest answers take."""
-_MAX_MEMORY = 2 << 30
 
 
 class Overload(Exception):
@@ -59,7 +57,7 @@ class Overload(Exception):
 
 def _prepare() -> None:
     signal.signal(signal.SIGPROF, _raise_overload)
-    soft = cap_at_hard_limit(resource.RLIMIT_AS, _MAX_MEMORY)
+    soft = cap_at_hard_limit(resource.RLIMIT_AS, 2 << 30)
     resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
@@ -133,7 +131,7 @@ def _read_verdicts(receive: Callable[[int], bytes], report: CandidateReport) -> 
     report.started = False
     report.started = read_exactly(receive, len(READY)) == READY
     while True:
-        match parse(read_frame(receive, _MAX_REQUEST_BYTES)):
+        match parse(read_frame(receive, limit=1 << 30)):
             case ["test", verdict, error, text]:
                 report.add(verdict, error, text)
             case ["stop", reason, error, text]:

@@ -121,7 +121,6 @@ class StoredModules:
 
 
 def _write_modules(file: BinaryIO) -> None:
-    """Write the compiled code of every offered module, then an index, then its size."""
     directory = os.path.dirname(os.__file__)
     index: dict[str, tuple[int, int, bool]] = {}
     for library in sys.stdlib_module_names.difference(NOT_OFFERED.split()):

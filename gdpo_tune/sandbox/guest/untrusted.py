@@ -15,9 +15,6 @@ from typing import Any
 
 from .protocol import Encoded, decode, dump, encode, parse
 
-MODULE = "solution"
-"""Name of the module of a candidate whose functions are called."""
-_MAX_TEXT = 200
 _CATCHABLE = frozenset(
     kind
     for kind in vars(builtins).values()
@@ -42,7 +39,7 @@ def describe_exception(error: BaseException) -> list[str]:
     """Return type and text of an exception; the text is empty if making it fails."""
     text = ""
     with ExceptionCapture():
-        text = str(error)[:_MAX_TEXT]
+        text = str(error)[:200]
     return [type(error).__name__, text]
 
 
@@ -57,7 +54,7 @@ def load_code(code: str, name: str) -> tuple[dict[str, Any], BaseException | Non
 
 def load_solution(code: str, send: Callable[[bytes], None]) -> dict[str, Any] | None:
     """Load code whose functions will be called; if that fails, send the reason, return None."""
-    names, error = load_code(code, MODULE)
+    names, error = load_code(code, "solution")
     if error is None:
         return names
     send(dump(["load", *describe_exception(error)]))
@@ -172,9 +169,6 @@ class PrintedBytes(io.RawIOBase):
         sys.stdin = sys.__stdin__ = io.StringIO("")
 
 
-_THREAD_STACK = 8 << 20
-
-
 def run_remotely(job: str) -> None:
     """Run a job: nonce, code, seed, most printed bytes, and calls or None."""
     nonce, code, seed, printable, calls = parse(job.encode())
@@ -184,7 +178,7 @@ def run_remotely(job: str) -> None:
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)
     # NOTE: a service that limits stacks to the whole memory leaves no room for a thread's own.
-    threading.stack_size(_THREAD_STACK)
+    threading.stack_size(8 << 20)
     if calls is None:
         _, error = load_code(code, "__main__")
         if error is not None:
