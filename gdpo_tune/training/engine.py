@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import torch
 
 from gdpo_tune.core import compute_lock
-from gdpo_tune.core.errors import EngineMemoryError
+from gdpo_tune.core.errors import EngineDiedError, EngineMemoryError
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB
 
 T = TypeVar("T")
@@ -56,6 +56,8 @@ class Engine:
     def __init__(self, start: Callable[[], Any], threads: int) -> None:
         """Start an engine with `start`, which returns vLLM's `LLM`, on `threads` CPU threads."""
         self.is_broken = False
+        self.believed: set[object] = set()
+        """Names of trained weights with which it has shown that it follows them."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         self._thread = self._worker.submit(threading.get_ident).result()
         try:
@@ -95,7 +97,7 @@ class Engine:
                 for number in engine.list_loras():
                     if adapter in (number, None):
                         engine.remove_lora(number)
-            self.llm.reset_prefix_cache()
+            forget_prompts(self.llm)
             # A kernel may multiply what lies behind the end of a sequence by 0: 0 x NaN is NaN.
             self.llm.collective_rpc(_clear_cache)
 
@@ -315,6 +317,18 @@ def wake_up(llm: Any) -> None:
         torch.cuda.empty_cache()  # what a step has left to torch
         llm.wake_up()
         llm.collective_rpc(_clear_cache)  # the memory may hold NaN of a step
+
+
+def forget_prompts(llm: Any) -> None:
+    """Empty the cache of prompts, whose entries are of earlier weights; for the engine's thread.
+
+    Raises:
+        EngineDiedError: vLLM keeps it, because some completion has not ended.
+    """
+    if llm.reset_prefix_cache() is not True:
+        raise EngineDiedError(
+            "vLLM did not empty its cache of prompts, which weights have outlived"
+        )
 
 
 def _sample(engine: Engine, waiting: Sequence[_PendingBatch]) -> list[Any]:
