@@ -181,7 +181,7 @@ def train_from_checkpoint(
         if train is None:
             from gdpo_tune.tuning.ray.workers import train_in_group  # only now: Ray Train is large
 
-            outcome = train_in_group(attempt, checkpoints.newest)
+            outcome = train_in_group(attempt)
         else:
             outcome = train(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
