@@ -326,9 +326,7 @@ def forget_prompts(llm: Any) -> None:
         EngineDiedError: vLLM keeps it, because some completion has not ended.
     """
     if llm.reset_prefix_cache() is not True:
-        raise EngineDiedError(
-            "vLLM did not empty its cache of prompts, which weights have outlived"
-        )
+        raise EngineDiedError("vLLM keeps its cache of prompts, of weights that are gone")
 
 
 def _sample(engine: Engine, waiting: Sequence[_PendingBatch]) -> list[Any]:

@@ -160,6 +160,16 @@ def test_another_number_of_processes_draws_anew(tmp_path, monkeypatch):
 # Rendezvous
 
 
+def test_processes_wait_for_each_other_as_long_under_every_launcher(monkeypatch):
+    """Torch's limit for NCCL is ten minutes (`ProcessGroupNCCL`): too short for a checkpoint."""
+    seen = {}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "PartialState", lambda **options: seen.update(options))
+    monkeypatch.setattr(torch.serialization, "register_package", lambda *_: None)
+    distributed.join_process_group()
+    assert seen["timeout"].total_seconds() == distributed.PATIENCE == 3600
+
+
 def test_a_trial_of_one_process_inherits_no_rendezvous(monkeypatch):
     for name in RENDEZVOUS:
         monkeypatch.setenv(name, "1")
