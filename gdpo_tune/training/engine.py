@@ -22,6 +22,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ import torch
 from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import EngineDiedError, EngineMemoryError
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB
+from gdpo_tune.training import progress
 
 T = TypeVar("T")
 OnFinished = Callable[[int, Any], None]
@@ -124,9 +126,12 @@ class Engine:
                 )
 
     def _call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        # A start may have to download, or to compile for many minutes.
+        watching = progress.ENGINE.watch() if hasattr(self, "llm") else nullcontext()
         try:
-            result = function(*arguments, **keywords)
-            _finish_gpu_work()
+            with watching:
+                result = function(*arguments, **keywords)
+                _finish_gpu_work()
         except BaseException:
             self.is_broken = True
             raise
@@ -141,6 +146,8 @@ class Engine:
 
         def step() -> list[Any]:
             outputs = plain_step()
+            progress.ENGINE.note_step()
+            progress.TRAINING.note_progress()
             for output in outputs:
                 if output.finished and on_finished is not None:
                     on_finished(int(output.request_id) - first, output)

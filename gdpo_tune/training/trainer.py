@@ -38,6 +38,7 @@ from gdpo_tune.training.distributed import gather_weights, is_sharded, start_sha
 from gdpo_tune.training.evaluation import BeginScoring, require_finite
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.normalization import add_terms, compute_advantages
+from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.self_check import StepJudge
 from gdpo_tune.training.training_state import (
     compute_eagerly,
@@ -280,6 +281,7 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
         computed: Any = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
         self._latest = computed[0].detach()
+        TRAINING.note_progress()
         return computed
 
     def compute_loss(
