@@ -35,7 +35,7 @@ class Deadline:
     def __init__(
         self, subject: str, floor: float, end: Callable[[str], None] | None = None
     ) -> None:
-        """`floor` is the shortest deadline, in seconds; `end` gets the reason why one has passed."""
+        """`floor` is the shortest deadline, in seconds; `end` gets the reason once one is over."""
         self._subject, self._floor, self._end = subject, floor, end or end_process
         self._mutex = threading.Lock()
         self._active = 0
@@ -82,19 +82,20 @@ class Deadline:
 
     def get_limit(self) -> float:
         """Return the seconds without progress after which the process ends."""
-        intervals = list(self._intervals)
-        return (
-            max(self._floor, MEDIANS * statistics.median(intervals)) if intervals else self._floor
-        )
+        steps = list(self._intervals)
+        return max(self._floor, MEDIANS * statistics.median(steps)) if steps else self._floor
 
     def _poll(self) -> None:
+        pause, silent, before = self._floor / 60, 0.0, time.monotonic()
         while True:
-            time.sleep(self._floor / 60)
+            time.sleep(pause)
+            now, limit = time.monotonic(), self.get_limit()
             with self._mutex:
-                silent = time.monotonic() - self._last
-                limit = self.get_limit()
-                is_late = self._active > 0 and silent > limit
-            if is_late:
+                # This process may have been stopped meanwhile.
+                silent = min(silent + min(now - before, 2 * pause), now - self._last)
+                silent = silent if self._active else 0.0
+            before = now
+            if silent > limit:
                 self._end(
                     f"no {self._subject} for {silent:.0f} s, and the limit is {limit:.0f} s: the "
                     "process hangs and ends"

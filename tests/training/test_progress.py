@@ -79,7 +79,12 @@ def test_an_engine_that_never_returns_is_late_and_one_that_starts_is_not(
     engine = engines.Engine(HangingLLM, threads=1)
     assert ended == []
     request = engines.SampleRequest([3], None)
-    call = threading.Thread(target=lambda: pytest.raises(TypeError, engine.generate, [request]))
+
+    def sample():
+        with pytest.raises(TypeError):  # a step returns no list
+            engine.generate([request])
+
+    call = threading.Thread(target=sample)
     call.start()
     assert wait_for(lambda: ended)
     released.set()
