@@ -146,7 +146,7 @@ class Engine:
 
         def step() -> list[Any]:
             outputs = plain_step()
-            progress.ENGINE.note_step()
+            progress.ENGINE.note_progress(step=True)
             progress.TRAINING.note_progress()
             for output in outputs:
                 if output.finished and on_finished is not None:

@@ -1,8 +1,7 @@
 """Deadlines for the progress of a process: one that hangs ends, and its trials are tried again.
 
-A kernel, a collective or an engine that never returns would hold a GPU until somebody looks. The
-stacks of all threads go to standard error and into the directories of the trials. Trials that share
-a process share its deadlines: what any of them does is progress.
+A kernel, a collective or an engine that never returns would hold a GPU until somebody looks. Trials
+that share a process share its deadlines: what any of them does is progress.
 """
 
 from __future__ import annotations
@@ -15,18 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from gdpo_tune.training.distributed import PATIENCE
 
 MEDIANS = 20
 """Multiple of the median time of a step after which a process counts as hung."""
-STACKS = "stacks.txt"
-"""File in a trial's directory with the stacks of a process that hung."""
-_KEPT = 100  # latest intervals, of which the median is taken
-_directories: list[Path] = []
-"""Of the trials of this process."""
+_KEPT = 100  # latest steps, of which the median is taken
 
 
 class Deadline:
@@ -37,53 +31,47 @@ class Deadline:
     ) -> None:
         """`floor` is the shortest deadline, in seconds; `end` gets the reason once one is over."""
         self._subject, self._floor, self._end = subject, floor, end or end_process
-        self._mutex = threading.Lock()
         self._active = 0
+        self._mutex = threading.Lock()
         self._last = self._last_step = time.monotonic()
-        self._intervals: deque[float] = deque(maxlen=_KEPT)
+        self._steps: deque[float] = deque(maxlen=_KEPT)
         self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def watch(self) -> Generator[None]:
-        """End the process if nothing proceeds for too long in this block."""
-        with self._mutex:
-            self._active += 1
-            self._last = self._last_step = time.monotonic()
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._poll, name="deadline", daemon=True)
-                self._thread.start()
-        try:
-            yield
-        finally:
-            with self._mutex:
-                self._active -= 1
+    def watch(self) -> AbstractContextManager[None]:
+        """Return a block in which the process ends if nothing proceeds for too long."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._poll, name="deadline", daemon=True)
+            self._thread.start()
+        return self._change(1)
 
-    @contextmanager
-    def pause(self) -> Generator[None]:
-        """Stop counting in a block that waits for something outside of this process."""
-        with self._mutex:
-            self._active -= 1
-        try:
-            yield
-        finally:
-            with self._mutex:
-                self._active += 1
-                self._last = self._last_step = time.monotonic()
+    def pause(self) -> AbstractContextManager[None]:
+        """Return a part of such a block that waits for something outside of this process."""
+        return self._change(-1)
 
-    def note_progress(self) -> None:
-        """Note that a part of a step was done."""
+    def note_progress(self, *, step: bool = False) -> None:
+        """Note that a part of a step was done, or all of it: its time counts for the median."""
         self._last = time.monotonic()
-
-    def note_step(self) -> None:
-        """Note that a step was done, whose time counts for the median."""
-        now = time.monotonic()
-        self._intervals.append(now - self._last_step)
-        self._last = self._last_step = now
+        if step:
+            self._steps.append(self._last - self._last_step)
+            self._last_step = self._last
 
     def get_limit(self) -> float:
         """Return the seconds without progress after which the process ends."""
-        steps = list(self._intervals)
+        steps = list(self._steps)
         return max(self._floor, MEDIANS * statistics.median(steps)) if steps else self._floor
+
+    @contextmanager
+    def _change(self, count: int) -> Generator[None]:
+        def add(count: int) -> None:
+            with self._mutex:
+                self._active += count
+                self._last = self._last_step = time.monotonic()
+
+        add(count)
+        try:
+            yield
+        finally:
+            add(-count)
 
     def _poll(self) -> None:
         pause, silent, before = self._floor / 60, 0.0, time.monotonic()
@@ -96,34 +84,15 @@ class Deadline:
                 silent = silent if self._active else 0.0
             before = now
             if silent > limit:
-                self._end(
-                    f"no {self._subject} for {silent:.0f} s, and the limit is {limit:.0f} s: the "
-                    "process hangs and ends"
-                )
+                self._end(f"no {self._subject} for {silent:.0f} s; the limit is {limit:.0f} s")
                 return
 
 
-@contextmanager
-def watch_trial(directory: Path) -> Generator[None]:
-    """Watch the optimizer steps of a trial, whose directory gets the stacks if it hangs."""
-    _directories.append(directory)
-    try:
-        with TRAINING.watch():
-            yield
-    finally:
-        _directories.remove(directory)
-
-
 def end_process(reason: str) -> None:
-    """Write the stacks of all threads, and end this process."""
-    print(f"error: {reason}", file=sys.stderr, flush=True)
+    """Write the stacks of all threads to standard error, and end this process."""
+    print(f"error: this process hangs: {reason}", file=sys.stderr, flush=True)
     with suppress(Exception):  # such as a notebook's, which has no descriptor
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
-    for directory in _directories:
-        with suppress(OSError), (directory / STACKS).open("w") as file:
-            file.write(f"{reason}\n\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
     os._exit(1)
 
 

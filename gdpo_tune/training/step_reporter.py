@@ -135,7 +135,7 @@ class StepReporter(TrainerCallback):
             return
         for name, value in select_metrics(logs, self.trainer.logged_metrics).items():
             self._passes[name].append(value)
-        TRAINING.note_step()
+        TRAINING.note_progress(step=True)
         step, rest = divmod(state.global_step, self.trainer.updates_per_step)
         if rest == 0:
             metrics = {name: float(np.mean(values)) for name, values in self._passes.items()}

@@ -61,7 +61,7 @@ from gdpo_tune.training.evaluation import (
 from gdpo_tune.training.lora import build_adapter_config, load_adapter
 from gdpo_tune.training.memory import explain_out_of_memory
 from gdpo_tune.training.merging import check_parts, write_merge
-from gdpo_tune.training.progress import watch_trial
+from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
 from gdpo_tune.training.self_check import check_first_batch
 from gdpo_tune.training.step_reporter import Clock, StepReporter, TrialWriterToken
@@ -160,7 +160,7 @@ def run_prepared_trial(
         evaluator = Evaluator(config, cache, sampler)
         reporter = StepReporter(config, trainer, evaluator, clock, report)
         trainer.add_callback(reporter)
-        with watch_trial(config.directory):
+        with TRAINING.watch():
             trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
         model, validation, checkpoint = trainer.policy, reporter.validation, reporter.checkpoint
         if trainer.unshared and config.model.shared_prompts == "auto":
@@ -236,7 +236,7 @@ def _train_start(
     evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
     reporter = StepReporter(config, trainer, evaluator, clock, report)
     trainer.add_callback(reporter)
-    with watch_trial(config.directory):
+    with TRAINING.watch():
         trainer.train(resume_from_checkpoint=None if earlier is None else str(earlier.path))
     assert reporter.checkpoint is not None, "the last step has one"
     checkpoint, found = read_checkpoint(reporter.checkpoint), trainer.demonstrations
