@@ -59,8 +59,8 @@ _NOISE, _DOUBLINGS = 0.02, 8
 _BOUND, _ROUNDINGS = 0.05, 5
 """Largest mean difference in a step: the larger one of this, in nats, and so many times that of the
 first step, which is rounding."""
-_LEAST_RATIO = 0.1
-"""Least mean weight of what was sampled, below which next to nothing is learnt."""
+_LEAST_WEIGHT = 0.1
+"""Least mean weight of what was sampled; below it next to nothing is learnt."""
 _CAUSES = {
     "trainer": "dropout or other noise in training mode, positions that count padding, or an "
     "attention mask that the architecture ignores",
@@ -268,10 +268,10 @@ def _rank_gap(gap: float) -> tuple[bool, float]:
 
 
 class StepJudge:
-    """Judge of engine and trainer in each step, by the tokens that were sampled for it.
+    """Judge of engine and trainer in each step, by the N tokens that were sampled for it.
 
-    TRL takes a token for equally likely in both whose log-probability the engine does not know, and
-    leaves out completions that the trainer finds too unlikely. An engine that has lost the weights
+    TRL takes a token whose log-probability the engine does not know for equally likely in both, and
+    drops completions that are too unlikely for the trainer. An engine that has lost the weights
     would so end as a success in which nothing was learnt. Source: trl#6166, trl#5312.
     """
 
@@ -280,51 +280,37 @@ class StepJudge:
         self._in_a_row = 0
 
     def judge(
-        self, trainer: Any, sampled: Tensor, trained: Tensor, mask: Tensor, weights: Tensor | None
+        self, trainer: Any, sampled: Tensor, trained: Tensor, weights: Tensor | None = None
     ) -> float:
-        """Return the mean |difference| of log-probabilities [n, C], in nats a token of all.
+        """Return the mean |difference| of log-probabilities [N] over all processes, in nats.
 
-        `weights` are those of TRL's correction, [n, 1] or [n, C].
+        `weights` are those of TRL's correction, of tokens or completions.
 
         Raises:
             NonFiniteError: a log-probability of the trainer is NaN or infinite.
-            EngineDiedError: one of the engine is, or two steps in a row differ by more than the
-                bound.
+            EngineDiedError: one of the engine is, or two steps in a row differ by too much.
             TrialFailure: the correction leaves next to nothing in two steps in a row.
         """
-        present = mask.bool()
-        difference = (sampled.float() - trained.float())[present]
-        ratio = difference.neg().exp() if weights is None else weights.float()
-        ratio = ratio[present] if ratio.shape == mask.shape else ratio
-        lost = [~torch.isfinite(values[present]) for values in (trained, sampled)]
-        sums = torch.stack(
-            [
-                *(part.sum().double() for part in lost),
-                difference.abs().sum().double(),
-                present.sum().double(),
-                ratio.sum().double(),
-                torch.tensor(float(ratio.numel()), dtype=torch.double, device=ratio.device),
-            ]
-        )
-        of_trainer, of_engine, total, tokens, weight, count = trainer.accelerator.reduce(
-            sums
-        ).tolist()
+        difference = sampled.double() - trained.double()
+        weights = difference.neg().exp() if weights is None else weights.double()
+        lost = ((~values.isfinite()).double() for values in (trained, sampled))
+        columns = [*lost, difference.abs(), torch.ones_like(difference)]
+        columns += [weights, torch.ones_like(weights)]
+        sums: Any = trainer.accelerator.reduce(torch.stack([c.sum() for c in columns]))
+        *lost, total, tokens, weight, weighed = sums.tolist()
         where = trainer._describe_step()
-        if of_trainer:
-            raise NonFiniteError(
-                f"{of_trainer:.0f} of {tokens:.0f} log-probabilities of the trainer are NaN or "
-                f"infinite at {where}"
-            )
-        if of_engine:
-            raise EngineDiedError(
-                f"{of_engine:.0f} of {tokens:.0f} log-probabilities of the engine are NaN or "
-                f"infinite at {where}"
-            )
-        apart, mean = total / max(1.0, tokens), weight / max(1.0, count)
-        if self._rounding is None:
-            self._rounding = apart
+        kinds: Any = (("trainer", NonFiniteError), ("engine", EngineDiedError))
+        for (side, kind), count in zip(kinds, lost, strict=True):
+            if count:
+                raise kind(
+                    f"{count:.0f} of {tokens:.0f} log-probabilities of the {side} are NaN or "
+                    f"infinite at {where}"
+                )
+        apart, left = total / max(1.0, tokens), weight / max(1.0, weighed)
+        self._rounding = apart if self._rounding is None else self._rounding
         bound = max(_ROUNDINGS * self._rounding, _BOUND)
-        self._in_a_row = self._in_a_row + 1 if apart > bound or mean < _LEAST_RATIO else 0
+        is_bad = apart > bound or left < _LEAST_WEIGHT
+        self._in_a_row = self._in_a_row + 1 if is_bad else 0
         if self._in_a_row >= 2 and apart > bound:
             raise EngineDiedError(
                 f"the engine no longer follows the policy: its log-probabilities differ by "
@@ -332,7 +318,7 @@ class StepJudge:
             )
         if self._in_a_row >= 2:
             raise TrialFailure(
-                f"the importance sampling correction leaves {mean:.1%} of the samples at {where}, "
+                f"the importance sampling correction leaves {left:.1%} of the samples at {where}, "
                 f"although engine and trainer differ by {apart:.3g} nats a token: completions are "
                 "too long for one weight each\n"
                 "    fix: --set rollout.importance_sampling=token_truncate"

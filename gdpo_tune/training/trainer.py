@@ -26,7 +26,6 @@ import torch
 from accelerate import DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -177,8 +176,8 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         self._begin_scoring = begin_scoring
         self._check_batch = check_batch
         self._judge = StepJudge()
-        self._unjudged: list[tuple[Tensor, Tensor, Tensor]] = []
-        """Log-probabilities of engine and trainer, and the mask, of micro-batches of this step."""
+        self._unjudged: list[tuple[Tensor, Tensor]] = []
+        """Log-probabilities of engine and trainer of the micro-batches of this step."""
         self._latest: Tensor | None = None
         """The trainer's log-probabilities of the latest micro-batch."""
         self._sampled_problems: list[int] = []
@@ -203,8 +202,9 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         self._sampled_problems = []  # what a self-check samples is not scored
         sampled, trained = (output.get(f"{kind}_per_token_logps") for kind in ("sampling", "old"))
         if sampled is not None and trained is not None:
-            weights = output.get("importance_sampling_ratio")
-            self._judge.judge(self, sampled, trained, output["completion_mask"], weights)
+            present, weights = output["completion_mask"].bool(), output["importance_sampling_ratio"]
+            weights = weights[present] if weights.shape == present.shape else weights
+            self._judge.judge(self, sampled[present], trained[present], weights)
         if self._check_batch is not None:
             self._check_batch(self, output)
             self._check_batch = None
@@ -270,12 +270,9 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         """
         loss: Tensor = super().training_step(*arguments, **keywords)
         if self._unjudged:
-            columns = zip(*self._unjudged, strict=True)
-            kinds = ([row for part in column for row in part] for column in columns)
-            sampled, trained, mask = (pad_sequence(rows, batch_first=True) for rows in kinds)
+            sides = map(torch.cat, zip(*self._unjudged, strict=True))
             self._unjudged = []
-            apart = self._judge.judge(self, sampled, trained, mask, None)
-            self._metrics["train"][DIFFERENCE].append(apart)
+            self._metrics["train"][DIFFERENCE].append(self._judge.judge(self, *sides))
         return loss
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
@@ -294,7 +291,8 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
             sampled = inputs.get("sampling_per_token_logps")
             if sampled is not None and "old_per_token_logps" not in inputs:
                 assert self._latest is not None, "TRL no longer computes them by this hook"
-                self._unjudged.append((sampled, self._latest, inputs["completion_mask"]))
+                present = inputs["completion_mask"].bool()
+                self._unjudged.append((sampled[present], self._latest[present]))
             return loss
         trained = (p for p in self.policy.parameters() if p.requires_grad)
         zero = torch.stack([0 * p.sum() for p in trained]).sum()  # gradients of 0, not none

@@ -322,15 +322,10 @@ class Process:
         return "step 4"
 
 
-def judge_steps(gaps, weights=None, spread=0.0):
+def judge_steps(gaps, weights=None):
     """Judge steps whose log-probabilities differ by these gaps."""
-    judge, mask = self_check.StepJudge(), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    seen = []
-    for gap in gaps:
-        trained = torch.full((2, 3), -1.0)
-        sampled = torch.where(mask.bool(), trained + gap, torch.nan)  # beyond the mask: anything
-        seen.append(judge.judge(Process(), sampled, trained, mask, weights))
-    return seen
+    judge, trained = self_check.StepJudge(), torch.full((3,), -1.0)
+    return [judge.judge(Process(), trained + gap, trained, weights) for gap in gaps]
 
 
 def test_rounding_and_a_single_bad_step_pass():
@@ -355,10 +350,9 @@ def test_nan_is_found_at_once_and_is_the_engines_fault_alone_if_it_is():
         judge_steps([float("nan")])
     with pytest.raises(EngineDiedError, match="of the engine"):
         judge_steps([float("-inf")])
-    judge, mask = self_check.StepJudge(), torch.ones(1, 1)
-    bad = torch.tensor([[float("nan")]])
+    bad = torch.tensor([float("nan")])
     with pytest.raises(NonFiniteError, match="of the trainer"):
-        judge.judge(Process(), bad, bad, mask, None)
+        self_check.StepJudge().judge(Process(), bad, bad)
 
 
 def sample_with_log_probs(make):
