@@ -189,7 +189,7 @@ def run_prepared_trial(
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
         # after the evaluations, which load prompts
-        environment={**cache.environment, **notes},
+        environment={**cache.environment, **notes, **memory.describe_device(config)},
     )
 
 

@@ -183,6 +183,8 @@ def train_from_checkpoint(
 
             outcome = train_in_group(attempt)
         else:
+            if attempt.setup.gpus:
+                registry.load("gdpo_tune.training.memory:require_gpu")()
             outcome = train(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:
