@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +39,6 @@ from gdpo_tune.training.rollout import (
 LIMITS = {torch.float32: 0.01, torch.bfloat16: 0.2}
 """Largest mean difference of a token's log-probability, in nats at a temperature of 1, by the
 precision of the computation. Rounding alone gives 2e-6 and .03 for a SmolLM2 of 135M."""
-_OTHER_ENGINE = "--set rollout.engine=transformers"
-_KINDS = ("ids", "mask")
 Pairs = list[tuple[list[int], list[int]]]
 """Tokens of prompts, each with those of a completion."""
 _ROWS = 4
@@ -48,8 +46,6 @@ _TOKENS = 32
 """Tokens of a completion that are read."""
 _DRAWN = 4
 """Tokens that are drawn where an engine has no log-probabilities of its samples."""
-_PROMPTS = 2
-"""Prompts that an engine samples to show that it follows the weights."""
 _MOVED = 0.5
 """Least mean change of a token's log-probability by which an engine shows that, in nats."""
 _FOLLOWS = 4
@@ -126,22 +122,20 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
     Raises:
         TrialFailure: it does not, in any process of the trial; it is raised in all of them.
     """
-    slot = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
-    believed: set[object] = slot.slot.engine.believed if hasattr(slot, "slot") else set()
-    trained = frozenset(
-        n for n, weight in trainer.policy.named_parameters() if weight.requires_grad
-    )
+    steps: Any = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    believed: set[object] = steps.slot.engine.believed if hasattr(steps, "slot") else set()
+    weights = trainer.policy.named_parameters()
+    trained = frozenset(name for name, weight in weights if weight.requires_grad)
     if trained in believed:
         return
-    pairs = [
-        (ids[mask.bool()].tolist(), new[kept.bool()][:_TOKENS].tolist())
-        for ids, mask, new, kept in zip(
-            *(batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in _KINDS),
-            strict=True,
-        )
-    ]
-    pairs.sort(key=lambda pair: len(pair[0]))
-    pairs = [pairs[0], pairs[-1]][:_PROMPTS]
+
+    def list_texts(part: str) -> Iterator[list[int]]:
+        for ids, mask in zip(batch[f"{part}_ids"], batch[f"{part}_mask"].bool(), strict=True):
+            yield ids[mask].tolist()
+
+    texts = zip(list_texts("prompt"), list_texts("completion"), strict=True)
+    pairs = sorted(((a, b[:_TOKENS]) for a, b in texts), key=lambda pair: len(pair[0]))
+    pairs = pairs[:: max(1, len(pairs) - 1)]  # a short prompt and a long one
     devices = [trainer.policy.device] if trainer.policy.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         if trainer.use_vllm:
@@ -156,18 +150,17 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
     parts = distributed.gather(figures)
     apart = max((max(p.changed, p.cached, p.restored, key=_rank_gap) for p in parts), key=_rank_gap)
     missed = min(part.missed for part in parts)
-    if apart <= min(limit, missed / _FOLLOWS):
+    limit = min(limit, missed / _FOLLOWS)
+    if apart <= limit:
         believed.add(trained)
         return
-    last = parts[0]
     raise TrialFailure(
         f"self-check of the engine: after a change of the weights by {missed:.3g} nats a token it "
-        f"differs from the policy by {apart:.3g} ({last.changed:.3g} at once, {last.cached:.3g} "
-        f"with cached prompts, {last.restored:.3g} once they were restored), and the limit is "
-        f"{min(limit, missed / _FOLLOWS):.3g}: it would sample from another policy than the one in "
-        "training. Likely causes: weights or adapters that never reach the engine, an adapter "
-        "whose modules have other names there, or a cache of prompts that outlives the weights\n"
-        f"    fix: {_OTHER_ENGINE}, or another version of vLLM"
+        f"differs by {apart:.3g}, and the limit is {limit:.3g}: it would sample from another "
+        f"policy than the one in training ({figures}). Likely causes: weights or adapters that "
+        "never reach the engine, an adapter whose modules have other names there, or a cache of "
+        "prompts that outlives the weights\n"
+        "    fix: --set rollout.engine=transformers, or another version of vLLM"
     )
 
 
@@ -307,8 +300,8 @@ class StepJudge:
                     f"infinite at {where}"
                 )
         apart, left = total / max(1.0, tokens), weight / max(1.0, weighed)
-        self._rounding = apart if self._rounding is None else self._rounding
-        bound = max(_ROUNDINGS * self._rounding, _BOUND)
+        rounding = self._rounding = apart if self._rounding is None else self._rounding
+        bound = max(_ROUNDINGS * rounding, _BOUND)
         is_bad = apart > bound or left < _LEAST_WEIGHT
         self._in_a_row = self._in_a_row + 1 if is_bad else 0
         if self._in_a_row >= 2 and apart > bound:

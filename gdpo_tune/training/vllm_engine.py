@@ -118,6 +118,10 @@ def prepare_engine(
 
     # TRL tries the same few ports in every process; trials that start together would collide.
     os.environ.setdefault("MASTER_PORT", str(find_free_port()))
+    if torch.cuda.is_available() and (number := torch.cuda.current_device()):
+        # What vLLM compiles is of one device of a process, and its cache tells ranks apart alone.
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        os.environ.setdefault("VLLM_CACHE_ROOT", f"{root}/vllm/device-{number}")
     trl_vllm.LLM = open_engine
     try:
         with lock_gpu():

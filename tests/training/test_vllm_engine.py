@@ -255,6 +255,19 @@ def test_engines_that_start_together_meet_at_ports_of_their_own(
     assert "MASTER_PORT" not in os.environ
 
 
+@pytest.mark.parametrize(("number", "root"), [(0, None), (3, "/cache/vllm/device-3")])
+def test_what_vllm_compiles_is_kept_for_each_device_of_a_machine(
+    config, policy, engine, gpu, monkeypatch, number, root
+):
+    # Source: vllm#38962, SkyRL#2183: its cache has a directory for each rank alone.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: number)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "")  # it is set again after the test
+    monkeypatch.delenv("VLLM_CACHE_ROOT")
+    start(config, policy)
+    assert os.environ.get("VLLM_CACHE_ROOT") == root
+
+
 def test_a_start_that_fails_leaves_no_trace(config, policy, engine, monkeypatch):
     def no_memory(**_):
         os.environ["RANK"] = "0"
