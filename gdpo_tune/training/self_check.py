@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from gdpo_tune.core.errors import EngineDiedError, NonFiniteError, TrialFailure
+from gdpo_tune.core.errors import EngineDiedError, TrialFailure
 from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training import distributed
 from gdpo_tune.training.decoding import Decoding, cut_after_end
@@ -216,10 +216,11 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
     weights = [(n, w) for n, w in trainer.policy.named_parameters() if w.requires_grad]
     local = [(n, w.to_local() if isinstance(w, DTensor) else w) for n, w in weights]
     kept = [weight.detach().clone() for _, weight in local]
+    draw = torch.Generator(trainer.policy.device)
     try:
         for _ in range(_DOUBLINGS + 1):
+            draw.manual_seed(0)
             for (name, weight), old in zip(local, kept, strict=True):
-                draw = torch.Generator(weight.device).manual_seed(len(name))
                 noise = torch.randn(weight.shape, generator=draw, device=weight.device)
                 # One factor of an adapter is 0 at first.
                 scale = 1.0 if "lora_" in name else old.float().square().mean().sqrt()
@@ -280,25 +281,22 @@ class StepJudge:
         `weights` are those of TRL's correction, of tokens or completions.
 
         Raises:
-            NonFiniteError: a log-probability of the trainer is NaN or infinite.
-            EngineDiedError: one of the engine is, or two steps in a row differ by too much.
+            EngineDiedError: the engine tells NaN or inf, or two steps in a row differ by too much.
             TrialFailure: the correction leaves next to nothing in two steps in a row.
         """
         difference = sampled.double() - trained.double()
         weights = difference.neg().exp() if weights is None else weights.double()
-        lost = ((~values.isfinite()).double() for values in (trained, sampled))
-        columns = [*lost, difference.abs(), torch.ones_like(difference)]
-        columns += [weights, torch.ones_like(weights)]
+        lost = ~sampled.isfinite() & trained.isfinite()  # those of the trainer are in its loss
+        columns = (lost.double(), difference.abs(), torch.ones_like(difference))
+        columns += (weights, torch.ones_like(weights))
         sums: Any = trainer.accelerator.reduce(torch.stack([c.sum() for c in columns]))
-        *lost, total, tokens, weight, weighed = sums.tolist()
+        missing, total, tokens, weight, weighed = sums.tolist()
         where = trainer._describe_step()
-        kinds: Any = (("trainer", NonFiniteError), ("engine", EngineDiedError))
-        for (side, kind), count in zip(kinds, lost, strict=True):
-            if count:
-                raise kind(
-                    f"{count:.0f} of {tokens:.0f} log-probabilities of the {side} are NaN or "
-                    f"infinite at {where}"
-                )
+        if missing:
+            raise EngineDiedError(
+                f"{missing:.0f} of {tokens:.0f} log-probabilities of the engine are NaN or "
+                f"infinite at {where}"
+            )
         apart, left = total / max(1.0, tokens), weight / max(1.0, weighed)
         rounding = self._rounding = apart if self._rounding is None else self._rounding
         bound = max(_ROUNDINGS * rounding, _BOUND)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from gdpo_tune.core.errors import EngineDiedError, NonFiniteError, TrialFailure
+from gdpo_tune.core.errors import EngineDiedError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.core.trials import UNSHARED
 from gdpo_tune.policies import load_policy as loading
@@ -345,14 +346,13 @@ def test_a_correction_that_leaves_nothing_is_found():
         judge_steps([0.01, 0.01], weights=torch.tensor([[0.1], [0.0]]))
 
 
-def test_nan_is_found_at_once_and_is_the_engines_fault_alone_if_it_is():
+def test_nan_of_the_engine_is_found_at_once_and_that_of_the_trainer_in_its_loss():
     with pytest.raises(EngineDiedError, match=r"3 of 3 log-probabilities of the engine are NaN"):
         judge_steps([float("nan")])
     with pytest.raises(EngineDiedError, match="of the engine"):
         judge_steps([float("-inf")])
     bad = torch.tensor([float("nan")])
-    with pytest.raises(NonFiniteError, match="of the trainer"):
-        self_check.StepJudge().judge(Process(), bad, bad)
+    assert math.isnan(self_check.StepJudge().judge(Process(), bad, bad))
 
 
 def sample_with_log_probs(make):
