@@ -300,13 +300,13 @@ def test_weights_that_change_nothing_are_refused(follower):
 
 
 def test_a_sampler_that_keeps_weights_of_its_own_is_found(llama_policy, tmp_path, monkeypatch):
-    kept, own = [], self_check.compute_next_logits
+    kept, own = [], self_check.LlamaDecoder
 
-    def compute_as_at_first(policy, texts):
+    def decode_as_at_first(policy, *arguments):
         kept.append(copy.deepcopy(policy))
-        return own(kept[0], texts)
+        return own(kept[0], *arguments)
 
-    monkeypatch.setattr(self_check, "compute_next_logits", compute_as_at_first)
+    monkeypatch.setattr(self_check, "LlamaDecoder", decode_as_at_first)
     with pytest.raises(TrialFailure, match=r"self-check of the engine: .*another policy"):
         run(llama_policy, tmp_path / "trial")
 
