@@ -353,8 +353,10 @@ _NOT_LOADED = (
 
 
 def _holds_adapter(model: Any) -> bool:
-    """Return whether some layer has an adapter whose first factor, which is never 0, was loaded."""
-    stacks = (getattr(module, "lora_a_stacked", ()) for module in model.modules())
+    """Return whether some layer, of experts too, has a factor of an adapter that is not 0."""
+    names = ("lora_a_stacked", "lora_b_stacked")
+    values = (item for module in model.modules() for item in vars(module).items())
+    stacks = (stack for name, stack in values if name.endswith(names))
     return any(bool(factor.any()) for factors in stacks for factor in factors)
 
 
