@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from gpu_check_sweeps import SweepFigures
     from gpu_check_trials import (
         AdapterFigures,
-        FollowingFigures,
         ResumedTrial,
         TrainedTrial,
     )
+
+    from gdpo_tune.training.self_check import FollowingFigures
 
 
 Result = Literal["held", "did not hold", "not run"]
@@ -121,7 +122,7 @@ FURTHER = 1.25
 """Factor by which an adapter may increase the distance between engine and trainer."""
 ROUNDING, MOVED = 0.05, 4
 """Nats a token between an engine and a trainer with the same weights; factor without a sync."""
-FOLLOWS_LIMIT = f"synced at most {ROUNDING} nats a token, perturbed {MOVED} times as much"
+FOLLOWS_LIMIT = f"synced at most {ROUNDING} nats a token, missed {MOVED} times as much"
 RESUME_LIMIT = "next steps follow; equal bits are promised on a CPU alone"
 STATES_LIMIT = "one for each GPU"
 NO_FAILURE = "no trial fails"
@@ -185,8 +186,8 @@ def judge_following(figures: FollowingFigures) -> Row:
     """Judge whether the engine has the trainer's weights after a sync, and only then."""
     values = {name: round(value, 5) for name, value in vars(figures).items()}
     figure = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values.items())
-    apart = max(figures.synced, figures.synced_again)
-    held = apart <= ROUNDING and figures.perturbed >= MOVED * apart
+    apart = max(figures.synced, figures.changed, figures.cached, figures.restored)
+    held = apart <= ROUNDING and figures.missed >= MOVED * apart
     return judge("follows", "engine against trainer", figure, FOLLOWS_LIMIT, held, **values)
 
 

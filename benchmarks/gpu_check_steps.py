@@ -45,8 +45,6 @@ BETA = 0.01
 """Weight of the KL, so that a reference policy is in memory too."""
 UPDATE = 7.5e-5
 """Size of an adapter's entries after 25 steps at a learning rate of 3e-6."""
-PERTURBATION = 0.3
-"""Noise on the weights, by their standard deviation."""
 EVALUATED = 512
 """Completions of a step, in whose number held-out prompts may be sampled."""
 EVALUATION_BYTES = 16 << 30
@@ -125,7 +123,7 @@ def check_following(context: Context) -> list[Row]:
         rollout=RolloutSettings(engine="vllm"),
     )
     function = "gpu_check_trials:measure_following"
-    figures = context.processes.call(step, function, config, PERTURBATION, seconds=240)
+    figures = context.processes.call(step, function, config, seconds=240)
     return [gpu_check_rows.judge_following(figures)]
 
 

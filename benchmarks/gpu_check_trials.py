@@ -50,7 +50,8 @@ import gdpo_tune
 from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train, vllm_engine
+from gdpo_tune.training import self_check, train, vllm_engine
+from gdpo_tune.training.self_check import FollowingFigures
 from gdpo_tune.training.trial import build_trainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
 from gdpo_tune.training.worker_cache import open_worker_cache
@@ -350,44 +351,14 @@ def sample(trainer: Any, prompts: Sequence[list[int]]) -> tuple[Pairs, Tensor]:
     return pairs, torch.tensor([values[0] for row in scores for values in row])
 
 
-@dataclass(frozen=True)
-class FollowingFigures:
-    """Mean absolute differences between engine and trainer, in nats a token."""
-
-    synced: float
-    perturbed: float
-    """After the trainer's weights alone have changed."""
-    synced_again: float
-
-
-def measure_following(config: TrialConfig, size: float) -> FollowingFigures:
-    """Send weights, change them in the trainer by `size` of their spread, and send them again."""
+def measure_following(config: TrialConfig) -> FollowingFigures:
+    """Change the trainer's weights, and see whether the engine follows, as each trial does."""
     with open_worker_cache(config) as cache:
         trainer: Any = build_trainer(config, cache)[0]
         prompts = cache.load_split("train").prompts
         rows = [list(prompts[row % len(prompts)]) for row in range(FOLLOWED)]
-
-        def measure_distance() -> float:
-            pairs, engine = sample(trainer, rows)
-            policy = trainer.policy.eval()
-            ours = compute_log_probabilities(policy, pairs, trainer.temperature)
-            return float((engine - ours).abs().mean())
-
         trainer.vllm_generation.sync_weights()
-        synced = measure_distance()
-        perturb(trainer.policy, size)
-        perturbed = measure_distance()
-        trainer.vllm_generation.sync_weights()
-        return FollowingFigures(synced, perturbed, measure_distance())
-
-
-@torch.no_grad()
-def perturb(policy: Any, size: float) -> None:
-    """Add normal noise to every matrix, of `size` times the standard deviation of its entries."""
-    torch.manual_seed(0)
-    for weight in policy.parameters():
-        if weight.ndim > 1:
-            weight.add_(torch.randn_like(weight) * weight.std() * size)
+        return self_check.measure_following(trainer, rows, trainer.max_completion_length)
 
 
 @torch.no_grad()

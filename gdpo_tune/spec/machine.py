@@ -98,6 +98,12 @@ def _catch(check: Callable[[], object]) -> Iterator[UsageError]:
 
 def _check_size(spec: SweepSpec, environment: Mapping[str, str], devices: Path) -> None:
     gpus, cpus, trial = count_visible_gpus(environment, devices), count_local_cpus(), spec.resources
+    if trial.gpus and "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", ""):
+        raise ResourcesError(
+            "CUDA_VISIBLE_DEVICES names a part of a GPU (MIG), whose memory is not known here, and "
+            "trials would be planned for the whole GPU\n"
+            "    fix: name a whole GPU, and share it: --set resources.gpus=0.5"
+        )
     for kind, share, present in (("GPUs", trial.gpus, gpus), ("CPUs", trial.cpus, cpus)):
         if share > present:
             key = f"resources.{kind.lower()}"

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gdpo_tune.training.progress import TRAINING
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -61,6 +63,7 @@ def draw_completions(
     ends = torch.tensor(decoding.end_tokens, device=device)
     ended = torch.zeros(count, dtype=torch.bool, device=device)
     for step in range(decoding.max_new_tokens):
+        TRAINING.note_progress()
         if scores is not None:
             scores.append(logits)
         drawn = draw_tokens(logits.float(), decoding.temperature, generator)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ from torch.distributed.tensor import DTensor
 from gdpo_tune.core.system import clear_rendezvous
 
 T = TypeVar("T")
+PATIENCE = 3600
+"""Seconds that a process waits for the others: one may be writing a large checkpoint."""
 
 
 def join_process_group() -> None:
@@ -35,7 +38,9 @@ def join_process_group() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         clear_rendezvous()
         return
-    PartialState(cpu=not torch.cuda.is_available())
+    # Torch's own limit for GPUs is ten minutes, and TRL's comes too late.
+    patience = timedelta(seconds=PATIENCE)
+    PartialState(cpu=not torch.cuda.is_available(), timeout=patience)
     # Accelerate numbers the CPU, and torch loads no file onto a "cpu:0". Every trial of a process
     # registers the same two functions: torch sorts what is registered, and cannot order others.
     torch.serialization.register_package(100, _ignore_storage, _keep_on_cpu)

@@ -22,14 +22,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from gdpo_tune.core import compute_lock
-from gdpo_tune.core.errors import EngineMemoryError
+from gdpo_tune.core.errors import EngineDiedError, EngineMemoryError
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB
+from gdpo_tune.training import progress
 
 T = TypeVar("T")
 OnFinished = Callable[[int, Any], None]
@@ -56,6 +58,8 @@ class Engine:
     def __init__(self, start: Callable[[], Any], threads: int) -> None:
         """Start an engine with `start`, which returns vLLM's `LLM`, on `threads` CPU threads."""
         self.is_broken = False
+        self.believed: set[object] = set()
+        """Names of trained weights with which it has shown that it follows them."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         self._thread = self._worker.submit(threading.get_ident).result()
         before = _read_reserved()
@@ -97,7 +101,7 @@ class Engine:
                 for number in engine.list_loras():
                     if adapter in (number, None):
                         engine.remove_lora(number)
-            self.llm.reset_prefix_cache()
+            forget_prompts(self.llm)
             # A kernel may multiply what lies behind the end of a sequence by 0: 0 x NaN is NaN.
             self.llm.collective_rpc(_clear_cache)
 
@@ -125,9 +129,12 @@ class Engine:
             )
 
     def _call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        # A start may have to download, or to compile for many minutes.
+        watching = progress.ENGINE.watch() if hasattr(self, "llm") else nullcontext()
         try:
-            result = function(*arguments, **keywords)
-            _finish_gpu_work()
+            with watching:
+                result = function(*arguments, **keywords)
+                _finish_gpu_work()
         except BaseException:
             self.is_broken = True
             raise
@@ -142,6 +149,8 @@ class Engine:
 
         def step() -> list[Any]:
             outputs = plain_step()
+            progress.ENGINE.note_progress(step=True)
+            progress.TRAINING.note_progress()
             for output in outputs:
                 if output.finished and on_finished is not None:
                     on_finished(int(output.request_id) - first, output)
@@ -318,6 +327,16 @@ def wake_up(llm: Any) -> None:
         torch.cuda.empty_cache()  # what a step has left to torch
         llm.wake_up()
         llm.collective_rpc(_clear_cache)  # the memory may hold NaN of a step
+
+
+def forget_prompts(llm: Any) -> None:
+    """Empty the cache of prompts, whose entries are of earlier weights; for the engine's thread.
+
+    Raises:
+        EngineDiedError: vLLM keeps it, because some completion has not ended.
+    """
+    if llm.reset_prefix_cache() is not True:
+        raise EngineDiedError("vLLM keeps its cache of prompts, of weights that are gone")
 
 
 def _sample(engine: Engine, waiting: Sequence[_PendingBatch]) -> list[Any]:

@@ -13,6 +13,7 @@ import importlib
 import logging
 import os
 import re
+import socket
 import statistics
 import tempfile
 import time
@@ -24,12 +25,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
+from gdpo_tune.core.engines import list_versions
+from gdpo_tune.core.errors import CrowdedGpuError, ResourcesError, TrialFailure
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOMENTS, TrialMemory
 from gdpo_tune.core.http import PATIENCE
 from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import DEVICE, VERSIONS
 from gdpo_tune.training import distributed
 from gdpo_tune.training.rollout import select_engine_here, uses_engine_in_process
 from gdpo_tune.training.trl_arguments import recomputes_activations, uses_bfloat16
@@ -86,6 +89,37 @@ def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
         room = USED * (memory.get_trainer_room(whole) - memory.total + memory.activations)
     tokens = min(MOST_TOKENS, int(room / max(1, memory.position_bytes)))
     return MicroBatchLimit(max(tokens, memory.tokens), counts_tokens=True)
+
+
+def require_gpu() -> None:
+    """Raise `ResourcesError` where CUDA cannot use the GPU that a trial was given.
+
+    It would train on the CPU, a hundred times slower, and sample with another engine.
+    """
+    if torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.init()
+        reason = "no GPU is visible"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+    raise ResourcesError(
+        f"resources.gpus: torch {torch.__version__} cannot use a GPU on {socket.gethostname()} "
+        f"({reason})\n"
+        "    fix: a driver for this build of torch, or a build for this driver (docs/gpus.md), or "
+        "--set resources.gpus=0"
+    )
+
+
+def describe_device(config: TrialConfig) -> dict[str, str]:
+    """Return what a trial in this process computes with, for its record."""
+    device = "CPU"
+    if torch.cuda.is_available():
+        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        device = f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
+    device += ", bfloat16" if uses_bfloat16(config) else ", float32"
+    versions = ", ".join(f"{name} {version}" for name, version in list_versions().items())
+    return {DEVICE: device, VERSIONS: versions}
 
 
 def limit_gpu_memory(share: float) -> None:

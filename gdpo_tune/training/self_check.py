@@ -1,24 +1,30 @@
-"""Self-check of a trial's first batch: engine, trainer and policy give tokens the same probability.
+"""Self-checks of a trial: engine, trainer and policy give tokens the same probability.
 
-A few completions are read as the trainer reads them (in training mode) and plainly (each alone,
-unpadded, in evaluation mode). The engine is compared by what it tells: vLLM the log-probabilities
-of its samples, the fast CPU sampler those of the next token, all others the scores from which they
-draw four tokens. Random states and results stay as they are.
+In the first batch a few completions are read as the trainer reads them (in training mode) and
+plainly (each alone, unpadded, in evaluation mode). The engine is compared by what it tells: vLLM
+the log-probabilities of its samples, the fast CPU sampler those of the next token, all others the
+scores from which they draw four tokens. Then the weights are changed for a moment, because an
+engine that never gets them agrees until they have moved. Random states and results stay as they
+are. `StepJudge` compares engine and trainer in all later steps.
 
-Shapes: n completions of this process, R rows that are read, E entries of the vocabulary.
+Shapes: n completions of this process, C tokens of the longest one, R rows that are read, E entries
+of the vocabulary, N tokens.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.errors import EngineDiedError, TrialFailure
 from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training import distributed
 from gdpo_tune.training.decoding import Decoding, cut_after_end
@@ -33,11 +39,24 @@ from gdpo_tune.training.rollout import (
 LIMITS = {torch.float32: 0.01, torch.bfloat16: 0.2}
 """Largest mean difference of a token's log-probability, in nats at a temperature of 1, by the
 precision of the computation. Rounding alone gives 2e-6 and .03 for a SmolLM2 of 135M."""
+Pairs = list[tuple[list[int], list[int]]]
+"""Tokens of prompts, each with those of a completion."""
 _ROWS = 4
 _TOKENS = 32
 """Tokens of a completion that are read."""
 _DRAWN = 4
 """Tokens that are drawn where an engine has no log-probabilities of its samples."""
+_MOVED = 0.5
+"""Least mean change of a token's log-probability by which an engine shows that, in nats."""
+_FOLLOWS = 4
+"""An engine that follows is this many times closer than one that has missed the change."""
+_NOISE, _DOUBLINGS = 0.02, 8
+"""Noise on the weights by their root mean square, and how often it may be doubled."""
+_BOUND, _ROUNDINGS = 0.05, 5
+"""Largest mean difference in a step: the larger one of this, in nats, and so many times that of the
+first step, which is rounding."""
+_LEAST_WEIGHT = 0.1
+"""Least mean weight of what was sampled; below it next to nothing is learnt."""
 _CAUSES = {
     "trainer": "dropout or other noise in training mode, positions that count padding, or an "
     "attention mask that the architecture ignores",
@@ -68,7 +87,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
         policy.train(training)
     parts = distributed.gather(differences)
     for name, causes in _CAUSES.items():
-        worst = max((part[name] for part in parts), key=lambda gap: (math.isnan(gap), gap))
+        worst = max((part[name] for part in parts), key=_rank_gap)
         if not worst <= limit:  # NaN differs too
             if name == "trainer" and not trainer.unshared:
                 trainer.unshared = f"its first batch differed by {worst:.3g} nats a token"
@@ -80,6 +99,222 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
                 f"limit is {limit:g} in {'bfloat16' if bfloat16 else 'float32'}: the trial would "
                 f"not train the policy that it samples from. Likely causes: {causes}"
             )
+    check_following(trainer, batch, limit)
+
+
+@dataclass(frozen=True)
+class FollowingFigures:
+    """Mean absolute differences between engine and policy, in nats a token."""
+
+    synced: float
+    changed: float
+    """After the weights were changed and sent."""
+    cached: float
+    """Of the same prompts once more, which come from the engine's cache."""
+    restored: float
+    missed: float
+    """From the policy before the change: that of an engine which has missed it."""
+
+
+def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> None:
+    """Let the engine show that it follows the weights, unless an earlier trial has seen that.
+
+    Raises:
+        TrialFailure: it does not, in any process of the trial; it is raised in all of them.
+    """
+    steps: Any = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    believed: set[object] = steps.slot.engine.believed if hasattr(steps, "slot") else set()
+    weights = trainer.policy.named_parameters()
+    trained = frozenset(name for name, weight in weights if weight.requires_grad)
+    if trained in believed:
+        return
+
+    def list_texts(part: str) -> Iterator[list[int]]:
+        for ids, mask in zip(batch[f"{part}_ids"], batch[f"{part}_mask"].bool(), strict=True):
+            yield ids[mask].tolist()
+
+    texts = zip(list_texts("prompt"), list_texts("completion"), strict=True)
+    pairs = sorted(((a, b[:_TOKENS]) for a, b in texts), key=lambda pair: len(pair[0]))
+    pairs = pairs[:: max(1, len(pairs) - 1)]  # a short prompt and a long one
+    devices = [trainer.policy.device] if trainer.policy.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        if trainer.use_vllm:
+            figures = measure_following(trainer, [prompt for prompt, _ in pairs], _TOKENS)
+        else:
+            alone = {k: v for k, v in batch.items() if k != "sampling_per_token_logps"}
+            training = trainer.policy.training
+            with change_weights(trainer, pairs) as moved:
+                apart = _compare(trainer, alone)["engine"]
+                trainer.policy.train(training)
+            figures = FollowingFigures(0.0, apart, apart, 0.0, moved)
+    parts = distributed.gather(figures)
+    apart = max((max(p.changed, p.cached, p.restored, key=_rank_gap) for p in parts), key=_rank_gap)
+    missed = min(part.missed for part in parts)
+    limit = min(limit, missed / _FOLLOWS)
+    if apart <= limit:
+        believed.add(trained)
+        return
+    raise TrialFailure(
+        f"self-check of the engine: after a change of the weights by {missed:.3g} nats a token it "
+        f"differs by {apart:.3g}, and the limit is {limit:.3g}: it would sample from another "
+        f"policy than the one in training ({figures}). Likely causes: weights or adapters that "
+        "never reach the engine, an adapter whose modules have other names there, or a cache of "
+        "prompts that outlives the weights\n"
+        "    fix: --set rollout.engine=transformers, or another version of vLLM"
+    )
+
+
+@torch.no_grad()
+def measure_following(
+    trainer: Any, prompts: Sequence[Sequence[int]], tokens: int
+) -> FollowingFigures:
+    """Change the weights, send them to the trainer's vLLM, restore them, and send them again.
+
+    The policy is as before to the bit, and so is what vLLM has of it. Each completion has at most
+    `tokens` tokens.
+    """
+    generation = trainer.vllm_generation
+
+    def sample() -> tuple[Pairs, Tensor]:
+        longest = generation.max_completion_length
+        generation.max_completion_length = min(tokens, longest)
+        try:
+            _, completions, scores, _ = generation.generate(
+                prompts=[list(prompt) for prompt in prompts], images=None, num_generations=1
+            )
+        finally:
+            generation.max_completion_length = longest
+        told = [math.nan if row[0] is None else row[0] for rows in scores for row in rows]
+        pairs = [(list(a), list(b)) for a, b in zip(prompts, completions, strict=True)]
+        return pairs, torch.tensor(told)
+
+    def measure(sampled: tuple[Pairs, Tensor]) -> float:
+        return float((sampled[1] - _read_completions(trainer, sampled[0])).abs().mean())
+
+    before = sample()
+    synced = measure(before)
+    with change_weights(trainer, before[0]):
+        generation.sync_weights()
+        first, again = sample(), sample()
+        changed, cached = measure(first), measure(again)
+    generation.sync_weights()
+    return FollowingFigures(synced, changed, cached, measure(sample()), measure(first))
+
+
+@contextmanager
+def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
+    """Add noise to the trained weights in the block, and restore them exactly.
+
+    Yields the mean absolute change of the log-probabilities of completions, which come with their
+    prompts in `pairs`. A small one would be lost in rounding, so the noise grows.
+
+    Raises:
+        TrialFailure: the weights that are trained change nothing of what the policy computes.
+    """
+    before, size, moved = _read_completions(trainer, pairs), _NOISE, 0.0
+    # Only now: after a pass of its own a sharded policy may show its whole weights for a while.
+    weights = [(n, w) for n, w in trainer.policy.named_parameters() if w.requires_grad]
+    local = [(n, w.to_local() if isinstance(w, DTensor) else w) for n, w in weights]
+    kept = [weight.detach().clone() for _, weight in local]
+    draw = torch.Generator(trainer.policy.device)
+    try:
+        for _ in range(_DOUBLINGS + 1):
+            draw.manual_seed(0)
+            for (name, weight), old in zip(local, kept, strict=True):
+                noise = torch.randn(weight.shape, generator=draw, device=weight.device)
+                # One factor of an adapter is 0 at first.
+                scale = 1.0 if "lora_" in name else old.float().square().mean().sqrt()
+                weight.copy_(old + size * scale * noise)
+            change = (_read_completions(trainer, pairs) - before).abs().mean()
+            moved = min(distributed.gather(float(change)))
+            if moved >= _MOVED:
+                break
+            size *= 2
+        else:
+            raise TrialFailure(
+                "self-check of the engine: noise on every trained weight moves the policy's "
+                f"log-probabilities by {moved:.3g} nats a token, so training could not change it"
+            )
+        yield moved
+    finally:
+        for (_, weight), old in zip(local, kept, strict=True):
+            weight.copy_(old)
+
+
+def _read_completions(trainer: Any, pairs: Pairs) -> Tensor:
+    """Return the log-probabilities [N] of the tokens of completions, on the CPU."""
+    policy, training = trainer.policy, trainer.policy.training
+    policy.eval()
+    rows: list[Tensor] = []
+    with gather_weights(policy):
+        for prompt, completion in pairs:
+            text = torch.tensor([*prompt, *completion], device=policy.device)
+            new = text[len(prompt) :, None]
+            plain = _read_plainly(trainer, text, len(new))[:-1]
+            rows.append(plain.gather(1, new)[:, 0].cpu())
+    policy.train(training)
+    return torch.cat(rows)
+
+
+def _rank_gap(gap: float) -> tuple[bool, float]:
+    """Return a key by which NaN is the largest."""
+    return math.isnan(gap), gap
+
+
+class StepJudge:
+    """Judge of engine and trainer in each step, by the N tokens that were sampled for it.
+
+    TRL takes a token whose log-probability the engine does not know for equally likely in both, and
+    drops completions that are too unlikely for the trainer. An engine that has lost the weights
+    would so end as a success in which nothing was learnt. Source: trl#6166, trl#5312.
+    """
+
+    def __init__(self) -> None:
+        self._rounding: float | None = None
+        self._in_a_row = 0
+
+    def judge(
+        self, trainer: Any, sampled: Tensor, trained: Tensor, weights: Tensor | None = None
+    ) -> float:
+        """Return the mean |difference| of log-probabilities [N] over all processes, in nats.
+
+        `weights` are those of TRL's correction, of tokens or completions.
+
+        Raises:
+            EngineDiedError: the engine tells NaN or inf, or two steps in a row differ by too much.
+            TrialFailure: the correction leaves next to nothing in two steps in a row.
+        """
+        difference = sampled.double() - trained.double()
+        weights = difference.neg().exp() if weights is None else weights.double()
+        lost = ~sampled.isfinite() & trained.isfinite()  # those of the trainer are in its loss
+        columns = (lost.double(), difference.abs(), torch.ones_like(difference))
+        columns += (weights, torch.ones_like(weights))
+        sums: Any = trainer.accelerator.reduce(torch.stack([c.sum() for c in columns]))
+        missing, total, tokens, weight, weighed = sums.tolist()
+        where = trainer._describe_step()
+        if missing:
+            raise EngineDiedError(
+                f"{missing:.0f} of {tokens:.0f} log-probabilities of the engine are NaN or "
+                f"infinite at {where}"
+            )
+        apart, left = total / max(1.0, tokens), weight / max(1.0, weighed)
+        rounding = self._rounding = apart if self._rounding is None else self._rounding
+        bound = max(_ROUNDINGS * rounding, _BOUND)
+        is_bad = apart > bound or left < _LEAST_WEIGHT
+        self._in_a_row = self._in_a_row + 1 if is_bad else 0
+        if self._in_a_row >= 2 and apart > bound:
+            raise EngineDiedError(
+                f"the engine no longer follows the policy: its log-probabilities differ by "
+                f"{apart:.3g} nats a token at {where}, and the bound is {bound:.3g}"
+            )
+        if self._in_a_row >= 2:
+            raise TrialFailure(
+                f"the importance sampling correction leaves {left:.1%} of the samples at {where}, "
+                f"although engine and trainer differ by {apart:.3g} nats a token: completions are "
+                "too long for one weight each\n"
+                "    fix: --set rollout.importance_sampling=token_truncate"
+            )
+        return apart
 
 
 def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
@@ -106,7 +341,7 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
         expected = torch.cat(chosen)
         if "sampling_per_token_logps" in batch:
             sampled = batch["sampling_per_token_logps"][rows, :width][present]
-            engine = float((sampled - expected).abs().nanmean())  # NaN where vLLM could not tell
+            engine = float((sampled - expected).abs().mean())
         elif uses_fast_cpu(trainer):
             after = LlamaDecoder(policy, [text.tolist() for text in texts], 0).logits
             own = (after / trainer.temperature).log_softmax(dim=-1)

@@ -46,6 +46,7 @@ from gdpo_tune.training.checkpoints import (
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import gather_policy, save_policy
 from gdpo_tune.training.memory import read_gpu_metrics
+from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.trainer import GDPOTrainer, StartTrainer
 from gdpo_tune.training.training_state import (
     gather_optimizer,
@@ -134,6 +135,7 @@ class StepReporter(TrainerCallback):
             return
         for name, value in select_metrics(logs, self.trainer.logged_metrics).items():
             self._passes[name].append(value)
+        TRAINING.note_progress(step=True)
         step, rest = divmod(state.global_step, self.trainer.updates_per_step)
         if rest == 0:
             metrics = {name: float(np.mean(values)) for name, values in self._passes.items()}
@@ -158,7 +160,8 @@ class StepReporter(TrainerCallback):
         due = last or step % settings.checkpoint_every == 0 or step in self.config.keep_at
         written = self._save(step, validation) if due else None
         try:
-            self.report(measurement, written.path if written else None)
+            with TRAINING.pause():
+                self.report(measurement, written.path if written else None)
         except SystemExit:
             if written is None:
                 self._save(step, validation)  # a stop was requested: the next run resumes here

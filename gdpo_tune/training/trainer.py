@@ -30,13 +30,15 @@ from transformers import Trainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from gdpo_tune.core.errors import NonFiniteError
-from gdpo_tune.core.trial_files import NO_ADVANTAGE, REWARDS, ZERO_STD
+from gdpo_tune.core.trial_files import DIFFERENCE, NO_ADVANTAGE, REWARDS, ZERO_STD
 from gdpo_tune.tasks.base import RewardFunction
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
 from gdpo_tune.training.distributed import gather_weights, is_sharded, start_sharding
 from gdpo_tune.training.evaluation import BeginScoring, require_finite
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.normalization import add_terms, compute_advantages
+from gdpo_tune.training.progress import TRAINING
+from gdpo_tune.training.self_check import StepJudge
 from gdpo_tune.training.training_state import (
     compute_eagerly,
     is_8bit,
@@ -173,6 +175,11 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         self._encode = encode
         self._begin_scoring = begin_scoring
         self._check_batch = check_batch
+        self._judge = StepJudge()
+        self._unjudged: list[tuple[Tensor, Tensor]] = []
+        """Log-probabilities of engine and trainer of the micro-batches of this step."""
+        self._latest: Tensor | None = None
+        """The trainer's log-probabilities of the latest micro-batch."""
         self._sampled_problems: list[int] = []
         self._rewards: Tensor | None = None
         self._had_signal = False
@@ -192,6 +199,12 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         if self._begin_scoring is not None:
             self._sampled_problems = [one["problem"] for one in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._sampled_problems = []  # what a self-check samples is not scored
+        sampled, trained = (output.get(f"{kind}_per_token_logps") for kind in ("sampling", "old"))
+        if sampled is not None and trained is not None:
+            present, weights = output["completion_mask"].bool(), output["importance_sampling_ratio"]
+            weights = weights[present] if weights.shape == present.shape else weights
+            self._judge.judge(self, sampled[present], trained[present], weights)
         if self._check_batch is not None:
             self._check_batch(self, output)
             self._check_batch = None
@@ -226,7 +239,7 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
 
     def note_sampled(self, row: int, completion: str) -> None:
         """Let the scoring of a completion of this batch begin; any thread may call this."""
-        if self._begin_scoring is not None:
+        if self._begin_scoring is not None and self._sampled_problems:
             self._begin_scoring(self._sampled_problems[row], completion)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -250,11 +263,37 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
             return super()._tokenize_prompts(prompts)
         return self._encode(prompts), None, {}  # no images, no further fields
 
-    def compute_loss(self, *arguments: Any, **keywords: Any) -> Tensor:
+    def training_step(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """Compute a mini-batch, and judge its engine where TRL does not compare it.
+
+        TRL compares it with the trainer only to correct what was sampled.
+        """
+        loss: Tensor = super().training_step(*arguments, **keywords)
+        if self._unjudged:
+            sides = map(torch.cat, zip(*self._unjudged, strict=True))
+            self._unjudged = []
+            self._metrics["train"][DIFFERENCE].append(self._judge.judge(self, *sides))
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
+        computed: Any = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+        self._latest = computed[0].detach()
+        TRAINING.note_progress()
+        return computed
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any
+    ) -> Tensor:
         """Compute TRL's loss; before the first advantage it is exactly 0, without a pass."""
         terms = self.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled
         if self._had_signal or terms or self.accelerator.num_processes > 1:
-            return super().compute_loss(*arguments, **keywords)
+            loss = super().compute_loss(model, inputs, *arguments, **keywords)
+            sampled = inputs.get("sampling_per_token_logps")
+            if sampled is not None and "old_per_token_logps" not in inputs:
+                assert self._latest is not None, "TRL no longer computes them by this hook"
+                present = inputs["completion_mask"].bool()
+                self._unjudged.append((sampled[present], self._latest[present]))
+            return loss
         trained = (p for p in self.policy.parameters() if p.requires_grad)
         zero = torch.stack([0 * p.sum() for p in trained]).sum()  # gradients of 0, not none
         return self._require_finite_loss(zero)

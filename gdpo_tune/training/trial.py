@@ -61,6 +61,7 @@ from gdpo_tune.training.evaluation import (
 from gdpo_tune.training.lora import build_adapter_config, load_adapter
 from gdpo_tune.training.memory import explain_out_of_memory
 from gdpo_tune.training.merging import check_parts, write_merge
+from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
 from gdpo_tune.training.self_check import check_first_batch
 from gdpo_tune.training.step_reporter import Clock, StepReporter, TrialWriterToken
@@ -159,7 +160,8 @@ def run_prepared_trial(
         evaluator = Evaluator(config, cache, sampler)
         reporter = StepReporter(config, trainer, evaluator, clock, report)
         trainer.add_callback(reporter)
-        trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
+        with TRAINING.watch():
+            trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
         model, validation, checkpoint = trainer.policy, reporter.validation, reporter.checkpoint
         if trainer.unshared and config.model.shared_prompts == "auto":
             notes[UNSHARED] = trainer.unshared
@@ -187,7 +189,7 @@ def run_prepared_trial(
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
         # after the evaluations, which load prompts
-        environment={**cache.environment, **notes},
+        environment={**cache.environment, **notes, **memory.describe_device(config)},
     )
 
 
@@ -234,7 +236,8 @@ def _train_start(
     evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
     reporter = StepReporter(config, trainer, evaluator, clock, report)
     trainer.add_callback(reporter)
-    trainer.train(resume_from_checkpoint=None if earlier is None else str(earlier.path))
+    with TRAINING.watch():
+        trainer.train(resume_from_checkpoint=None if earlier is None else str(earlier.path))
     assert reporter.checkpoint is not None, "the last step has one"
     checkpoint, found = read_checkpoint(reporter.checkpoint), trainer.demonstrations
     del trainer, reporter

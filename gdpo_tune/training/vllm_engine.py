@@ -20,7 +20,13 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from gdpo_tune.core.engines import V2_RUNNER, find_vllm, round_up_rank
-from gdpo_tune.core.errors import EngineDiedError, EngineError, GdpoTuneError, ResourcesError
+from gdpo_tune.core.errors import (
+    EngineDiedError,
+    EngineError,
+    GdpoTuneError,
+    ResourcesError,
+    TrialFailure,
+)
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOST_SEQUENCES, estimate_engine
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
@@ -33,6 +39,7 @@ from gdpo_tune.training.engine import (
     EngineSlot,
     SampleRequest,
     fall_asleep,
+    forget_prompts,
     wake_up,
 )
 from gdpo_tune.training.lora import write_adapter_to_memory
@@ -111,6 +118,10 @@ def prepare_engine(
 
     # TRL tries the same few ports in every process; trials that start together would collide.
     os.environ.setdefault("MASTER_PORT", str(find_free_port()))
+    if torch.cuda.is_available() and (number := torch.cuda.current_device()):
+        # What vLLM compiles is of one device of a process, and its cache tells ranks apart alone.
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        os.environ.setdefault("VLLM_CACHE_ROOT", f"{root}/vllm/device-{number}")
     trl_vllm.LLM = open_engine
     try:
         with lock_gpu():
@@ -263,9 +274,8 @@ class ColocatedEngine:
         self._trainer = trainer
         generation = trainer.vllm_generation
         self._slot: EngineSlot = generation.llm
-        self._adapter: Any = None
+        self._syncs = 0
         if hasattr(generation.model, "peft_config"):
-            self._adapter = self._build_adapter_request("loaded by every sync")
             synchronize = self._send_adapter
         elif torch.cuda.is_available():
             synchronize = generation.sync_weights
@@ -277,7 +287,7 @@ class ColocatedEngine:
             synchronize()
 
         generation.sync_weights = functools.partial(self._slot.engine.run, wake_and_synchronize)
-        generation.llm = _StepSampler(self._slot, self._adapter, trainer, sleeps=sleeps)
+        generation.llm = self._steps = _StepSampler(self._slot, trainer, sleeps=sleeps)
         self._sample = _name_failures(self._slot.generate, trainer)
         name_engine_failures(trainer)
 
@@ -305,7 +315,7 @@ class ColocatedEngine:
                     seed=seed,
                     detokenize=False,
                 ),
-                self._adapter,
+                self._steps.adapter,
             )
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
@@ -317,17 +327,21 @@ class ColocatedEngine:
         TRL would merge the adapter into the weights: in bfloat16 small updates are rounded away,
         and the weights drift.
         """
-        llm = self._slot.engine.llm
-        with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
-            # Loaded once: later requests for it would load it again.
-            llm.llm_engine.add_lora(self._build_adapter_request(str(directory), load_inplace=True))
-        llm.reset_prefix_cache()
-
-    def _build_adapter_request(self, path: str, *, load_inplace: bool = False) -> Any:
+        llm, number = self._slot.engine.llm, self._slot.adapter
         vllm_lora: Any = import_module("vllm.lora.request")
-        number = self._slot.adapter
-        name = f"{ADAPTER_NAME}-{number}"
-        return vllm_lora.LoRARequest(name, number, path, load_inplace=load_inplace)
+        self._syncs += 1
+        # Both are part of the key of a cached prompt.
+        name = f"{ADAPTER_NAME}-{number}-{self._syncs}"
+        with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
+            path = str(directory)
+            request = vllm_lora.LoRARequest(name, number, path, load_inplace=True)
+            if llm.llm_engine.add_lora(request) is not True:
+                raise TrialFailure(_NOT_LOADED.format("vLLM has refused the adapter"))
+        if self._syncs == 1 and not any(llm.apply_model(_holds_adapter)):
+            raise TrialFailure(_NOT_LOADED.format("vLLM holds its modules under other names"))
+        # It is loaded: these requests would load it again, and its directory is gone.
+        self._steps.adapter = vllm_lora.LoRARequest(name, number, path, load_inplace=False)
+        forget_prompts(llm)
 
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
@@ -335,7 +349,21 @@ class ColocatedEngine:
         weights = self._trainer.vllm_generation._iter_named_params()  # gathered one by one
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         llm.apply_model(_renew_output_heads)
-        llm.reset_prefix_cache()
+        forget_prompts(llm)
+
+
+_NOT_LOADED = (
+    "{}, so it would sample without what is trained\n"
+    "    fix: --set rollout.engine=transformers, or --set model.lora_rank=0"
+)
+
+
+def _holds_adapter(model: Any) -> bool:
+    """Return whether some layer, of experts too, has a factor of an adapter that is not 0."""
+    names = ("lora_a_stacked", "lora_b_stacked")
+    values = (item for module in model.modules() for item in vars(module).items())
+    stacks = (stack for name, stack in values if name.endswith(names))
+    return any(bool(factor.any()) for factors in stacks for factor in factors)
 
 
 def _renew_output_heads(model: Any) -> None:
@@ -349,9 +377,11 @@ def _renew_output_heads(model: Any) -> None:
 class _StepSampler:
     """The engine as TRL calls it for the completions of a step."""
 
-    def __init__(self, slot: EngineSlot, adapter: Any, trainer: Any, *, sleeps: bool) -> None:
+    def __init__(self, slot: EngineSlot, trainer: Any, *, sleeps: bool) -> None:
         self._sleeps = sleeps
-        self.slot, self._adapter, self._trainer = slot, adapter, trainer
+        self.slot, self._trainer = slot, trainer
+        self.adapter: Any = None
+        """vLLM's request of the adapter that the latest sync has loaded, if any."""
         self._tokenizer: Any = None
         if trainer.judges_early:
             self._tokenizer = _copy_tokenizer(trainer.processing_class)
@@ -361,7 +391,7 @@ class _StepSampler:
         return self.slot.engine.llm.llm_engine
 
     def reset_prefix_cache(self) -> None:
-        self.slot.engine.run(self.slot.engine.llm.reset_prefix_cache)
+        self.slot.engine.run(forget_prompts, self.slot.engine.llm)
 
     def generate(
         self, prompts: Sequence[Any], *, sampling_params: Any, use_tqdm: bool
@@ -376,7 +406,7 @@ class _StepSampler:
         for prompt, seed in zip(prompts, seeds, strict=True):
             seeded = copy.copy(sampling_params)
             seeded.seed, seeded.detokenize = seed, False
-            requests.append(SampleRequest(prompt["prompt_token_ids"], seeded, self._adapter))
+            requests.append(SampleRequest(prompt["prompt_token_ids"], seeded, self.adapter))
 
         def note_sampled(row: int, output: Any) -> None:
             tokens = [list(output.outputs[0].token_ids)]

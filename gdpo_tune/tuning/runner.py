@@ -47,7 +47,7 @@ from gdpo_tune.tuning.plan import (
 from gdpo_tune.tuning.proposals import refuse_other_content
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import LOST
-from gdpo_tune.tuning.ray.preflight import check_nodes
+from gdpo_tune.tuning.ray.preflight import check_nodes, find_mixture
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
@@ -174,6 +174,8 @@ def _with_ray(ledger: Ledger, train: str, emit: events.Listener) -> int:
             slots = count_slots(spec, ray_cluster.nodes.list_alive())
             if ray_cluster.joined:
                 check_nodes(spec, ledger.directory, ray_cluster.nodes)
+                if mixture := find_mixture(spec, ray_cluster.nodes):
+                    print(f"note: nodes differ: {mixture}", file=sys.stderr)
             sampler = str(choose_sampler(spec, slots))
             session = ledger.begin_session(started, slots, _describe_machine(), sampler)
             stack.enter_context(_end_session(ledger, session))  # after Ray's servers have ended

@@ -28,7 +28,6 @@ from gpu_check_rows import (
 from gpu_check_sweeps import OutOfTimeError, Processes, StepError
 from gpu_check_trials import (
     AdapterFigures,
-    FollowingFigures,
     ResumedTrial,
     TrainedTrial,
     count_device_states,
@@ -38,6 +37,7 @@ from packaging.requirements import Requirement
 from paired_timing import Block, Pair, Side
 
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.training.self_check import FollowingFigures
 
 HELD = judge("device", "driver", "H", "answers", True, stops=True)
 STOPS = judge("device", "kernel", "7.0", "runs", False, stops=True)
@@ -265,10 +265,11 @@ def test_adapters_are_judged_by_the_engine_and_the_base(figures, results):
 @pytest.mark.parametrize(
     ("figures", "result"),
     [
-        ((0.004, 0.3, 0.005), "held"),
-        ((0.004, 0.004, 0.004), "did not hold"),  # it ignores what the trainer computes
-        ((0.004, 0.3, 0.3), "did not hold"),  # a sync that does nothing
-        ((0.3, 0.004, 0.3), "did not hold"),  # syncs make it worse
+        ((0.004, 0.005, 0.004, 0.004, 0.3), "held"),
+        ((0.004, 0.004, 0.004, 0.004, 0.004), "did not hold"),  # nothing has changed
+        ((0.004, 0.3, 0.3, 0.3, 0.004), "did not hold"),  # a sync that does nothing
+        ((0.004, 0.005, 0.3, 0.004, 0.3), "did not hold"),  # cached prompts of other weights
+        ((0.3, 0.004, 0.004, 0.004, 0.3), "did not hold"),  # other weights from the start
     ],
 )
 def test_an_engine_follows_where_syncs_and_only_syncs_bring_it_close(figures, result: str):

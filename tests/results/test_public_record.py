@@ -95,6 +95,8 @@ def test_texts_of_a_trial_and_metrics_of_its_steps(public):
         "sandbox": "full",
         "prompts_left_out.train": "2 of 128",
         "resumed": "kanarie is damaged: the trial resumes from checkpoint-20",
+        "device": "NVIDIA H100 80GB HBM3, 80 GiB, bfloat16",
+        "versions": "torch 2.11.0+cu130, trl 1.16.0, vllm 0.24.0, driver 580.159.03",
         "note": CANARY,
         CANARY: "1",
     }
@@ -107,6 +109,12 @@ def test_texts_of_a_trial_and_metrics_of_its_steps(public):
         "sandbox": "full",
         "prompts_left_out.train": "2 of 128",
         "resumed": "the trial resumes from checkpoint-20",
+        "device": "NVIDIA H100 80GB HBM3, 80 GiB, bfloat16",
+        "versions": "torch 2.11.0+cu130, trl 1.16.0, vllm 0.24.0, driver 580.159.03",
+    }
+    assert public.select({"device": CANARY, "versions": f"torch {CANARY}"}) == {
+        "device": "",
+        "versions": "",
     }
     own = {f"train/{name}": 0.5 for name in KEPT}
     own |= {"validation/correctness": 1.0, "train/rewards/format/mean": 1.0}

@@ -276,6 +276,14 @@ def test_gpus_of_a_machine_without(load, tmp_path):
     check_resources(spec, {}, devices(tmp_path, "nvidia0"))
 
 
+def test_a_part_of_a_gpu_is_refused_clearly(load, tmp_path):
+    # Source: vllm#41776: it reads as the whole GPU.
+    visible = {"CUDA_VISIBLE_DEVICES": "MIG-5f2b"}
+    with pytest.raises(ResourcesError, match=r"part of a GPU \(MIG\)(?s:.)*fix: name a whole GPU"):
+        check_resources(load("resources.gpus=1"), visible, devices(tmp_path, "nvidia0"))
+    check_resources(load(), visible, tmp_path)
+
+
 def test_more_gpus_than_there_are(load, tmp_path):
     asked = "resources={gpus: 1, workers: 2}"
     with pytest.raises(ResourcesError, match=r"this machine has \d+ and 1\n") as caught:

@@ -57,6 +57,7 @@ class RecordingLLM:
         self.adapters: list[Any] = []
         self.threads = {threading.get_ident()}
         self.resets = 0
+        self.resets_succeed = True
         self.naps = 0
         self.sampler = SimpleNamespace(forward="draws twice", forward_native="draws by seed")
 
@@ -94,11 +95,12 @@ class RecordingLLM:
         self.llm_engine.is_asleep = False
         self.cache.fill_(float("nan"))
 
-    def reset_prefix_cache(self) -> None:
-        """Forget prompts."""
+    def reset_prefix_cache(self) -> bool:
+        """Forget prompts; True if that succeeds, as vLLM says."""
         assert not self.llm_engine.is_asleep
         self.threads.add(threading.get_ident())
         self.resets += 1
+        return self.resets_succeed
 
     def collective_rpc(self, function: Any) -> None:
         """Call a function with the worker."""

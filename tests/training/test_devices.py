@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from gdpo_tune.core import engines
+from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.system import RENDEZVOUS, clear_rendezvous
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import distributed, rollout, trl_arguments
+from gdpo_tune.training import distributed, memory, rollout, trl_arguments
 from gdpo_tune.training.training_state import (
     load_random_state,
     read_random_state,
@@ -160,6 +163,16 @@ def test_another_number_of_processes_draws_anew(tmp_path, monkeypatch):
 # Rendezvous
 
 
+def test_processes_wait_for_each_other_as_long_under_every_launcher(monkeypatch):
+    """Torch's limit for NCCL is ten minutes (`ProcessGroupNCCL`): too short for a checkpoint."""
+    seen = {}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "PartialState", lambda **options: seen.update(options))
+    monkeypatch.setattr(torch.serialization, "register_package", lambda *_: None)
+    distributed.join_process_group()
+    assert seen["timeout"].total_seconds() == distributed.PATIENCE == 3600
+
+
 def test_a_trial_of_one_process_inherits_no_rendezvous(monkeypatch):
     for name in RENDEZVOUS:
         monkeypatch.setenv(name, "1")
@@ -173,3 +186,38 @@ def test_a_trial_of_one_process_inherits_no_rendezvous(monkeypatch):
         monkeypatch.setenv(name, "4")
     clear_rendezvous()
     assert not {*RENDEZVOUS, *ours} & set(os.environ)
+
+
+# A GPU that CUDA cannot use
+
+
+def test_a_trial_with_a_gpu_does_not_train_on_the_cpu_silently(monkeypatch):
+    # Source: the messages of torch 2.11 for a CPU's build, and for a driver that is too old.
+    for error in (
+        AssertionError("Torch not compiled with CUDA enabled"),
+        RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease"),
+    ):
+
+        def fail(error=error):
+            raise error
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "init", fail)
+        reason = re.escape(str(error).splitlines()[0])
+        with pytest.raises(ResourcesError, match=rf"cannot use a GPU on .* \({reason}\)"):
+            memory.require_gpu()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    memory.require_gpu()
+
+
+def test_the_driver_is_read_where_there_is_one(monkeypatch, tmp_path):
+    # Source: /proc/driver/nvidia/version of a data centre's and of an open kernel module.
+    file = tmp_path / "version"
+    monkeypatch.setattr(engines, "DRIVER_FILE", file)
+    assert "driver" not in engines.list_versions()
+    for text, driver in (
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23", "570.86.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Rel", "580.159.03"),
+    ):
+        file.write_text(text)
+        assert engines.list_versions()["driver"] == driver

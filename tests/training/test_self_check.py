@@ -5,13 +5,16 @@ Each mend of `load_policy` and of the trainer is undone, and the trial must stop
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 
-from gdpo_tune.core.errors import TrialFailure
+from gdpo_tune.core.errors import EngineDiedError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.core.trials import UNSHARED
 from gdpo_tune.policies import load_policy as loading
@@ -149,9 +152,8 @@ def test_a_vllm_that_samples_with_other_weights_is_found(llama_policy, tmp_path,
     own = trial.check_first_batch
 
     def add_log_probs(trainer, batch, **keywords):
-        # As TRL returns those of vLLM; NaN where it could not tell.
+        # As TRL returns those of vLLM.
         own_values = torch.full(batch["completion_ids"].shape, -3.0)
-        own_values[:, 0] = float("nan")
         own(trainer, {**batch, "sampling_per_token_logps": own_values}, **keywords)
 
     monkeypatch.setattr(trial, "check_first_batch", add_log_probs)
@@ -180,3 +182,223 @@ ATTEND_TO_LAST = shared_prompts._attend_to_last
 def forget_prompt(query, key, value, *more):
     count = query.shape[2]
     return ATTEND_TO_LAST(query, key[:, :, -count:], value[:, :, -count:], *more)
+
+
+# Engines that have to follow
+
+
+class FollowingEngine:
+    """A stand-in for TRL's `VLLMGeneration`: a copy of the policy, which a sync renews.
+
+    Prompts that it has seen it answers with the weights of that time until a sync empties its
+    cache. Faults are set by name.
+    """
+
+    def __init__(self, policy, fault=""):
+        self.policy, self.fault = policy, fault
+        self.copy = copy.deepcopy(policy).eval()
+        self.max_completion_length = 8
+        self.cached = {}
+        self.syncs = 0
+
+    def sync_weights(self):
+        self.syncs += 1
+        if self.fault == "no sync" or (self.fault == "one sync" and self.syncs > 1):
+            return
+        self.copy = copy.deepcopy(self.policy).eval()
+        if self.fault == "half" and self.syncs == 1:
+            self.copy.model.layers[1].load_state_dict(self.before)
+        if self.fault != "stale cache":
+            self.cached.clear()
+
+    def generate(self, *, prompts, images, num_generations):
+        self.before = copy.deepcopy(self.copy.model.layers[1].state_dict())
+        completions, scores = [], []
+        for prompt in prompts:
+            weights = self.cached.setdefault(tuple(prompt), self.copy)
+            drawn = torch.randint(2, 28, (self.max_completion_length,))
+            logits = weights(torch.cat([torch.tensor(prompt), drawn])[None]).logits[0]
+            told = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, drawn[:, None])
+            completions.append(drawn.tolist())
+            scores.append([[None if self.fault == "nan" else float(one)] for one in told])
+        return prompts, completions, scores, None
+
+
+@pytest.fixture
+def follower(llama_policy):
+    """Return a builder of a trainer whose engine has a fault, and of its first batch."""
+
+    def build(fault=""):
+        policy = loading.load_policy(llama_policy)[0]
+        generation = FollowingEngine(policy, fault)
+        prompts = torch.tensor([[0, 3, 4], [5, 6, 7]])
+        batch = {
+            "prompt_ids": prompts,
+            "prompt_mask": (prompts > 0).long(),
+            "completion_ids": torch.tensor([[8, 9], [10, 11]]),
+            "completion_mask": torch.ones(2, 2, dtype=torch.long),
+        }
+        trainer = SimpleNamespace(
+            policy=policy,
+            temperature=1.0,
+            use_vllm=True,
+            accelerator=Accelerator(cpu=True),
+            vllm_generation=generation,
+        )
+        return trainer, batch
+
+    return build
+
+
+def test_an_engine_that_follows_passes_and_leaves_no_trace(follower):
+    trainer, batch = follower()
+    before = {name: w.clone() for name, w in trainer.policy.state_dict().items()}
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    self_check.check_following(trainer, batch, 0.01)
+    assert torch.equal(torch.get_rng_state(), state)
+    after = trainer.policy.state_dict()
+    assert all(torch.equal(after[name], w) for name, w in before.items())
+    held = trainer.vllm_generation.copy.state_dict()
+    assert all(torch.equal(held[name], w) for name, w in before.items())
+    assert trainer.vllm_generation.max_completion_length == 8
+
+
+@pytest.mark.parametrize("fault", ["no sync", "one sync", "half", "stale cache", "nan"])
+def test_an_engine_that_does_not_follow_is_found(follower, fault):
+    # Source: trl#5312, vllm#34186, vllm#42125, trl#6166.
+    trainer, batch = follower(fault)
+    before = {name: w.clone() for name, w in trainer.policy.state_dict().items()}
+    with pytest.raises(TrialFailure, match=r"self-check of the engine: .*another policy"):
+        self_check.check_following(trainer, batch, 0.01)
+    after = trainer.policy.state_dict()
+    assert all(torch.equal(after[name], w) for name, w in before.items())
+
+
+def test_an_engine_is_believed_once_for_the_weights_that_are_trained(follower):
+    trainer, batch = follower()
+    believed = set()
+    engine = SimpleNamespace(believed=believed)
+    trainer.vllm_generation.llm = SimpleNamespace(slot=SimpleNamespace(engine=engine))
+    for _ in range(2):
+        self_check.check_following(trainer, batch, 0.01)
+        assert (trainer.vllm_generation.syncs, len(believed)) == (2, 1)
+    trainer.policy.model.norm.weight.requires_grad_(False)
+    self_check.check_following(trainer, batch, 0.01)
+    assert (trainer.vllm_generation.syncs, len(believed)) == (4, 2)
+
+
+def test_weights_that_change_nothing_are_refused(follower):
+    trainer, batch = follower()
+    for name, weight in trainer.policy.named_parameters():
+        weight.requires_grad_("layers.1.input_layernorm" in name)
+    with torch.no_grad():  # the rest of the layer drops what that norm returns
+        trainer.policy.model.layers[1].self_attn.o_proj.weight.zero_()
+    trainer.vllm_generation.sync_weights()
+    with pytest.raises(TrialFailure, match="noise on every trained weight moves"):
+        self_check.check_following(trainer, batch, 0.01)
+
+
+def test_a_sampler_that_keeps_weights_of_its_own_is_found(llama_policy, tmp_path, monkeypatch):
+    kept, own = [], self_check.LlamaDecoder
+
+    def decode_as_at_first(policy, *arguments):
+        kept.append(copy.deepcopy(policy))
+        return own(kept[0], *arguments)
+
+    monkeypatch.setattr(self_check, "LlamaDecoder", decode_as_at_first)
+    with pytest.raises(TrialFailure, match=r"self-check of the engine: .*another policy"):
+        run(llama_policy, tmp_path / "trial")
+
+
+# Judgement of each step
+
+
+class Process:
+    """A trainer as `StepJudge` sees it, of a single process."""
+
+    accelerator = SimpleNamespace(reduce=lambda sums: sums)
+
+    def _describe_step(self):
+        return "step 4"
+
+
+def judge_steps(gaps, weights=None):
+    """Judge steps whose log-probabilities differ by these gaps."""
+    judge, trained = self_check.StepJudge(), torch.full((3,), -1.0)
+    return [judge.judge(Process(), trained + gap, trained, weights) for gap in gaps]
+
+
+def test_rounding_and_a_single_bad_step_pass():
+    gaps = [0.02, 0.09, -0.05, 0.4, 0.01, 0.4, 0.02]
+    assert judge_steps(gaps) == pytest.approx([abs(gap) for gap in gaps])
+
+
+@pytest.mark.parametrize("gaps", [[1e-6, 0.06, 0.06], [0.02, 0.11, -0.11], [0.0, 2.0, 5.6]])
+def test_an_engine_that_loses_the_weights_is_found_after_two_steps(gaps):
+    with pytest.raises(EngineDiedError, match=r"no longer follows the policy: .* at step 4"):
+        judge_steps(gaps)
+    judge_steps(gaps[:-1])
+
+
+def test_a_correction_that_leaves_nothing_is_found():
+    with pytest.raises(TrialFailure, match=r"leaves 5.0% of the samples .*(?s:.)*token_truncate"):
+        judge_steps([0.01, 0.01], weights=torch.tensor([[0.1], [0.0]]))
+
+
+def test_nan_of_the_engine_is_found_at_once_and_that_of_the_trainer_in_its_loss():
+    with pytest.raises(EngineDiedError, match=r"3 of 3 log-probabilities of the engine are NaN"):
+        judge_steps([float("nan")])
+    with pytest.raises(EngineDiedError, match="of the engine"):
+        judge_steps([float("-inf")])
+    bad = torch.tensor([float("nan")])
+    assert math.isnan(self_check.StepJudge().judge(Process(), bad, bad))
+
+
+def sample_with_log_probs(make):
+    """Return TRL's `rollout_func` of an engine that tells log-probabilities, changed by `make`."""
+    own, calls = rollout.sample_for_trainer, []
+
+    def sample(prompts, trainer, **options):
+        answer = own(prompts, trainer, **options)
+        calls.append(None)
+        rows = []
+        with torch.no_grad():
+            for pair in zip(answer["prompt_ids"], answer["completion_ids"], strict=True):
+                exact = self_check._read_completions(trainer, [tuple(map(list, pair))])
+                rows.append([make(value, len(calls)) for value in exact.tolist()])
+        return {**answer, "logprobs": rows}
+
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda value, step: value if step == 1 else value - 1, "no longer follows .* step 3"),
+        (lambda value, step: value if step == 1 else None, "engine are NaN or infinite at step 2"),
+    ],
+)
+def test_engines_are_judged_without_a_correction_too(
+    llama_policy, tmp_path, monkeypatch, make, expected
+):
+    """TRL then computes no log-probabilities of the trainer before the loss."""
+    monkeypatch.setattr(rollout, "sample_for_trainer", sample_with_log_probs(make))
+    config = build_trial_config(llama_policy, tmp_path, settings=SETTINGS)
+    with pytest.raises(EngineDiedError, match=expected):
+        train(config, resume=None, report=lambda *_: None)
+
+
+def test_the_difference_is_recorded_without_a_correction(llama_policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        rollout, "sample_for_trainer", sample_with_log_probs(lambda value, _: value + 0.01)
+    )
+    monkeypatch.setattr(self_check, "LIMITS", {torch.float32: 0.02})
+    config = build_trial_config(llama_policy, tmp_path, settings=ONE_STEP)
+    for size in (16, 3):  # also in micro-batches of different lengths
+        steps = []
+        settings = ONE_STEP.replace(micro_batch_size=size)
+        config = dataclasses.replace(config, training=settings, directory=tmp_path / str(size))
+        train(config, resume=None, report=lambda step, _: steps.append(step.metrics))  # noqa: B023
+        name = "train/sampling/sampling_logp_difference/mean"
+        assert steps[0][name] == pytest.approx(0.01, abs=1e-4)

@@ -20,7 +20,13 @@ from accelerate import Accelerator
 from trl.generation import vllm_generation as trl_vllm
 
 from gdpo_tune.core.engines import V2_RUNNER, VLLM
-from gdpo_tune.core.errors import CrowdedGpuError, EngineDiedError, EngineError, ResourcesError
+from gdpo_tune.core.errors import (
+    CrowdedGpuError,
+    EngineDiedError,
+    EngineError,
+    ResourcesError,
+    TrialFailure,
+)
 from gdpo_tune.core.gpu_memory import TrialMemory
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy, measure_policy
@@ -250,6 +256,19 @@ def test_engines_that_start_together_meet_at_ports_of_their_own(
     assert "MASTER_PORT" not in os.environ
 
 
+@pytest.mark.parametrize(("number", "root"), [(0, None), (3, "/cache/vllm/device-3")])
+def test_what_vllm_compiles_is_kept_for_each_device_of_a_machine(
+    config, policy, engine, gpu, monkeypatch, number, root
+):
+    # Source: vllm#38962, SkyRL#2183: its cache has a directory for each rank alone.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: number)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "")  # it is set again after the test
+    monkeypatch.delenv("VLLM_CACHE_ROOT")
+    start(config, policy)
+    assert os.environ.get("VLLM_CACHE_ROOT") == root
+
+
 def test_a_start_that_fails_leaves_no_trace(config, policy, engine, monkeypatch):
     def no_memory(**_):
         os.environ["RANK"] = "0"
@@ -411,8 +430,9 @@ class SpelledTokenizer:
         return [" ".join(map(str, tokens)) for tokens in batch]
 
 
-def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch):
-    """TRL's own sync merges it into the weights, which then differ after a few syncs."""
+@pytest.fixture
+def adapter_engine(adapted, monkeypatch):
+    """A trainer with a stand-in for vLLM that loads adapters, and what it has loaded."""
     from safetensors.torch import load_file
 
     fake = ModuleType("vllm.lora.request")
@@ -421,44 +441,81 @@ def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapted, monkeypatch
     monkeypatch.setitem(sys.modules, "vllm.lora", ModuleType("vllm.lora"))
     monkeypatch.setitem(sys.modules, "vllm.lora.request", fake)
     loaded = []
+    layer = torch.nn.Module()
+    layer.lora_a_stacked = (torch.zeros(1, 1, 4, 8), torch.ones(1, 1, 4, 8))
 
     def add_lora(request):
-        assert request[:2] == ("policy-1", 1)
-        assert request[3] is True
-        loaded.append(load_file(f"{request[2]}/adapter_model.safetensors"))
+        loaded.append((request, load_file(f"{request[2]}/adapter_model.safetensors")))
+        return True
 
     llm = RecordingLLM()
     llm.llm_engine.add_lora = add_lora
+    llm.apply_model = lambda function: [function(layer)]
+    llm.layer = layer
     engine = engines.EnginePool().open("a", lambda: llm, threads=1)
-    generation = SimpleNamespace(model=adapted, llm=engine, generate=None, sync_weights=None)
     told = []
     trainer = SimpleNamespace(
-        vllm_generation=generation,
+        vllm_generation=SimpleNamespace(
+            model=adapted, llm=engine, generate=None, sync_weights=None
+        ),
         state=SimpleNamespace(global_step=0),
         _last_loaded_step=-1,
         judges_early=True,
         processing_class=SpelledTokenizer(),
         note_sampled=lambda row, text: told.append((row, text)),
+        told=told,
     )
-    before = {name: value.clone() for name, value in adapted.state_dict().items()}
     vllm_engine.ColocatedEngine(trainer)
+    return trainer, llm, loaded
+
+
+def test_a_sync_hands_the_adapter_over_and_writes_no_weight(adapter_engine, adapted):
+    """TRL's own sync merges it into the weights, which then differ after a few syncs."""
+    trainer, llm, loaded = adapter_engine
+    generation = trainer.vllm_generation
+    before = {name: value.clone() for name, value in adapted.state_dict().items()}
     for _ in range(3):
         generation.sync_weights()
     after = adapted.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert len(loaded) == 3
-    sent = loaded[-1]
+    requests = [request for request, _ in loaded]
+    assert {(number, in_place) for _, number, _, in_place in requests} == {(1, True)}
+    # What a cached prompt is known by: vLLM's `kv_cache_utils._gen_lora_extra_hash_keys`.
+    assert len({name for name, *_ in requests}) == len({r[2] for r in requests}) == 3
+    sent = loaded[-1][1]
     trained = {n.replace(".default.", "."): v for n, v in before.items() if ".lora_" in n}
     assert sent.keys() == trained.keys()
     assert all(torch.equal(sent[name], trained[name]) for name in sent)
     prompts = [{"prompt_token_ids": [3, 3]}, {"prompt_token_ids": [4]}]
     generation.llm.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
-    assert told == [(1, "4"), (0, "3")]  # for the judge, as they end
+    assert trainer.told == [(1, "4"), (0, "3")]  # for the judge, as they end
     seeds = [one.seed for one in llm.requests[-1][1]]
     assert seeds[0] != seeds[1]
     request, _ = llm.adapters
-    assert request[:2] == ("policy-1", 1)
+    assert request[:3] == requests[-1][:3]
     assert request[3] is False  # or every request would load the adapter again
+
+
+def test_an_adapter_that_vllm_refuses_or_does_not_know_ends_the_trial(adapter_engine):
+    # Source: vllm#34186, case of an adapter whose modules have other names in vLLM.
+    trainer, llm, _ = adapter_engine
+    llm.layer.lora_a_stacked = (torch.zeros(1, 1, 4, 8),)
+    with pytest.raises(TrialFailure, match=r"under other names.*(?s:.)*engine=transformers"):
+        trainer.vllm_generation.sync_weights()
+    llm.llm_engine.add_lora = lambda request: False
+    with pytest.raises(TrialFailure, match="has refused the adapter"):
+        trainer.vllm_generation.sync_weights()
+
+
+def test_a_cache_of_prompts_that_stays_is_an_error(adapter_engine):
+    # Source: vllm#42125; `reset_prefix_cache` returns False while a block is in use.
+    trainer, llm, _ = adapter_engine
+    llm.resets_succeed = False
+    with pytest.raises(EngineDiedError, match="keeps its cache of prompts"):
+        trainer.vllm_generation.sync_weights()
+    with pytest.raises(EngineDiedError, match="keeps its cache of prompts"):
+        trainer.vllm_generation.llm.reset_prefix_cache()  # as TRL calls it
 
 
 # Engines that die

@@ -19,12 +19,19 @@ from ray.exceptions import (
     RayActorError,
     RayTaskError,
 )
-from ray.train import TrainingFailedError
+from ray.train import TrainingFailedError, UserCallback
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.failure_handling import FailureDecision
+from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
+from ray.train.v2.api.exceptions import ControllerError, PreemptionError
+from ray.train.v2.api.preemption import PreemptionInfo
 from ray.tune.execution import tune_controller as controller
 
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.events import Incident, IncidentOccurred
+from gdpo_tune.core.trials import Cost
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning import lifecycle
 from gdpo_tune.tuning.attempts import (
     DEATHS,
@@ -44,7 +51,12 @@ from gdpo_tune.tuning.ray import tune, workers
 from gdpo_tune.tuning.ray.attempt import NODE_DIED
 from gdpo_tune.tuning.ray.tune import TuneCallback, TuneSearcher, describe_failure
 from tests.support.search_driver import Driver
-from tests.support.tuning import build_measurement, load_code_spec
+from tests.support.tuning import (
+    build_attempt,
+    build_measurement,
+    build_trial_config,
+    load_code_spec,
+)
 
 NODE_LOST = RayActorError(error_msg=f"The actor died because {NODE_DIED}. Node Id: b")
 DIED = ActorDiedError()
@@ -497,3 +509,55 @@ def test_the_number_of_running_trials_follows_the_slots_of_the_nodes(sweep: Node
     sweep.table.alive["d"] = True
     sweep.nodes.refresh()
     assert sweep.driver.ask() is not None
+
+
+def test_preemptions_and_starts_that_fail_are_no_endless_retries_of_ray(tmp_path, monkeypatch):
+    # Source: `DefaultFailurePolicy.make_decision` of Ray Train, which retries both by default.
+    runs = []
+
+    class Trainer:
+        def __init__(self, function, **settings):
+            runs.append(settings)
+
+        def fit(self):
+            raise PREEMPTED
+
+    monkeypatch.setattr(workers, "TorchTrainer", Trainer)
+    monkeypatch.setattr(workers, "TuneReportCallback", UserCallback)  # outside of Tune
+    attempt = build_attempt(build_trial_config(tmp_path), workers=2)
+    with pytest.raises(AttemptError) as caught:
+        workers.train_in_group(attempt)
+    assert caught.value.cause == "lost"
+    policy = DefaultFailurePolicy(runs[0]["run_config"].failure_config)
+    assert policy.make_decision(PREEMPTED) is FailureDecision.RAISE
+    late = ControllerError(WorkerGroupStartupTimeoutError(2))
+    decisions = [policy.make_decision(late) for _ in range(workers.STARTS)]
+    assert decisions == [*[FailureDecision.RETRY] * (workers.STARTS - 1), FailureDecision.RAISE]
+
+
+def test_a_preempted_process_is_a_lost_node():
+    failed = TrainingFailedError("two processes")
+    failed.worker_failures = {0: ValueError("peer"), 1: RayActorError(preempted=True)}
+    cause = workers.find_cause(failed, 2)
+    assert isinstance(cause, AttemptError)
+    assert cause.cause == "lost"
+
+
+def test_a_process_resumes_from_what_is_on_disk_when_it_begins(tmp_path, monkeypatch):
+    """Ray may start it again after the trial has written checkpoints, and deleted earlier ones."""
+    attempt = build_attempt(build_trial_config(tmp_path), workers=2)
+    directory = attempt.trial.directory
+    resumed = []
+    monkeypatch.setattr(
+        workers.registry, "load", lambda _: lambda trial, resume, report: resumed.append(resume)
+    )
+    monkeypatch.setattr(workers, "read_shared_variables", lambda: None)
+    workers.train_in_worker(wrap_for_ray(attempt))
+    for step in (10, 20):
+        write_checkpoint(directory, step, Cost(), lambda path: (path / "a").write_text("b"))
+    (directory / "checkpoint-10" / "complete.json").unlink()
+    workers.train_in_worker(wrap_for_ray(attempt))
+    assert resumed == [None, directory / "checkpoint-20"]
+
+
+PREEMPTED = PreemptionError(PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={"n": [1]}))

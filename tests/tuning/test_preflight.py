@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gdpo_tune.core.errors import ClusterError
 from gdpo_tune.spec import Resources, SweepSpec
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes
+from gdpo_tune.tuning.ray import preflight
 from gdpo_tune.tuning.ray.preflight import (
     COMPILER,
     NodeAnswer,
     check_nodes,
+    find_mixture,
     list_needed_paths,
     probe_node,
     read_cluster_memory,
@@ -179,6 +183,60 @@ def test_a_fix_is_one_of_the_problem(tmp_path, check, needed, fix, monkeypatch):
     assert fix in str(caught.value)
     assert str(caught.value).count("fix:") == 1
     assert ("apt-get" in str(caught.value)) is (needed == COMPILER)
+
+
+# Nodes of several kinds
+
+H100 = {"torch": "2.11.0", "vllm": "0.24.0", "GPU": "NVIDIA H100 of 80 GiB", "bfloat16": "native"}
+T4 = {**H100, "GPU": "Tesla T4 of 15 GiB", "bfloat16": "none"}
+WITHOUT_VLLM = {name: value for name, value in H100.items() if name != "vllm"}
+
+
+@pytest.fixture
+def mix(tmp_path, monkeypatch):
+    """Return a function that compares two nodes by what they answer."""
+
+    def find(facts, *overrides):
+        with_gpus = [{**n, "Resources": {"CPU": 2.0, "GPU": 1.0}, "Alive": True} for n in NODES]
+        answers = dict(zip((n["NodeID"] for n in NODES), facts, strict=True))
+        monkeypatch.setattr(preflight, "ask_nodes", lambda *_: answers)
+        spec = load_code_spec(tmp_path, ["resources.gpus=1", *overrides])
+        return find_mixture(spec, Nodes(lambda: with_gpus))
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("other", "key", "fix"),
+    [
+        (T4, "model.dtype", "float32"),  # Source: RLinf#562
+        (WITHOUT_VLLM, "rollout.engine", "transformers"),  # Source: ray#64294
+    ],
+)
+def test_nodes_on_which_auto_means_something_else_are_refused(mix, other, key, fix):
+    with pytest.raises(ClusterError, match=rf"{key} = auto would .* none on two") as caught:
+        mix([H100, other])
+    assert f"fix: --set {key}={fix}" in str(caught.value)
+    assert "on two (bbbbbbbb)" in mix([H100, other], f"{key}={fix}")
+
+
+def test_nodes_that_differ_in_what_decides_nothing_are_named(mix):
+    assert mix([H100, H100]) == ""
+    newer = {**H100, "torch": "2.12.0", "vllm": "0.27.0"}
+    assert mix([H100, newer]) == (
+        "torch 2.11.0 on one (aaaaaaaa); 2.12.0 on two (bbbbbbbb), "
+        "vllm 0.24.0 on one (aaaaaaaa); 0.27.0 on two (bbbbbbbb)"
+    )
+
+
+def test_a_gpu_that_cuda_cannot_use_is_refused(mix, monkeypatch):
+    old = {"torch": "2.11.0", "problem": "RuntimeError: The NVIDIA driver is too old"}
+    with pytest.raises(ClusterError, match=r"node two \(bbbbbbbb\) \(RuntimeError: The NVIDIA"):
+        mix([H100, old])
+    answer = preflight.describe_node(True)  # here, where CUDA finds no GPU, or torch has none
+    assert ("problem" in answer) is not torch.cuda.is_available()
+    assert answer["torch"] == importlib.metadata.version("torch")
+    assert "problem" not in preflight.describe_node(False)
 
 
 def make_tool(directory: Path, *amounts: int) -> str:

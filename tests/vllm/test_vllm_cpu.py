@@ -102,7 +102,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
 def test_a_trial_samples_with_vllm_from_start_to_end(build_config, train_and_report, settings):
     outcome, reports = train_and_report(build_config(model=settings))
     for measurement in reports:
-        mismatch = {n: x for n, x in measurement.metrics.items() if n.startswith("train/rollout/")}
+        mismatch = {n: x for n, x in measurement.metrics.items() if n.startswith("train/sampling/")}
         print(f"  step {measurement.step}:", ", ".join(f"{n} {x:.7f}" for n, x in mismatch.items()))
     print("  test:", ", ".join(f"{name} {one.mean:.4f}" for name, one in outcome.test.items()))
     assert [m.step for m in reports] == [1, 2]

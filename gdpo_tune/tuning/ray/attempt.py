@@ -181,8 +181,10 @@ def train_from_checkpoint(
         if train is None:
             from gdpo_tune.tuning.ray.workers import train_in_group  # only now: Ray Train is large
 
-            outcome = train_in_group(attempt, checkpoints.newest)
+            outcome = train_in_group(attempt)
         else:
+            if attempt.setup.gpus:
+                registry.load("gdpo_tune.training.memory:require_gpu")()
             outcome = train(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:

@@ -6,14 +6,17 @@ as a trial moves. So each node that sees a new file of the driver's replies with
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_tune.core import task_files
-from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem
+from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem, list_versions
 from gdpo_tune.core.errors import ClusterError, StoreError
 from gdpo_tune.core.files import expand_path, path_exists
 from gdpo_tune.ledger.sweep_store import check_store_writable
@@ -144,6 +147,74 @@ def check_nodes(spec: SweepSpec, directory: Path, nodes: Nodes) -> None:
         raise ClusterError(
             f"trials could not run everywhere: {'; '.join(problems)}\n    fix: {'; '.join(fixes)}"
         )
+
+
+_NONE = "none"
+_ASK_CUDA = """
+import json, torch
+torch.cuda.init()
+gpus = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+print(json.dumps({
+    "GPU": ", ".join(sorted({f"{g.name} of {g.total_memory / 2**30:.0f} GiB" for g in gpus})),
+    "bfloat16": "native" if torch.cuda.is_bf16_supported(including_emulation=False) else "none",
+}))
+"""
+
+
+def describe_node(has_gpus: bool) -> dict[str, str]:
+    """Return versions, and what CUDA says of the GPUs of this node, if any; runs there.
+
+    A GPU that CUDA cannot use is a `problem`.
+    """
+    facts = list_versions()
+    if has_gpus:
+        # Ray hides all GPUs from a task that asks for none.
+        hidden = {} if os.environ.get("CUDA_VISIBLE_DEVICES") else {"CUDA_VISIBLE_DEVICES"}
+        variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        command = [sys.executable, "-c", _ASK_CUDA]
+        answer = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+        if answer.returncode:
+            lines = answer.stderr.strip().splitlines()
+            return {**facts, "problem": lines[-1] if lines else f"status {answer.returncode}"}
+        facts |= json.loads(answer.stdout.splitlines()[-1])
+    return facts
+
+
+def find_mixture(spec: SweepSpec, nodes: Nodes) -> str:
+    """Return how the nodes with room for a trial differ; empty: in nothing that was asked.
+
+    Raises:
+        ClusterError: CUDA cannot use the GPUs of one, or `auto` would mean another number format or
+            another engine on some of them.
+    """
+    has_gpus = spec.resources.gpus > 0
+    able = [n for n in nodes.list_alive() if count_workers(spec.resources, n.resources)]
+    answers = ask_nodes(able, describe_node, lambda _: (has_gpus,))
+    facts = {str(n): f for n in able if isinstance(f := answers.get(n.id), dict)}
+    if unfit := [f"{node} ({f['problem']})" for node, f in facts.items() if "problem" in f]:
+        raise ClusterError(
+            f"resources.gpus: CUDA cannot use the GPUs of node {', '.join(unfit)}, and trials "
+            "would train on the CPU there\n"
+            "    fix: a driver for the build of torch there (docs/gpus.md), or another build"
+        )
+
+    mixed: dict[str, str] = {}
+    for name in dict.fromkeys(name for known in facts.values() for name in known):
+        kinds: dict[str, list[str]] = {}
+        for node, known in facts.items():
+            kinds.setdefault(known.get(name, _NONE), []).append(node)
+        parts = (f"{kind} on {', '.join(found)}" for kind, found in kinds.items())
+        mixed |= {name: f"{name} {'; '.join(parts)}"} if len(kinds) > 1 else {}
+    for name, key, value, other in (
+        ("bfloat16", "model.dtype", spec.model.dtype, "float32"),
+        ("vllm", "rollout.engine", spec.rollout.engine, "transformers"),
+    ):
+        if has_gpus and value == "auto" and f"{_NONE} on" in mixed.get(name, ""):
+            raise ClusterError(
+                f"{key} = auto would not mean the same for all trials ({mixed[name]})\n"
+                f"    fix: --set {key}={other}, or nodes of one kind"
+            )
+    return ", ".join(mixed.values())
 
 
 def list_needed_paths(spec: SweepSpec) -> list[str]:

@@ -6,28 +6,31 @@ The trial's directory has to be on a disk that all nodes see.
 from __future__ import annotations
 
 import uuid
-from pathlib import Path
 from typing import Any
 
 import ray.train
 from ray.exceptions import RayActorError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2.api.exceptions import PreemptionError
 from ray.tune.integration.ray_train import TuneReportCallback
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.training import distributed, worker_cache
+from gdpo_tune.training.checkpoints import find_newest_checkpoint
+from gdpo_tune.training.distributed import PATIENCE
+from gdpo_tune.training.memory import require_gpu
 from gdpo_tune.tuning.attempts import AttemptConfig, AttemptError, unwrap_attempt, wrap_for_ray
 from gdpo_tune.tuning.ray.attempt import NODE_DIED, RAY_DIRECTORY, Reporter
 from gdpo_tune.tuning.ray.head_store import read_shared_variables
 
-PATIENCE = 3600
-"""Seconds that a process waits for the others: one may be writing a large checkpoint."""
+STARTS = 3
+"""Attempts of Ray to start the processes of a trial."""
 
 
-def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | None:
+def train_in_group(attempt: AttemptConfig) -> Outcome | None:
     """Train one trial in processes of its own; return None if it was stopped early.
 
     Raises:
@@ -38,7 +41,7 @@ def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | Non
     setup = attempt.setup
     trainer = TorchTrainer(
         train_in_worker,
-        train_loop_config={**wrap_for_ray(attempt), "resume": resume},
+        train_loop_config=wrap_for_ray(attempt),
         torch_config=TorchConfig(backend="nccl" if setup.gpus else "gloo", timeout_s=PATIENCE),
         scaling_config=ScalingConfig(
             num_workers=setup.workers,
@@ -49,8 +52,11 @@ def train_in_group(attempt: AttemptConfig, resume: Path | None) -> Outcome | Non
             # an earlier run of this name would be restored
             name=f"{attempt.trial.directory.name}-{uuid.uuid4().hex}",
             storage_path=str(setup.spec_file.parent / RAY_DIRECTORY / "workers"),
-            # Ray Tune starts further attempts, as it does for trials of one process.
-            failure_config=FailureConfig(max_failures=0),
+            # Ray Tune starts further attempts, as it does for trials of one process. By default
+            # Ray Train goes on for ever after preemptions and starts that fail.
+            failure_config=FailureConfig(
+                max_failures=0, max_preemption_failures=0, controller_failure_limit=STARTS - 1
+            ),
             callbacks=[TuneReportCallback()],
         ),
     )
@@ -66,8 +72,13 @@ def train_in_worker(config: dict[str, Any]) -> Outcome | None:
     attempt = unwrap_attempt(config)
     reporter = GroupReporter(attempt)
     try:
+        if attempt.setup.gpus:
+            require_gpu()
         train = registry.load(attempt.setup.train)
-        return train(attempt.trial, resume=config["resume"], report=reporter)
+        distributed.join_process_group()
+        # Here: Ray may start a process long after it was told to, or once more.
+        resume = distributed.broadcast_from_first(find_newest_checkpoint(attempt.trial.directory))
+        return train(attempt.trial, resume=resume, report=reporter)
     except SystemExit:
         if not reporter.stopped:
             raise
@@ -97,6 +108,8 @@ def find_cause(error: TrainingFailedError, workers: int) -> Exception:
 
     The errors of the others, in the middle of an exchange, say nothing.
     """
+    if isinstance(error, PreemptionError):
+        return AttemptError("lost", "the owner of a node of the trial's processes takes it back")
     failures: dict[int, Any] = getattr(error, "worker_failures", {})
     # Ray Train wraps the exception of a process, or why it is gone, in an error of its own.
     errors: list[Exception] = [
@@ -107,7 +120,7 @@ def find_cause(error: TrainingFailedError, workers: int) -> Exception:
     for failure in errors:
         if isinstance(failure, GdpoTuneError | AttemptError):
             return failure
-    if any(NODE_DIED in str(failure) for failure in died):
+    if any(NODE_DIED in str(failure) or failure.preempted for failure in died):
         return AttemptError("lost", "the node of one of the trial's processes died")
     if died:
         message = f"one of the trial's {workers} processes died (killed, out of memory, or crashed)"
