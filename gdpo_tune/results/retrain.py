@@ -41,7 +41,7 @@ from gdpo_tune.spec.space import format_domain
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
-    *("required_metrics", "parts"),  # parts are those of a merge, which no training has
+    *("required_metrics", "parts", "writes_whole"),  # no training has the parts of a merge
     "start",  # its content counts
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
@@ -268,7 +268,7 @@ def build_trial_config(
         request.params, request.seed if seed is None else seed, directory
     )
     threads = config.threads if threads is None else threads
-    return dataclasses.replace(config, threads=threads, start=request.start)
+    return dataclasses.replace(config, threads=threads, start=request.start, writes_whole=True)
 
 
 def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.trial_files import ADAPTER
+from gdpo_tune.policies.adapters import load_adapter
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, worker_cache
-from gdpo_tune.training.lora import build_adapter_config, load_adapter
+from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (
@@ -160,8 +160,10 @@ def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
         logits = [model(tokens).logits for model in (before, merged, adapted)]
     torch.testing.assert_close(logits[1], logits[2], atol=1e-5, rtol=1e-5)
     assert float((logits[0] - logits[1]).abs().max()) > 1e-3
-    saved = json.loads((outcome.checkpoint / ADAPTER / "adapter_config.json").read_text())
+    saved = json.loads((outcome.checkpoint / "adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"]) == (4, 8)
+    assert (saved["base_model_name_or_path"], saved["revision"]) == (policy, None)
+    assert not list(outcome.checkpoint.glob("model*")), "its base is not written"
     assert torch.equal(merged.get_input_embeddings().weight, before.get_input_embeddings().weight)
     assert len(reports) == SETTINGS.steps
 
