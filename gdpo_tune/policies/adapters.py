@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG, find_adapter
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def read_base(adapter: Path) -> tuple[str, str]:
     """Return name and revision of the policy below an adapter, as its own file states them."""
     try:
         config: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text("utf-8"))
-        name, revision = config["base_model_name_or_path"], config.get("revision")
+        name, revision = str(config["base_model_name_or_path"]), str(config.get("revision") or "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PolicyError(f"{adapter / ADAPTER_CONFIG} names no base: {error}") from error
-    return str(name), str(revision or "")
+    return name, "" if is_directory(Path(name)) else revision  # that of a start is a directory
 
 
 def load_adapter(model: PreTrainedModel, directory: Path) -> Any:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.files import (
@@ -118,7 +118,7 @@ def suggest_policy(name: str) -> str:
 
 def load_policy(
     name: str,
-    dtype: torch.dtype | Literal["auto"] | None = None,
+    dtype: torch.dtype | str | None = None,
     revision: str = "",
     *,
     dropout: bool = False,
@@ -127,8 +127,9 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
-    With `weights` they are those of another directory, trained from this policy. The directory of
-    an adapter stands for the policy that it makes of its base.
+    `dtype` may be a name, or "auto" for the type of its files. With `weights` they are those of
+    another directory, trained from this policy. The directory of an adapter stands for the policy
+    that it makes of its base.
 
     The tokenizer pads on the left, with its end token if it has no pad token, as TRL does. Of the
     policy's generation config only the ids of tokens stay; `temperature` is that by which it is
@@ -460,7 +461,11 @@ def restore_base_files(directory: Path, policy: str, revision: str = "") -> None
         write_atomically(directory / file.name, text)
 
 
-def find_required_version(directory: Path) -> int | None:
-    """Return the first major version of Transformers that reads a policy; None: any does."""
-    text = "".join(file.read_text(encoding="utf-8") for file in directory.glob("*config.json"))
+def find_required_version(*directories: Path | None) -> int | None:
+    """Return the first major version of Transformers that reads a policy; None: any does.
+
+    Files of an adapter are in its directory, and in that of its base, unless it is unknown.
+    """
+    files = (file for each in directories if each for file in each.glob("*config.json"))
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     return 5 if "rope_parameters" in text or "TokenizersBackend" in text else None

@@ -63,16 +63,14 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
         )
     peft: Any = import_module("peft")
     # Readers of the adapter get these weights even when the base's main branch has moved on.
-    commit = settings.revision or getattr(model.config, "_commit_hash", None)
+    commit = getattr(model.config, "_commit_hash", None)
     return peft.LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
         target_modules=EVERY_LINEAR if targets == (EVERY_LINEAR,) else list(targets),
         task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in modules),
-        revision=None
-        if Path(model.name_or_path or "").is_dir()
-        else commit,  # the policy of a start
+        revision=settings.revision or commit,
     )
 
 
