@@ -152,6 +152,8 @@ def _write_whole(
         yield content
         return
 
+    from transformers.utils import logging
+
     from gdpo_tune.core.files import explain_full_disk
     from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.core.trials import find_start
@@ -164,6 +166,7 @@ def _write_whole(
     sweep, adapter = publication.sweep, content.adapter
     name, revision = sweep.spec.policy, sweep.spec.model.revision
     start = fetch_start(sweep.spec, find_start(sweep.records))
+    logging.disable_progress_bar()
     dtype = read_initial_policy(adapter, DTYPE) or "auto"
     directory.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".whole-", dir=directory) as temporary:

@@ -289,7 +289,7 @@ def _check_directory(name: str, directory: Path) -> None:
     if (directory / ADAPTER_CONFIG).is_file():
         raise PolicyError(
             f"policy {name!r} is an adapter, and a training begins at a whole policy: write one by "
-            "python -m gdpo_tune.merge SWEEP --weights TRIAL=1, or merge it with PEFT"
+            "python -m gdpo_tune.publish SWEEP:CANDIDATE --to USER/NAME --dry-run"
         )
     if config is None:
         raise PolicyError(
