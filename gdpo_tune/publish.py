@@ -152,31 +152,20 @@ def _write_whole(
         yield content
         return
 
-    from transformers.utils import logging
-
-    from gdpo_tune.core.files import explain_full_disk
-    from gdpo_tune.core.trial_config import TrainedPart
     from gdpo_tune.core.trials import find_start
-    from gdpo_tune.policies.adapters import DTYPE, read_initial_policy
-    from gdpo_tune.policies.load_policy import load_policy, restore_base_files
     from gdpo_tune.publishing.record import collect_policy_files
     from gdpo_tune.results.open_sweep import fetch_start
-    from gdpo_tune.training.merging import write_merge
+    from gdpo_tune.training.merging import write_whole_policy
 
-    sweep, adapter = publication.sweep, content.adapter
-    name, revision = sweep.spec.policy, sweep.spec.model.revision
-    start = fetch_start(sweep.spec, find_start(sweep.records))
-    logging.disable_progress_bar()
-    dtype = read_initial_policy(adapter, DTYPE) or "auto"
+    sweep, spec = publication.sweep, publication.sweep.spec
+    start = fetch_start(spec, find_start(sweep.records))
     directory.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".whole-", dir=directory) as temporary:
-        place = Path(temporary)
-        temperature = sweep.spec.training.evaluation_temperature
-        base, _ = load_policy(name, dtype, revision, temperature=temperature, weights=start)
-        write_merge((TrainedPart(adapter, 1.0),), place, lambda: base)
-        with explain_full_disk(directory, "a policy"):
-            restore_base_files(place, name, revision)
-        yield content.add_policy(collect_policy_files(sweep, place).files)
+    with TemporaryDirectory(prefix=".whole-", dir=directory) as place:
+        write_whole_policy(
+            *(content.adapter, Path(place), spec.policy, spec.model.revision, start),
+            temperature=spec.training.evaluation_temperature,
+        )
+        yield content.add_policy(collect_policy_files(sweep, Path(place)).files)
 
 
 def _upload_all(

@@ -38,7 +38,7 @@ DIFFERENCES = (
     ),
     Difference(
         "a merge of adapters",
-        "may stay a set of adapters with weights",
+        "an adapter with the ranks of all parts, or a set of adapters with weights",
         "one model without adapters",
     ),
 )

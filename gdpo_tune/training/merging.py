@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
@@ -36,6 +37,7 @@ from gdpo_tune.core.trial_files import (
 )
 from gdpo_tune.core.trials import check_part_weights
 from gdpo_tune.policies.adapters import DTYPE, INITIAL_FILE, join_adapter, read_initial_policy
+from gdpo_tune.policies.load_policy import load_policy, restore_base_files
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
 from gdpo_tune.training.checkpoints import (
     OPTIMIZER_FILE,
@@ -125,6 +127,31 @@ def write_merge(
             _join_adapters(parts, target)
         if load_initial is not None:
             join_adapter(load_initial(), directory).save_pretrained(directory)
+
+
+def write_whole_policy(
+    adapter: Path,
+    directory: Path,
+    policy: str,
+    revision: str,
+    start: Path | None,
+    temperature: float,
+) -> None:
+    """Write what an adapter makes of its base, whole, in the type in which its trial computed.
+
+    The base is a policy, or what its supervised `start` made of it; `temperature` is that by which
+    it is judged. `directory` exists and is empty.
+
+    Raises:
+        DiskFullError: there is no room for it.
+        PolicyError: the adapter was trained from another policy.
+    """
+    logging.disable_progress_bar()
+    dtype = read_initial_policy(adapter, DTYPE) or "auto"
+    base, _ = load_policy(policy, dtype, revision, temperature=temperature, weights=start)
+    write_merge((TrainedPart(adapter, 1.0),), directory, lambda: base)
+    with explain_full_disk(directory, "a policy"):
+        restore_base_files(directory, policy, revision)
 
 
 def write_mixture(parts: Sequence[TrainedPart], directory: Path) -> None:

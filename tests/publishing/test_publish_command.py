@@ -196,7 +196,7 @@ def test_an_adapter_names_the_revision_of_its_base(tmp_path, hub, monkeypatch, s
         asked.append((name, dtype, revision))
         return load_policy("embedded")
 
-    monkeypatch.setattr("gdpo_tune.policies.load_policy.load_policy", load)
+    monkeypatch.setattr("gdpo_tune.training.merging.load_policy", load)
     publish.main([f"{spec.directory}:1", "--to", "me/knee"])
     assert asked == [("org/base", "auto", "v1.0")], "in the type of its files, if none is recorded"
     files = get_files(hub)
