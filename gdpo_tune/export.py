@@ -169,9 +169,9 @@ def _write_policy(saved: Path, config: TrialConfig) -> Path:
 
     from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG
     from gdpo_tune.core.trials import Cost
+    from gdpo_tune.policies.adapters import join_adapter
     from gdpo_tune.policies.load_policy import load_policy
     from gdpo_tune.training.checkpoints import write_checkpoint
-    from gdpo_tune.training.lora import load_adapter, write_merged_policy
     from gdpo_tune.training.worker_cache import open_worker_cache
 
     is_adapter = (saved / ADAPTER_CONFIG).is_file()
@@ -185,7 +185,7 @@ def _write_policy(saved: Path, config: TrialConfig) -> Path:
         with open_worker_cache(config) as cache:
             model = cache.take_policy()
             if is_adapter:
-                write_merged_policy(load_adapter(model, place), place)
+                join_adapter(model, place).save_pretrained(place)
             cache.tokenizer.save_pretrained(place)
             cache.save_format(place)
         load_policy(str(place))

@@ -108,7 +108,7 @@ def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapte
         cli.prepare_machine(request.spec)
         # Room for the best merge so far and the next one.
         policy = measure_policy(request.spec.policy)
-        check_merge_room(request.spec, policy, directory, min(count, 2))
+        check_merge_room(request.spec, policy, directory, min(count, 2), whole=not adapters)
         with cli.hold_directory(directory, LOCK):
             try:
                 progress = _search(request, directory, settings, count)
@@ -155,7 +155,8 @@ def _search(
         choice = request.choose(done)
         if choice is None:
             break
-        outcome = _evaluate(request, choice.parts, directory / f"merge-{len(done) + 1}")
+        place, whole = directory / f"merge-{len(done) + 1}", not settings["adapters"]
+        outcome = _evaluate(request, choice.parts, place, whole=whole)
         evaluation = replace(choice, validation=outcome.validation, cost=outcome.cost)
         progress = replace(progress, evaluations=(*done, evaluation))
         write_progress(directory, settings, progress)
@@ -183,7 +184,7 @@ def _test(
     from gdpo_tune.training.merging import write_mixture
 
     parts, place = progress.evaluations[best].parts, directory / f"merge-{best + 1}"
-    outcome = _evaluate(request, parts, place, with_test=True)
+    outcome = _evaluate(request, parts, place, whole=not adapters, with_test=True)
     assert outcome.checkpoint is not None, "a merge is kept"
     if adapters:
         shutil.rmtree(place / ADAPTERS, ignore_errors=True)
@@ -202,7 +203,12 @@ def _test(
 
 
 def _evaluate(
-    request: MergeRequest, parts: Sequence[Part], place: Path, *, with_test: bool = False
+    request: MergeRequest,
+    parts: Sequence[Part],
+    place: Path,
+    *,
+    whole: bool,
+    with_test: bool = False,
 ) -> Outcome:
     from gdpo_tune.training import train
     from gdpo_tune.training.checkpoints import find_newest_checkpoint
@@ -216,7 +222,7 @@ def _evaluate(
             check_parts(trained)
         except TrialFailure as error:
             raise UsageError(f"these policies cannot be merged: {error}") from error
-    config = request.build_config(place, trained)
+    config = request.build_config(place, trained, whole=whole)
     return train(config, resume=resume, report=lambda _step, _path: None, with_test=with_test)
 
 

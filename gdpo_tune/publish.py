@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
@@ -62,7 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.dry_run:
         contents = _build_contents(publication, policies, missing)
         default = publication.sweep.spec.output_directory / f"{publication.spec.name}-published"
-        _write_directories(contents, (options.out or default).expanduser(), options.private)
+        directory = (options.out or default).expanduser()
+        _write_directories(publication, contents, directory, options.private)
     else:
         _upload_all(publication, policies, missing, private=options.private)
     print(f'read it with load_sweep("{publication.record.address}")')
@@ -114,22 +117,48 @@ def _build_contents(
 
 
 def _write_directories(
-    contents: Sequence[RepositoryContent], directory: Path, private: bool
+    publication: Publication, contents: Sequence[RepositoryContent], directory: Path, private: bool
 ) -> None:
     from gdpo_tune.publishing.repositories import check_directories, write_directory
 
     check_directories(contents, directory)
     print("dry run: nothing is uploaded")
-    for content in contents:
-        with explain_write_errors("the repository"):
-            path = write_directory(content, directory)
+    for each in contents:
+        with _write_whole(publication, each, directory) as content:
+            with explain_write_errors("the repository"):
+                path = write_directory(content, directory)
+            size = f"{format_count(len(content.files), 'file')}, {content.size / 1e6:.1f} MB"
         repository = content.repository
         words = ["hf", "upload", repository.id, str(path), ".", "--repo-type", repository.kind]
         visibility = "private" if private else "public"
-        size = f"{format_count(len(content.files), 'file')}, {content.size / 1e6:.1f} MB"
         print(f"{repository.path} ({repository.kind}, {visibility}): {size}")
         print(f"  written: {path}")
         print(f"  upload it later: {shlex.join([*words, *(['--private'] if private else [])])}")
+
+
+@contextmanager
+def _write_whole(
+    publication: Publication, content: RepositoryContent, directory: Path
+) -> Generator[RepositoryContent]:
+    """Yield a content whose policy is whole; that of an adapter is on disk within the block."""
+    if content.adapter is None:
+        yield content
+        return
+
+    from gdpo_tune.core.trials import find_start
+    from gdpo_tune.publishing.record import collect_policy_files
+    from gdpo_tune.results.open_sweep import fetch_start
+    from gdpo_tune.training.merging import write_whole_policy
+
+    sweep, spec = publication.sweep, publication.sweep.spec
+    start = fetch_start(spec, find_start(sweep.records))
+    directory.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".whole-", dir=directory) as place:
+        write_whole_policy(
+            *(content.adapter, Path(place), spec.policy, spec.model.revision, start),
+            temperature=spec.training.evaluation_temperature,
+        )
+        yield content.add_policy(collect_policy_files(sweep, Path(place)).files)
 
 
 def _upload_all(
@@ -151,8 +180,10 @@ def _upload_all(
     contents = _build_contents(publication, policies, missing)
     found = check_names(api, contents, private=private)
     check_cards(api, contents)
-    for content in contents:
-        print(upload(api, content, found, private=private), flush=True)
+    place = publication.sweep.spec.output_directory
+    for each in contents:
+        with _write_whole(publication, each, place) as content:
+            print(upload(api, content, found, private=private), flush=True)
     if publication.is_front:
         print(f"collection: {list_in_collection(api, publication, contents, private=private)}")
 

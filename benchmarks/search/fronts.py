@@ -179,7 +179,7 @@ def evaluate_policy(spec: SweepSpec, record: TrialRecord) -> dict[str, float]:
             config = replace(plain, train=False)
             with open_worker_cache(config) as cache:
                 evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
-                found = evaluator.evaluate_test(load_merge(config, record.checkpoint), 0)
+                found = evaluator.evaluate_test(load_merge(config, cache, record.checkpoint), 0)
         results.append({name: found[name].mean for name in spec.objectives})
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 

@@ -64,6 +64,8 @@ class TrialConfig:
     """Steps at which the trial is evaluated on validation prompts besides `evaluate_every`."""
     parts: tuple[TrainedPart, ...] = ()
     """Policies to merge and evaluate, where `train` is False; their weights sum to 1."""
+    writes_whole: bool = False
+    """True adds the weights below an adapter to the last checkpoint, and to a merge of adapters."""
     measured: Rung | None = None
     """The merge on validation prompts, where an earlier attempt has evaluated it."""
     keep_at: tuple[int, ...] = ()

@@ -243,9 +243,15 @@ def read_completions(directory: Path) -> list[Completion]:
 
 MARKER = "complete.json"
 ADAPTER = "adapter"
-"""Directory of the adapter inside a checkpoint that holds the merged policy."""
+"""Directory of the adapter beside the files of a whole policy."""
 ADAPTER_CONFIG = "adapter_config.json"
 """File that every directory of an adapter holds."""
+
+
+def find_adapter(policy: Path) -> Path | None:
+    """Return the directory of a policy's adapter, its own or that in it; None without one."""
+    places = (policy, policy / ADAPTER)
+    return next((place for place in places if (place / ADAPTER_CONFIG).is_file()), None)
 
 
 def find_checkpoint_name(path: str) -> str | None:

@@ -17,6 +17,7 @@ from gdpo_tune.exporters import library
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import Exported
 from gdpo_tune.exporters.training_setup import TrainingSetup
+from gdpo_tune.policies.adapters import DTYPE, read_initial_policy
 from gdpo_tune.spec.document import dump_flow
 
 LIBRARY = "mergekit 0.1.5"
@@ -35,7 +36,7 @@ DIFFERENCES = (
     ),
     Difference(
         "a merge of adapters",
-        "may stay a set of adapters with weights",
+        "an adapter with the ranks of all parts, or a set of adapters with weights",
         "one model without adapters",
     ),
 )
@@ -68,7 +69,7 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
     for parent in setup.parents:
         directory, model = Path(parent.policy), parent.policy
         reference: object = model
-        if (directory / ADAPTER_CONFIG).is_file():  # a checkpoint before the end has no more
+        if parent.is_adapter or (directory / ADAPTER_CONFIG).is_file():
             has_adapters = True
             reference = {"model": {"path": setup.policy, **revision}, "lora": {"path": model}}
         elif "@" in model or "+" in model:  # marks of a revision and of an adapter to mergekit
@@ -76,7 +77,8 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
         models.append({"model": reference, "parameters": {"weight": parent.weight}})
         file = directory / "config.json"
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        written.add(str(config.get("dtype") or config.get("torch_dtype") or COMPUTED_IN))
+        dtype = config.get("dtype") or config.get("torch_dtype")
+        written.add(str(dtype or read_initial_policy(directory, DTYPE) or COMPUTED_IN))
     command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if has_adapters else "")
     settings: dict[str, object] = {
         "merge_method": "linear",

@@ -2,12 +2,12 @@
 
 `check_policy` reads JSON only, so that reading a sweep file is quick. `load_policy` loads the
 weights and makes the checks that need a loaded policy. The directory of a trained policy has the
-config and tokenizer files of its base, and a digest of the policy from which its training started.
+config and tokenizer files of its base, and a digest of the policy from which its training started;
+that of an adapter has no weights below it, so that only `load_policy` takes its name.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
@@ -19,8 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core import policy_shapes
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.files import HUB_ID, expand_path, is_directory, path_exists, write_atomically
+from gdpo_tune.core.files import (
+    HUB_ID,
+    expand_path,
+    is_directory,
+    is_file,
+    path_exists,
+    write_atomically,
+)
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.trial_files import ADAPTER_CONFIG
+from gdpo_tune.policies.adapters import join_adapter, read_base
 
 if TYPE_CHECKING:
     import torch
@@ -37,16 +46,12 @@ _PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): r
 """Text that a tokenizer must split in the same way however it was loaded."""
 ANSWER_SECONDS = 5.0
 """Seconds that the Hub has to answer a dry run."""
-INITIAL_FILE = "initial_policy.json"
-"""File in a policy's directory with the digest of the policy from which its training started."""
 _BASE_FILES = (
     *("config.json", "tokenizer*.*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt"),
 )
 _STRUCTURE = ("model_type", "quantization_config")
 """Settings that must agree with the weights."""
-_HASHED = 256
-"""Leading values of each weight that the digest covers: enough to tell trained policies apart."""
 
 
 def resolve_policy(name: str) -> str:
@@ -106,7 +111,7 @@ def suggest_policy(name: str) -> str:
 
 def load_policy(
     name: str,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     revision: str = "",
     *,
     dropout: bool = False,
@@ -115,7 +120,9 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
-    With `weights` they are those of another directory, trained from this policy.
+    `dtype` may be a name, or "auto" for the type of its files. With `weights` they are those of
+    another directory, trained from this policy. The directory of an adapter stands for the policy
+    that it makes of its base.
 
     The tokenizer pads on the left, with its end token if it has no pad token, as TRL does. Of the
     policy's generation config only the ids of tokens stay; `temperature` is that by which it is
@@ -129,16 +136,23 @@ def load_policy(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    check_policy(name, revision)
     location = resolve_policy(name)
+    is_adapter = is_file(Path(location) / ADAPTER_CONFIG)
+    base, revision = read_base(Path(location)) if is_adapter else (name, revision)
+    try:
+        check_policy(base, revision)
+    except PolicyError as error:
+        if not is_adapter:
+            raise
+        raise PolicyError(f"the base of {name}: {error}") from error
     version = {"revision": revision} if revision else {}
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            location, padding_side="left", **version
+            location, padding_side="left", **({} if is_adapter else version)
         )
         # Typed as a model alone; with the flag it is a pair.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            weights or location,
+            weights or resolve_policy(base),
             dtype=dtype or torch.float32,
             output_loading_info=True,
             **({} if weights else version),
@@ -149,14 +163,14 @@ def load_policy(
             f"policy {name!r} cannot be loaded: {reason}. Check the name, or download it first "
             "and give its directory"
         ) from error
-    model: PreTrainedModel = loaded[0]
+    model: PreTrainedModel = join_adapter(loaded[0], Path(location)) if is_adapter else loaded[0]
     loading: dict[str, Any] = loaded[1]
     if loading["missing_keys"]:
         # Transformers would use random numbers in their place.
         missing = sorted(loading["missing_keys"])
         raise PolicyError(
             f"policy {name!r}: its files lack {len(missing)} weights of the model that config.json "
-            f"describes, such as {missing[0]}: save the whole model (an adapter must be merged)"
+            f"describes, such as {missing[0]}: save the whole model"
         )
     _check_loaded(name, model, tokenizer)
     model.generation_config = build_neutral_decoding(model, tokenizer, temperature)
@@ -265,10 +279,15 @@ def _check_directory(name: str, directory: Path) -> None:
     if not directory.is_dir():
         raise PolicyError(f"policy {name!r} is a file: give the directory that holds config.json")
     config = _read_json(name, directory / "config.json")
+    if (directory / ADAPTER_CONFIG).is_file():
+        raise PolicyError(
+            f"policy {name!r} is an adapter, and a training begins at a whole policy: write one by "
+            "python -m gdpo_tune.publish SWEEP:CANDIDATE --to USER/NAME --dry-run"
+        )
     if config is None:
         raise PolicyError(
             f"policy {name!r}: {directory} has no config.json: give a directory that "
-            "save_pretrained wrote (an adapter must be merged into its model first)"
+            "save_pretrained wrote"
         )
     if not any(path for pattern in WEIGHTS for path in directory.glob(pattern)):
         raise PolicyError(
@@ -405,32 +424,6 @@ def _build_hub_error(name: str, revision: str, error: Exception) -> PolicyError:
     )
 
 
-def hash_policy(model: PreTrainedModel) -> str:
-    """Return a digest of names, shapes and leading values of a policy's weights.
-
-    Values are rounded to bfloat16, so that it does not depend on the type in which it is loaded.
-    """
-    import torch
-
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        leading = weight.detach().flatten()[:_HASHED].to("cpu", torch.bfloat16)
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(leading.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def save_initial_policy(directory: Path, digest: str) -> None:
-    """Record in a trained policy's directory from which policy its training started."""
-    (directory / INITIAL_FILE).write_text(json.dumps({"sha256": digest}), encoding="utf-8")
-
-
-def read_initial_policy(directory: Path) -> str:
-    """Return the digest of the initial policy; empty if it is unknown, as in older checkpoints."""
-    file = directory / INITIAL_FILE
-    return json.loads(file.read_text(encoding="utf-8"))["sha256"] if file.is_file() else ""
-
-
 def restore_base_files(directory: Path, policy: str, revision: str = "") -> None:
     """Replace a trained policy's config and tokenizer files by those of its base.
 
@@ -461,7 +454,11 @@ def restore_base_files(directory: Path, policy: str, revision: str = "") -> None
         write_atomically(directory / file.name, text)
 
 
-def find_required_version(directory: Path) -> int | None:
-    """Return the first major version of Transformers that reads a policy; None: any does."""
-    text = "".join(file.read_text(encoding="utf-8") for file in directory.glob("*config.json"))
+def find_required_version(*directories: Path | None) -> int | None:
+    """Return the first major version of Transformers that reads a policy; None: any does.
+
+    Files of an adapter are in its directory, and in that of its base, unless it is unknown.
+    """
+    files = (file for each in directories if each for file in each.glob("*config.json"))
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     return 5 if "rope_parameters" in text or "TokenizersBackend" in text else None

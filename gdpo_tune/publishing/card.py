@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,7 @@ from gdpo_tune.core.text import (
     format_parameter,
     show,
 )
-from gdpo_tune.core.trial_files import ADAPTER_CONFIG
-from gdpo_tune.policies.load_policy import find_required_version
+from gdpo_tune.policies.load_policy import find_local_directory, find_required_version
 from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_tokenizer
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
@@ -41,9 +39,9 @@ def build_model_card(
 ) -> str:
     """Return the model card of a candidate; `others` are the published members of the front."""
     repository, spec = publication.name_repository(candidate.name), publication.spec
-    config = policy.directory / ADAPTER_CONFIG
-    own = json.loads(config.read_bytes()) if policy.is_adapter else {}
     member = candidate.configuration
+    below = publication.sweep.spec.policy if policy.is_adapter else ""
+    base = find_local_directory(below, spec.model.revision) if below else None
     baselines = [column for column in publication.front.baselines if column is not member]
     row = build_front_row(publication.front, member)
     own_warnings = [f"This policy is {text}." for text in row.shortfalls]
@@ -58,14 +56,13 @@ def build_model_card(
         publication,
         candidate=candidate,
         repository=repository,
-        metadata=_build_metadata(publication, candidate, policy),
+        metadata=_build_metadata(publication, candidate),
         own_warnings=own_warnings,
         columns=["this policy", *(BASELINES[column.role] for column in baselines)],
         metrics=build_metric_rows(publication, [member, *baselines]),
         training=describe_training(publication, candidate),
         policy=policy,
-        revision=own.get("revision") or spec.model.revision,
-        required_version=find_required_version(policy.directory),
+        required_version=find_required_version(policy.directory, base),
         example=build_example(publication.sweep.spec, policy.directory),
         lora_rank=spec.model.lora_rank,
         members=build_member_rows(publication, others, candidate.name),
@@ -132,16 +129,13 @@ def _render(
     )
 
 
-def _build_metadata(
-    publication: Publication, candidate: PublishedPolicy, policy: PolicyFiles
-) -> str:
+def _build_metadata(publication: Publication, candidate: PublishedPolicy) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     spec, is_merge = publication.spec, candidate.record.role == "merge"
     base: dict[str, Any] = {}
     if spec.policy not in POLICIES and HUB_ID.fullmatch(spec.policy):
-        relation = "adapter" if policy.is_adapter else "finetune"
-        base = {"base_model": spec.policy, "base_model_relation": relation}
+        base = {"base_model": spec.policy, "base_model_relation": "finetune"}
     source, mode = spec.data.source, candidate.configuration.params.get("normalization")
     licence = publication.licence
     keys: dict[str, Any] = {"license": licence.identifier, "license_name": licence.name}
@@ -159,7 +153,7 @@ def _build_metadata(
         for name in spec.objectives
     ]
     return ModelCardData(
-        library_name="peft" if policy.is_adapter else "transformers",
+        library_name="transformers",
         pipeline_tag="text-generation",
         tags=[*TAGS, *(["merge"] if is_merge else []), *([str(mode)] if mode else [])],
         datasets=[source] if source and not spec.data.is_local else None,

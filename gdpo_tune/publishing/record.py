@@ -27,6 +27,7 @@ from gdpo_tune.core.trial_files import (
     ADAPTER_CONFIG,
     STEPS_FILE,
     TRIALS,
+    find_adapter,
     is_kept,
     read_steps,
 )
@@ -34,7 +35,6 @@ from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.ledger.opening import open_for_reading
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.policies.load_policy import resolve_policy
-from gdpo_tune.results.merge_request import list_policies
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.public_record import PublicFilter, name_policy
 from gdpo_tune.results.retrain import explain_merge, list_parents
@@ -85,9 +85,9 @@ class PolicyFiles:
     files: Mapping[str, Path | bytes]
     """Path in a repository -> file of this machine, or content."""
     is_adapter: bool
-    """True if the files are an adapter alone, without the policy below it."""
+    """True if the directory has an adapter alone: the weights below it are written for a reader."""
     has_adapter: bool
-    """True if an adapter lies beside the whole policy."""
+    """True if an adapter is published beside the whole policy."""
 
 
 def find_kept_policy(sweep: Sweep, record: TrialRecord, *, fetch: bool = True) -> Path | None:
@@ -95,18 +95,11 @@ def find_kept_policy(sweep: Sweep, record: TrialRecord, *, fetch: bool = True) -
 
     From an object store it is downloaded, or with `fetch` off only looked up.
     """
-    kept = list_policies(sweep.records)
-    path, training = record.checkpoint, record
-    # An adapter would need the start below it, which is published nowhere.
-    if record.role == "checkpoint" and record.parts and sweep.spec.start is None:
-        part = record.parts[0]
-        policy = kept.get((part.trial, part.step))
-        path = policy.checkpoint if policy else path
-        training = sweep.records[part.trial]
+    path = record.checkpoint
     if path is None or not fetch or not sweep.spec.address:
         return path
     # The copy on this machine has the marker alone.
-    number = int(path.parent.name) if path.parent.name.isdecimal() else training.number
+    number = int(path.parent.name) if path.parent.name.isdecimal() else record.number
     copies = sweep.spec.output_directory / f"{sweep.spec.name}-policies" / str(number)
     return SweepStore(sweep.spec).fetch_checkpoint(number, path.name, copies)
 
@@ -128,24 +121,31 @@ def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str) -> st
 
 
 def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
-    """Collect the files of a policy, whose JSON names no directory here; refuse missing weights."""
+    """Collect the files of a policy, whose JSON names no directory here; refuse missing weights.
+
+    Of an adapter alone these are the small files: `publish` writes its policy whole.
+    """
     base, revision = name_policy(sweep.spec.policy), sweep.spec.model.revision
     files: dict[str, Path | bytes] = {}
-    for prefix in ("", f"{ADAPTER}/") if sweep.spec.start is None else ("",):
+    is_adapter, has_base = (directory / ADAPTER_CONFIG).is_file(), sweep.spec.start is None
+    # An adapter would need the start below it, which is published nowhere.
+    for prefix in ("", f"{ADAPTER}/") if has_base else ("",):
         for pattern in PUBLISHED:
             for path in sorted((directory / prefix).glob(pattern)):
+                if is_adapter and path.name.startswith("adapter_"):
+                    continue
                 is_config = path.suffix == ".json" and path.name != "tokenizer.json"
                 names = base, sweep.spec.policy, revision
                 files[prefix + path.name] = _clean_config(path, *names) if is_config else path
-    if not any(name.endswith(".safetensors") for name in files):
+    if not any(directory.glob("*.safetensors")):
         raise UsageError(
             f"{directory} has no weights as *.safetensors\n    fix: train the policy again"
         )
     return PolicyFiles(
         directory,
         files,
-        is_adapter=ADAPTER_CONFIG in files,
-        has_adapter=f"{ADAPTER}/{ADAPTER_CONFIG}" in files,
+        is_adapter=is_adapter,
+        has_adapter=has_base and find_adapter(directory) is not None,
     )
 
 

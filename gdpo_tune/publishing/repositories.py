@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,6 +29,12 @@ class RepositoryContent:
     """Path in the repository -> file of this machine, or content; the manifest is among them."""
     manifest: Mapping[str, Any]
     """Sweep, candidate, choice, address of the record, and names of the files."""
+    adapter: Path | None = None
+    """Directory of an adapter whose policy has to be written whole before; see `add_policy`."""
+
+    def add_policy(self, files: Mapping[str, Path | bytes]) -> RepositoryContent:
+        """Return the content with the files of the whole policy."""
+        return _add_manifest(replace(self, files={**self.files, **files}))
 
     @property
     def size(self) -> int:
@@ -71,7 +77,8 @@ def build_model_repository(
         **({} if publication.is_front else publication.record_files),
     }
     repository = publication.name_repository(candidate.name)
-    return _add_manifest(publication, repository, files, candidate)
+    content = _build_content(publication, repository, files, candidate)
+    return replace(content, adapter=directory if policy.is_adapter else None)
 
 
 def build_front_repositories(
@@ -84,11 +91,11 @@ def build_front_repositories(
         PICTURE: publication.draw_picture(None),
         **publication.record_files,
     }
-    record = _add_manifest(publication, publication.record, files, None)
+    record = _build_content(publication, publication.record, files, None)
     return [record, *(build_model_repository(publication, m, names) for m in members)]
 
 
-def _add_manifest(
+def _build_content(
     publication: Publication,
     repository: Repository,
     files: Mapping[str, Path | bytes],
@@ -100,10 +107,14 @@ def _add_manifest(
         "candidate": candidate and candidate.name,
         "pick": candidate and candidate.pick,
         "record": publication.record.address,
-        "files": sorted(files),
     }
-    content = (json.dumps(manifest, indent=1) + "\n").encode()
-    return RepositoryContent(repository, {**files, MANIFEST: content}, manifest)
+    return _add_manifest(RepositoryContent(repository, files, manifest))
+
+
+def _add_manifest(content: RepositoryContent) -> RepositoryContent:
+    manifest = {**content.manifest, "files": sorted(content.files.keys() - {MANIFEST})}
+    text = (json.dumps(manifest, indent=1) + "\n").encode()
+    return replace(content, files={**content.files, MANIFEST: text}, manifest=manifest)
 
 
 def parse_manifest(file: Path) -> Mapping[str, Any] | None:

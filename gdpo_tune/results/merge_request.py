@@ -288,12 +288,14 @@ class MergeRequest:
         parents = zip(parts, self.list_parents(parts), strict=True)
         return ",".join(f"{parent.name}={show(part.weight)}" for part, parent in parents)
 
-    def build_config(self, directory: Path, parts: Sequence[TrainedPart] = ()) -> TrialConfig:
+    def build_config(
+        self, directory: Path, parts: Sequence[TrainedPart] = (), *, whole: bool = False
+    ) -> TrialConfig:
         """Build the configuration of a trial that evaluates a merge; equal ones agree in seeds."""
         params = next(iter(self.policies.values())).record.params  # any parent's make the same task
         config = self.spec.build_trial_config(params, self.spec.search.seed, directory)
         start = fetch_start(self.spec, self.start) if parts else None
-        return replace(config, train=False, parts=tuple(parts), start=start)
+        return replace(config, train=False, parts=tuple(parts), start=start, writes_whole=whole)
 
     def list_decisive_settings(self, *, adapters: bool) -> dict[str, Any]:
         """Return what decides the result, as JSON; how often merges are evaluated is no part."""

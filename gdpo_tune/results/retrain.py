@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
+from gdpo_tune.core.files import is_file
 from gdpo_tune.core.settings import RolloutSettings, Section
 from gdpo_tune.core.task_info import STRICT
 from gdpo_tune.core.text import show
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_files import ADAPTER_CONFIG, MARKER
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
     Params,
@@ -41,7 +43,7 @@ from gdpo_tune.spec.space import format_domain
 
 INDIFFERENT = (
     *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
-    *("required_metrics", "parts"),  # parts are those of a merge, which no training has
+    *("required_metrics", "parts", "writes_whole"),  # no training has the parts of a merge
     "start",  # its content counts
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
@@ -57,6 +59,8 @@ class Parent(NamedTuple):
     weight: float
     policy: str
     """Path or URL of the policy; empty if its checkpoint was not kept."""
+    is_adapter: bool = False
+    """True if there is an adapter alone."""
 
 
 def list_parents(
@@ -68,10 +72,14 @@ def list_parents(
         training, name = records[part.trial], f"{CHECKPOINT_PREFIX}{part.step}"
         path = training.directory and training.directory.absolute() / name
         policy = str(path) if path and path.is_dir() else ""
+        # On an object store: of that, this machine has the marker, which lists the files.
+        marker = path / MARKER if path else Path()
+        listed = json.loads(marker.read_bytes()).get("files", {}) if is_file(marker) else {}
+        is_adapter = ADAPTER_CONFIG in listed
         policy = f"{training.address}/{name}" if training.address else policy
         is_end = part.step == (training.ends_at or steps)
         pick = f"{part.trial}" if is_end else f"{part.trial}@{part.step}"
-        parents.append(Parent(f"{sweep}:{pick}", part.weight, policy))
+        parents.append(Parent(f"{sweep}:{pick}", part.weight, policy, is_adapter))
     return parents
 
 
@@ -267,7 +275,7 @@ def build_trial_config(
         request.params, request.seed if seed is None else seed, directory
     )
     threads = config.threads if threads is None else threads
-    return dataclasses.replace(config, threads=threads, start=request.start)
+    return dataclasses.replace(config, threads=threads, start=request.start, writes_whole=True)
 
 
 def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:

@@ -222,7 +222,7 @@ class SweepDisk:
     running: int
     """One checkpoint of a trial that will continue: trained weights and optimizer."""
     last: int
-    """The last checkpoint of a trial: the policy alone."""
+    """The last checkpoint of a trial: trained weights alone."""
     ended: int
     """Checkpoints of one trial that has ended, or that waits without a process."""
     slots: int
@@ -235,6 +235,8 @@ class SweepDisk:
     """Merges, and checkpoints of trials that have ended, over the whole sweep."""
     start: int = 0
     """The policy after the supervised start."""
+    whole: int = 0
+    """A policy with the weights below its adapter, as commands write it."""
 
     @property
     def training(self) -> int:
@@ -265,13 +267,13 @@ class SweepDisk:
 def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     """Compute the disk of a sweep from the size of its policy."""
     model, search, parameters = spec.model, spec.search, size.parameters
-    rank, scheduler = model.lora_rank, search.scheduler
+    rank, scheduler, most_parts = model.lora_rank, search.scheduler, search.merges.most_parts
     trained = size.count_adapter_parameters(rank, model.lora_targets) if rank else parameters
     on_gpu = spec.resources.gpus > 0
     frozen = NUMBER_BYTES[model.dtype] if on_gpu or model.dtype != "auto" else WEIGHT
-    running = (WEIGHT + OPTIMIZER) * trained
-    # The last one of LoRA is the merged policy, and the adapter beside it.
-    last = frozen * parameters + WEIGHT * trained if rank else WEIGHT * parameters
+    running, weights = (WEIGHT + OPTIMIZER) * trained, WEIGHT * trained
+    last = frozen * trained if rank else weights  # an adapter is rounded in the end
+    whole = frozen * parameters + weights if rank else weights  # with the adapter in it
     ended = 0 if spec.keep == "none" else last
     if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
         ended = max(last, running)
@@ -284,7 +286,11 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
         merges = min(spec.most_merges, search.merges.budget)
         seeds = search.replicates.max_trainings if merges else 0
         checkpoints = search.checkpoints.budget if evaluated else 0
-        candidates = (merges + seeds) * last + checkpoints * WEIGHT * trained
+        # a merge of adapters has the ranks of all its parts
+        merged = last * (most_parts if rank else 1)
+        candidates = (merges + seeds) * merged + checkpoints * weights
+    every, steps = spec.training.checkpoint_every, spec.training.steps
+    newest = sorted({*range(every, steps, every), *evaluated})[-KEPT:]
     # Configurations, replicates and the baseline.
     planned = search.trials + search.replicates.max_trainings + 1
     return SweepDisk(
@@ -293,9 +299,10 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
         ended=ended,
         slots=slots,
         trials=min(planned, search.budget.trials or planned),
-        evaluated=len(evaluated) * WEIGHT * trained,
+        evaluated=len({*evaluated} - {*newest}) * weights,
         candidates=candidates,
-        start=last if spec.start else 0,
+        start=whole if spec.start else 0,
+        whole=whole,
     )
 
 
@@ -380,12 +387,13 @@ def check_disk(
 
 
 def check_merge_room(
-    spec: SweepSpec, size: PolicyShapes | None, directory: Path, count: int
+    spec: SweepSpec, size: PolicyShapes | None, directory: Path, count: int, *, whole: bool = True
 ) -> None:
     """Raise `ResourcesError` for a disk without room for merges; an unknown `size` passes."""
     if size is None:
         return
-    needed, present = count * measure_disk(spec, size, 1).last, nearest_existing(directory)
+    disk, present = measure_disk(spec, size, 1), nearest_existing(directory)
+    needed = count * (disk.whole if whole else disk.last * spec.search.merges.most_parts)
     free = shutil.disk_usage(present).free
     if needed > free:
         raise ResourcesError(

@@ -152,8 +152,9 @@ def _list_policy_files(
             f"It is {format_parts(member.parts)}. Repeat this merge with mergekit:\n\n"
             f"    python -m gdpo_tune.export {source} --to mergekit\n"
         )
+    peft = " and has the package peft" if spec.model.lora_rank else ""
     loading = (
-        "Load it on a machine that sees this directory:\n\n"
+        f"Load it on a machine that sees this directory{peft}:\n\n"
         f'    transformers.pipeline("text-generation", model="{policy}")\n\n'
     )
     if is_url(policy):

@@ -1,8 +1,8 @@
 """LoRA adapters: the modules that get one, and the files that a checkpoint holds of them.
 
-A checkpoint in the middle of a training holds the adapter alone. The last one is a policy of its
-own: the merged model, and the adapter in the directory `adapter`. vLLM gets the adapter itself,
-from files in memory.
+A checkpoint holds the adapter alone. Where a trial writes whole policies, the last one is the
+merged model, and the adapter in the directory `adapter`. vLLM gets the adapter itself, from files
+in memory.
 
 Source: Hu et al. 2021, LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
 """
@@ -27,6 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
 from gdpo_tune.core.trial_files import ADAPTER
+from gdpo_tune.policies.adapters import compute_joined_weight
 from gdpo_tune.training.distributed import gather_on_first, gather_tensor, is_sharded
 
 MEMORY = Path("/dev/shm")
@@ -87,28 +88,38 @@ class GatheredPolicy:
     """Those of the policy with its adapter's change, if they are to be written."""
 
 
-def gather_policy(model: Any, *, last: bool) -> GatheredPolicy | None:
+def gather_policy(model: Any, *, whole: bool) -> GatheredPolicy | None:
     """Gather what `save_policy` writes of a sharded policy; None for one that is not sharded."""
     if not is_sharded(model):
         return None
     if not hasattr(model, "peft_config"):
         return GatheredPolicy(gather_on_first(model.state_dict(keep_vars=True).items()), {})
     return GatheredPolicy(
-        gather_on_first(list_adapter_weights(model)), _merge_weights(model) if last else {}
+        gather_on_first(list_adapter_weights(model)), _merge_weights(model) if whole else {}
     )
 
 
 def save_policy(
-    model: Any, directory: Path, *, last: bool, gathered: GatheredPolicy | None = None
+    model: Any,
+    directory: Path,
+    *,
+    whole: bool = False,
+    dtype: torch.dtype = torch.float32,
+    gathered: GatheredPolicy | None = None,
 ) -> None:
-    """Write a policy, or its adapter alone; with `last`, the merged policy and the adapter.
+    """Write a policy, or its adapter alone; with `whole`, the merged policy and the adapter.
 
-    Of a sharded policy these are the `gathered` weights.
+    Of a sharded policy these are the `gathered` weights. Those of an adapter are rounded to
+    `dtype`: one that computes in bfloat16 rounds them in every step.
     """
-    if last and hasattr(model, "peft_config"):
+    if whole and hasattr(model, "peft_config"):
         write_merged_policy(model, directory, gathered.merged if gathered else None)
         directory /= ADAPTER
-    model.save_pretrained(directory, state_dict=gathered.trained if gathered else None)
+    weights = gathered.trained if gathered else None
+    if hasattr(model, "peft_config") and dtype != torch.float32:
+        weights = dict(list_adapter_weights(model)) if weights is None else weights
+        weights = {name: weight.detach().to(dtype) for name, weight in weights.items()}
+    model.save_pretrained(directory, state_dict=weights)
 
 
 def write_merged_policy(model: Any, directory: Path, merged: Weights | None = None) -> None:
@@ -146,15 +157,6 @@ def choose_memory(size: int, memory: Path = MEMORY) -> Path | None:
     return memory if writable and shutil.disk_usage(memory).free >= 2 * size else None
 
 
-def load_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
-    """Put the adapter of a trial's last checkpoint around the untrained policy.
-
-    The result computes exactly what the trained policy computed; the merged weights are rounded.
-    """
-    peft: Any = import_module("peft")
-    return peft.PeftModel.from_pretrained(model, str(checkpoint / ADAPTER))
-
-
 @torch.no_grad()
 def _merge_weights(model: Any) -> Weights:
     """Map each name in the policy without adapters to its weight with the adapter's change.
@@ -169,10 +171,7 @@ def _merge_weights(model: Any) -> Weights:
     }
 
     def compute_total(name: str, value: Tensor) -> Tensor:
-        if name not in changed:
-            return value
-        # "default" is the name that `peft` gives the only adapter.
-        return (value + changed[name].get_delta_weight("default")).to(value.dtype)
+        return compute_joined_weight(changed[name], value) if name in changed else value
 
     plain = (
         (name.replace(".base_layer.", "."), value)

@@ -2,7 +2,7 @@
 
 All parts were trained from one initial policy. Full weights are interpolated in float32, one tensor
 at a time. Adapters are joined into one of the sum of their ranks, whose change of the weights is
-the weighted mean of their changes.
+the weighted mean of their changes; the weights below it are written on request.
 
 Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488, section 2.2.
 """
@@ -23,13 +23,21 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.trial_config import TrainedPart
-from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, MARKER, TRAINER_STATE_FILE
+from gdpo_tune.core.trial_files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    MARKER,
+    TRAINER_STATE_FILE,
+    find_adapter,
+)
 from gdpo_tune.core.trials import check_part_weights
-from gdpo_tune.policies.load_policy import INITIAL_FILE, read_initial_policy
+from gdpo_tune.policies.adapters import DTYPE, INITIAL_FILE, join_adapter, read_initial_policy
+from gdpo_tune.policies.load_policy import load_policy, restore_base_files
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
 from gdpo_tune.training.checkpoints import (
     OPTIMIZER_FILE,
@@ -37,7 +45,6 @@ from gdpo_tune.training.checkpoints import (
     link_or_copy,
     read_checkpoint,
 )
-from gdpo_tune.training.lora import load_adapter, write_merged_policy
 
 LARGEST_FILE = "5GB"
 """A merged policy is written to several files if it is larger."""
@@ -50,6 +57,7 @@ _TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
 _PROMPTS = (PROMPTS_FILE, "chat_template.jinja")
 _NOT_COMPARED = {
     PROMPTS_FILE: {"instructions_text"},  # of a task whose settings may differ
+    INITIAL_FILE: {DTYPE},
     "config.json": {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"},
     "tokenizer.json": {"version", "truncation", "padding"},
 }
@@ -85,29 +93,65 @@ def check_parts(parts: Sequence[TrainedPart], initial: str = "") -> None:
 
 
 def write_merge(
-    parts: Sequence[TrainedPart], directory: Path, load_initial: Callable[[], PreTrainedModel]
+    parts: Sequence[TrainedPart],
+    directory: Path,
+    load_initial: Callable[[], PreTrainedModel] | None = None,
 ) -> None:
     """Write the merge of parts that `check_parts` accepts as a policy.
 
     `directory` exists and is empty; it gets the files of a training's last checkpoint, without the
-    state of the training. A single part that is a policy of its own is linked. `load_initial`
-    returns the initial policy, which only adapters need.
+    state of the training. A single part is linked. With `load_initial`, which returns the initial
+    policy, the merge of adapters is a whole policy with the adapter in `directory / ADAPTER`.
 
     Raises:
         DiskFullError: there is no room for it.
+        PolicyError: the adapters were trained from another policy.
         TrialFailure: a tensor of integers differs between the parts.
     """
-    first = parts[0].checkpoint
+    first, own = parts[0].checkpoint, find_adapter(parts[0].checkpoint)
     with explain_full_disk(directory, "a merged policy"):
-        if len(parts) == 1 and (first / "config.json").is_file():
+        if len(parts) == 1 and own is None:
             _copy_files(first, directory, _TRAINING_STATE, link_or_copy)
             return
-        _copy_files(first, directory, (*_TRAINING_STATE, *_WEIGHTS), shutil.copyfile)
-        if _find_adapter(first) is None:
+        unlike = (*_TRAINING_STATE, *_WEIGHTS, *(() if own is None else ("config.json",)))
+        _copy_files(first, directory, unlike, shutil.copyfile)
+        if own is None:
             _interpolate_weights(parts, directory)
+            return
+        target = directory / ADAPTER if load_initial else directory
+        target.mkdir(exist_ok=True)
+        if len(parts) == 1:
+            for file in (ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
+                link_or_copy(own / file, target / file)
         else:
-            _join_adapters(parts, directory / ADAPTER)
-            write_merged_policy(load_adapter(load_initial(), directory), directory)
+            _join_adapters(parts, target)
+        if load_initial is not None:
+            join_adapter(load_initial(), directory).save_pretrained(directory)
+
+
+def write_whole_policy(
+    adapter: Path,
+    directory: Path,
+    policy: str,
+    revision: str,
+    start: Path | None,
+    temperature: float,
+) -> None:
+    """Write what an adapter makes of its base, whole, in the type in which its trial computed.
+
+    The base is a policy, or what its supervised `start` made of it; `temperature` is that by which
+    it is judged. `directory` exists and is empty.
+
+    Raises:
+        DiskFullError: there is no room for it.
+        PolicyError: the adapter was trained from another policy.
+    """
+    logging.disable_progress_bar()
+    dtype = read_initial_policy(adapter, DTYPE) or "auto"
+    base, _ = load_policy(policy, dtype, revision, temperature=temperature, weights=start)
+    write_merge((TrainedPart(adapter, 1.0),), directory, lambda: base)
+    with explain_full_disk(directory, "a policy"):
+        restore_base_files(directory, policy, revision)
 
 
 def write_mixture(parts: Sequence[TrainedPart], directory: Path) -> None:
@@ -124,7 +168,7 @@ def write_mixture(parts: Sequence[TrainedPart], directory: Path) -> None:
     mixture: list[dict[str, str | float]] = []
     with explain_full_disk(directory, "a mixture of adapters"):
         for number, part in enumerate(parts):
-            adapter, name = _find_adapter(part.checkpoint), f"{ADAPTER}-{number}"
+            adapter, name = find_adapter(part.checkpoint), f"{ADAPTER}-{number}"
             if adapter is None:
                 raise TrialFailure(
                     f"{part.checkpoint} has no adapter, and nothing else can be mixed at run time: "
@@ -156,13 +200,14 @@ class _Weights:
         """Map names to shapes; of the matrices of adapters, without the rank."""
         shapes = {name: f.get_slice(name).get_shape() for name, f in self._files.items()}
         ranked = {".lora_A.": slice(1, None), ".lora_B.": slice(1)}
+        ranked |= {".lora_embedding_A": slice(1, None), ".lora_embedding_B": slice(1)}
         for key, kept in ranked.items():
             shapes |= {name: shape[kept] for name, shape in shapes.items() if key in name}
         return shapes
 
 
 def _compare(first: Path, other: Path) -> None:
-    adapters = _find_adapter(first), _find_adapter(other)
+    adapters = find_adapter(first), find_adapter(other)
     if (adapters[0] is None) != (adapters[1] is None):
         full, adapter = (first, other) if adapters[0] is None else (other, first)
         raise TrialFailure(
@@ -194,12 +239,6 @@ def _compare(first: Path, other: Path) -> None:
                 raise TrialFailure(
                     f"{first} and {other} differ in their {subject} ({difference}): {_ONE_ORIGIN}"
                 )
-
-
-def _find_adapter(checkpoint: Path) -> Path | None:
-    """Return the directory of a checkpoint's adapter; None for full weights."""
-    places = (checkpoint / ADAPTER, checkpoint)
-    return next((place for place in places if (place / ADAPTER_CONFIG).is_file()), None)
 
 
 def _find_difference(first: Path, other: Path) -> str | None:
@@ -266,9 +305,11 @@ def _interpolate(name: str, tensors: Sequence[Tensor], shares: Sequence[float]) 
 def _join_adapters(parts: Sequence[TrainedPart], directory: Path) -> None:
     """Write one adapter whose product B A is the weighted sum of those of the parts.
 
-    A stacks their rows, B their columns, each times weight and scale; its own scale is 1.
+    A stacks their rows, B their columns, each times weight and scale; its own scale is 1. Rounded
+    once to the type in which the parts computed, as they are.
     """
-    adapters = [_find_adapter(part.checkpoint) or part.checkpoint for part in parts]
+    half = read_initial_policy(parts[0].checkpoint, DTYPE) == "bfloat16"
+    adapters = [find_adapter(part.checkpoint) or part.checkpoint for part in parts]
     configs = [json.loads((path / ADAPTER_CONFIG).read_text("utf-8")) for path in adapters]
     scales = [
         part.weight * config["lora_alpha"] / config["r"]
@@ -284,8 +325,8 @@ def _join_adapters(parts: Sequence[TrainedPart], directory: Path) -> None:
                 joined[name] = torch.cat(scaled, dim=1)
             else:
                 joined[name] = torch.cat(matrices, dim=0)
-    directory.mkdir()
     rank = sum(config["r"] for config in configs)
     config = {**configs[0], "r": rank, "lora_alpha": rank}
     (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+    joined = {name: each.bfloat16() if half else each for name, each in joined.items()}
     save_file(joined, directory / _ADAPTER_WEIGHTS, metadata={"format": "pt"})

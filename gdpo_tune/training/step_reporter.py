@@ -53,6 +53,7 @@ from gdpo_tune.training.training_state import (
     read_random_state,
     save_random_states,
 )
+from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
 _EXAMPLES = 3
 """Completions that are kept of a trial without a signal."""
@@ -198,13 +199,16 @@ class StepReporter(TrainerCallback):
         cost = self.clock.read(step, self.evaluator.sampled)
         states = distributed.gather(read_random_state())
         last = step == self.config.training.steps
-        policy = gather_policy(self.trainer.policy, last=last)
-        # No training continues after its last step, and this is most of the bytes.
+        # Trials train adapters on a start, and PEFT has no adapter of an adapter.
+        whole = last and (self.config.writes_whole or self.config.supervised is not None)
+        dtype = choose_weights_dtype(self.config) if last and not whole else torch.float32
+        policy = gather_policy(self.trainer.policy, whole=whole)
         trainer: Any = self.trainer  # TRL declares as optional what exists during training
+        # No training continues after its last step, and this is most of the bytes.
         optimizer = None if last else gather_optimizer(trainer.optimizer)
 
         def fill(directory: Path) -> None:
-            save_policy(trainer.policy, directory, last=last, gathered=policy)
+            save_policy(trainer.policy, directory, whole=whole, dtype=dtype, gathered=policy)
             trainer.processing_class.save_pretrained(directory)
             if optimizer is not None:
                 torch.save(optimizer, directory / OPTIMIZER_FILE)

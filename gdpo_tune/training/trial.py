@@ -27,7 +27,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trial_files import read_steps
+from gdpo_tune.core.trial_files import find_adapter, read_steps
 from gdpo_tune.core.trials import (
     DEMONSTRATIONS,
     HALVED,
@@ -39,6 +39,7 @@ from gdpo_tune.core.trials import (
     Report,
     parse_step,
 )
+from gdpo_tune.policies.adapters import join_adapter, load_adapter
 from gdpo_tune.policies.load_policy import load_policy, restore_base_files
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import distributed, memory, rollout, vllm_engine
@@ -58,7 +59,7 @@ from gdpo_tune.training.evaluation import (
     build_reward_functions,
     derive_evaluation_seed,
 )
-from gdpo_tune.training.lora import build_adapter_config, load_adapter
+from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.memory import explain_out_of_memory
 from gdpo_tune.training.merging import check_parts, write_merge
 from gdpo_tune.training.progress import TRAINING
@@ -93,6 +94,9 @@ def train(
     two newest stay during training. It calls `report` once a step, with the checkpoint's directory
     if one was just written. `report` may end the trial by raising. `SystemExit` passes through once
     a checkpoint of the step just done is on disk.
+
+    The last checkpoint of a trial that trains an adapter is the adapter, unless
+    `config.writes_whole`; so is a merge of adapters.
 
     With `config.parts` and without `config.train`, it merges these policies and evaluates the merge
     on validation prompts. `report` gets that as step 0 and may end the trial, of which no policy
@@ -270,13 +274,13 @@ def _load_without_training(
         trainer, sampler = build_trainer(plain, cache)
         return trainer.policy, sampler
     PROCESS_ENGINES.close()
+    if config.parts and start is not None:
+        return load_merge(config, cache, start.path), choose_held_out_sampler(config)
     model: Any
     if start is None:
         model = cache.take_policy()
     elif config.supervised:
         model = load_initial_policy(replace(config, start=start.path))[0]
-    elif config.parts:
-        model = load_merge(config, start.path)
     elif config.model.lora_rank:
         model = load_adapter(cache.take_policy(), start.path)
     else:
@@ -292,17 +296,18 @@ def merge_and_validate(
 
     A merge that `config.measured` knows is neither evaluated nor reported again.
     If `report` returns, the merge is kept as `checkpoint-0`; if it raises, nothing of it stays. The
-    weights that are evaluated are those that `from_pretrained` reads from the checkpoint.
+    weights that are evaluated are those that `load_policy` reads from the checkpoint.
     """
     check_parts(config.parts, evaluator.cache.initial)
     token = TrialWriterToken(config.directory) if distributed.is_first() else None
     with create_draft(config.directory, is_writer=token is not None) as draft:
         if token is not None:
-            write_merge(config.parts, draft, evaluator.cache.take_policy)
+            whole = evaluator.cache.take_policy if config.writes_whole else None
+            write_merge(config.parts, draft, whole)
             with explain_full_disk(config.directory, "the settings of a merge"):
                 restore_base_files(draft, config.policy, config.model.revision)
         distributed.broadcast_from_first(None)  # it is written
-        model = load_merge(config, draft)
+        model = load_merge(config, evaluator.cache, draft)
         if config.measured is not None:
             evaluator.cache.load_split("validation")  # counts the prompts that are left out
             validation, cost = config.measured.validation, config.measured.cost
@@ -327,9 +332,13 @@ def merge_and_validate(
     return model, checkpoint
 
 
-def load_merge(config: TrialConfig, directory: Path) -> PreTrainedModel:
+def load_merge(config: TrialConfig, cache: WorkerCache, directory: Path) -> PreTrainedModel:
     """Load a merge as a trial of this configuration loads a policy."""
-    model: Any = load_policy(str(directory), choose_weights_dtype(config))[0]
+    model: Any
+    if find_adapter(directory) == directory:
+        model = join_adapter(cache.take_policy(), directory)
+    else:
+        model = load_policy(str(directory), choose_weights_dtype(config))[0]
     return model.to("cuda") if torch.cuda.is_available() else model
 
 

@@ -24,12 +24,8 @@ from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
-from gdpo_tune.policies.load_policy import (
-    hash_policy,
-    load_policy,
-    restore_base_files,
-    save_initial_policy,
-)
+from gdpo_tune.policies.adapters import hash_policy, save_initial_policy
+from gdpo_tune.policies.load_policy import load_policy, restore_base_files
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem, Split, Task
@@ -109,7 +105,8 @@ class WorkerCache:
     def save_format(self, directory: Path) -> None:
         """Record in a trained policy's directory its prompts, decoding, initial policy and form."""
         self.prompts.save(directory)
-        save_initial_policy(directory, self.initial)
+        dtype = str(choose_weights_dtype(self.config)).removeprefix("torch.")
+        save_initial_policy(directory, self.initial, dtype)
         self.decoding.save_pretrained(directory)
         restore_base_files(directory, self.config.policy, self.config.model.revision)
 

@@ -16,6 +16,7 @@ from gdpo_tune.core.errors import (
     TaskFileError,
     UsageError,
 )
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.spec import load_spec
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.rollout import choose_held_out_sampler
@@ -305,6 +306,26 @@ def test_samples_are_those_of_an_evaluation(tmp_path, monkeypatch):
         values = [line["metrics"][name] for line in lines]
         assert sum(values) / len(values) == pytest.approx(estimate.mean), name
     assert all(line["completion"] for line in lines)
+
+
+def test_an_adapter_samples_as_the_whole_policy_that_it_makes(tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    model, tokenizer = load_policy("embedded_math")
+    options = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    config = peft.LoraConfig(r=4, init_lora_weights=False, **options)
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    load_policy(str(tmp_path / "adapter"))[0].save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    space = write_space(
+        tmp_path, "math", "training: {validation_prompts: 8, samples_per_prompt: 1}\n"
+    )
+    adapter, whole, base = (
+        [line["completion"] for line in score_lines(tmp_path, space, "--policy", name, "-n", "8")]
+        for name in (str(tmp_path / "adapter"), str(tmp_path / "whole"), "embedded_math")
+    )
+    assert adapter == whole != base
 
 
 BAD_LINES = [

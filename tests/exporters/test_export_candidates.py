@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from gdpo_tune.core.trials import Part
 from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.exporters.write_export import MERGERS
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.retrain import Parent
+from gdpo_tune.policies.adapters import save_initial_policy
+from gdpo_tune.results.retrain import Parent, list_parents
 from tests.support.export import export_to, make_recipe, parse_settings
 from tests.support.tuning import build_outcome, load_code_spec
 
@@ -114,6 +116,31 @@ def test_a_merge_has_the_type_of_its_parents_if_they_agree(tmp_path):
         exported = export_to("mergekit", make_recipe(parents=tuple(chosen)))
         settings = parse_settings(exported)
         assert (settings["dtype"], settings["out_dtype"]) == ("float32", expected)
+
+
+def test_an_adapter_on_an_object_store_is_merged_into_the_policy_below_it(sweep):
+    marker = find_directory(sweep, Part(0, 30, 0.25)) / "complete.json"  # of it alone is a copy
+    marker.write_text(json.dumps({"files": {"adapter_config.json": {"size": 1}}}))
+    parts = (Part(0, 30, 0.25), Part(1, 60, 0.75))
+    with Ledger.open(sweep, read_only=True) as ledger:
+        records = [replace(record, address="s3://b/t") for record in ledger.get_records()]
+    parents = list_parents(records, parts, "s3://b", 60)
+    assert [parent.is_adapter for parent in parents] == [True, False]
+    exported = export_to("mergekit", make_recipe("policy=a/b", parents=tuple(parents)))
+    first, second = (model["model"] for model in parse_settings(exported)["models"])
+    assert first == {"model": {"path": "a/b"}, "lora": {"path": "s3://b/t/checkpoint-30"}}
+    assert second == "s3://b/t/checkpoint-60"
+
+
+def test_a_merge_of_adapters_has_the_type_in_which_they_computed(tmp_path):
+    for number, dtype in enumerate(("bfloat16", "bfloat16", "float32")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "adapter_config.json").touch()
+        save_initial_policy(tmp_path / str(number), "f00", dtype)
+    parents = [Parent(f"r:{n}", 0.5, str(tmp_path / str(n))) for n in range(3)]
+    for chosen, expected in ((parents[:2], "bfloat16"), (parents[1:], "float32")):
+        exported = export_to("mergekit", make_recipe("policy=a/b", parents=tuple(chosen)))
+        assert parse_settings(exported)["out_dtype"] == expected
 
 
 def test_a_policy_on_an_object_store_is_for_the_user_to_download():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,12 +14,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from huggingface_hub import ModelCard
 
 from gdpo_tune import load_sweep, publish
-from gdpo_tune.core.errors import HubError, UsageError
+from gdpo_tune.core.addresses import MANIFEST
+from gdpo_tune.core.errors import DiskFullError, HubError, PolicyError, UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trials import Part, check_part_weights
+from gdpo_tune.policies.adapters import hash_policy, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.publishing.card import describe_training
 from gdpo_tune.publishing.record import find_kept_policy
@@ -110,25 +115,73 @@ def test_the_card_names_base_and_data_on_the_hub_and_a_chat_policy_has_its_turns
     assert ModelCard(get_files(hub, "model:me/other")[CARD].decode()).data.license == "mit"
 
 
-def test_an_adapter_names_its_base_and_not_its_directory(tmp_path, hub):
-    spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
+def make_adapter(spec, base: str, revision: str | None = None) -> Path:
+    """Let the adapter of a rank of 4 stay of trial 1, and return its directory."""
+    peft = pytest.importorskip("peft")
     checkpoint = spec.directory / "trials" / "1" / "checkpoint-60"
-    for path in checkpoint.glob("model.*"):
-        path.rename(checkpoint / "adapter_model.safetensors")
-    config = {"base_model_name_or_path": str(POLICIES["embedded"]), "r": 4}
-    (checkpoint / "adapter_config.json").write_text(json.dumps(config))
+    for name in ("model.safetensors", "config.json"):
+        (checkpoint / name).unlink()
+    torch.manual_seed(0)
+    model, _ = load_policy("embedded")
+    options = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "revision": revision}
+    config = peft.LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **options)
+    adapted = peft.get_peft_model(model, config)
+    adapted.peft_config["default"].base_model_name_or_path = base
+    adapted.save_pretrained(checkpoint, save_embedding_layers=False)
+    return checkpoint
+
+
+def test_the_policy_of_an_adapter_is_published_whole(tmp_path, hub):
+    spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
+    checkpoint = make_adapter(spec, str(POLICIES["embedded"]))
+    save_initial_policy(checkpoint, hash_policy(load_policy("embedded")[0]), "float32")
     publish.main([f"{spec.directory}:1", "--to", "me/knee"])
     files = get_files(hub)
-    published = json.loads(files["adapter_config.json"])
-    assert published == {"base_model_name_or_path": "embedded", "r": 4}
+    published = json.loads(files["adapter/adapter_config.json"])
+    assert (published["base_model_name_or_path"], published["r"]) == ("embedded", 4)
+    assert "adapter_config.json" not in files
+    stated = {*json.loads(files[MANIFEST])["files"], MANIFEST, ".gitattributes"}
+    assert files.keys() == stated
     card = ModelCard(files[CARD].decode())
-    assert card.data.library_name == "peft"
-    assert 'PeftModel.from_pretrained(base, "me/knee")' in card.text
+    assert card.data.library_name == "transformers"
+    assert "The LoRA adapter alone is in the directory `adapter`." in card.text
     assert "| LoRA rank | 4 |" in card.text
+    own = load_policy(str(checkpoint))[0].state_dict()
+    weights = safetensors.torch.load(files["model.safetensors"])
+    assert all(torch.equal(weights[name], own[name]) for name in weights)
+    assert not list(spec.output_directory.glob(".whole-*")), "it is deleted once it is there"
+    out = tmp_path / "out"
+    publish.main([f"{spec.directory}:1", "--to", "me/knee", "--dry-run", "--out", str(out)])
+    assert (out / "knee" / "model.safetensors").read_bytes() == files["model.safetensors"]
+    assert [path.name for path in out.iterdir()] == ["knee"]
+
+
+def test_an_adapter_of_another_policy_is_not_published(tmp_path, hub):
+    spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
+    checkpoint = make_adapter(spec, str(POLICIES["embedded"]))
+    save_initial_policy(checkpoint, "f00", "float32")
+    with pytest.raises(PolicyError, match=r"is another policy than \S+: give the one") as caught:
+        publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    assert "\n" not in str(caught.value)
+    assert "model:me/knee" not in hub.repositories
+
+
+def test_a_disk_without_room_for_a_whole_policy_is_named_in_one_line(tmp_path, hub, monkeypatch):
+    spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
+    make_adapter(spec, str(POLICIES["embedded"]))
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", fail)
+    with pytest.raises(DiskFullError, match="no space left for a merged policy in "):
+        publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    assert "model:me/knee" not in hub.repositories
+    assert not list(spec.output_directory.glob(".whole-*"))
 
 
 @pytest.mark.parametrize(("stored", "expected"), [(None, "v1.0"), ("c" * 40, "c" * 40)])
-def test_an_adapter_names_the_revision_of_its_base(tmp_path, hub, stored, expected):
+def test_an_adapter_names_the_revision_of_its_base(tmp_path, hub, monkeypatch, stored, expected):
     """Source: `revision` of `PeftConfig`, "the specific base model version to use"; peft#1567.
 
     Adapters of before do not say it: it is that of the sweep.
@@ -136,18 +189,20 @@ def test_an_adapter_names_the_revision_of_its_base(tmp_path, hub, stored, expect
     hub.add("model:org/base", {CARD: b"---\nlicense: mit\n---\n"})
     keys = {"policy": "org/base", "model.lora_rank": "4", "model.revision": "v1.0"}
     spec = make_sweep(tmp_path, **keys)
-    checkpoint = spec.directory / "trials" / "1" / "checkpoint-60"
-    for path in checkpoint.glob("model.*"):
-        path.rename(checkpoint / "adapter_model.safetensors")
-    config = {"base_model_name_or_path": "org/base", "r": 4, "revision": stored}
-    (checkpoint / "adapter_config.json").write_text(json.dumps(config))
+    make_adapter(spec, "org/base", stored)
+    asked = []
+
+    def load(name, dtype, revision, **_):  # the Hub of the tests has no weights
+        asked.append((name, dtype, revision))
+        return load_policy("embedded")
+
+    monkeypatch.setattr("gdpo_tune.training.merging.load_policy", load)
     publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    assert asked == [("org/base", "auto", "v1.0")], "in the type of its files, if none is recorded"
     files = get_files(hub)
-    assert json.loads(files["adapter_config.json"])["revision"] == expected
+    assert json.loads(files["adapter/adapter_config.json"])["revision"] == expected
     card = files[CARD].decode()
     assert "from `org/base` at revision `v1.0`" in card
-    if stored is None:
-        assert 'base = AutoModelForCausalLM.from_pretrained("org/base", revision="v1.0")' in card
     assert 'tokenizer = AutoTokenizer.from_pretrained("me/knee")' in card
 
 

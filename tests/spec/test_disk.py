@@ -10,9 +10,10 @@ from gdpo_tune import sweep
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.spec import machine
+from gdpo_tune.spec import load_spec, machine
 from gdpo_tune.spec.dry_run import render_dry_run
 from gdpo_tune.spec.machine import check_disk, measure_disk
+from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 from tests.support.tuning import ENDS_ONLY
 
@@ -44,10 +45,25 @@ def test_adapters(load):
     )
     trained = 8 * (1000 + 1000)
     assert found.running == 12 * trained
-    assert found.last == 4 * 10**6 + 4 * trained  # on a CPU the merged policy has 32 bits
-    assert found.peak == 2 * (2 * 12 * trained + found.last) + 15 * found.last
-    on_gpu = with_adapters(load(FIFO, "resources.gpus=1"))
-    assert measure_disk(on_gpu, SMALL, slots=1).last == 2 * 10**6 + 4 * trained
+    assert found.last == 4 * trained  # the policy below the adapter is not written
+    assert found.peak == 2 * 3 * 12 * trained + 15 * found.last
+    assert found.whole == 4 * 10**6 + 4 * trained  # on a CPU it has 32 bits
+    on_gpu = measure_disk(with_adapters(load(FIFO, "resources.gpus=1")), SMALL, slots=1)
+    assert (on_gpu.last, on_gpu.whole) == (2 * trained, 2 * 10**6 + 4 * trained)
+
+
+def test_merges_of_adapters_have_the_ranks_of_their_parts(load):
+    search = "search={trials: 5, replicates: {max_runs: 0}, merges: {budget: 3, most_parts: 4}}"
+    spec = with_adapters(load(search, FIFO, "search.checkpoints.budget=2"))
+    trained = 8 * (1000 + 1000)
+    assert measure_disk(spec, SMALL, slots=1).candidates == 3 * 4 * 4 * trained + 2 * 4 * trained
+
+
+def test_a_shipped_sweep_of_adapters_needs_little():
+    spec = load_spec(ROOT / "search_spaces" / "code_qwen.yaml", to_run=False)
+    found = measure_disk(spec, find_known_size(spec.policy), slots=1)
+    assert found.ended == 2 * 36_929_536
+    assert found.peak < 15 * GB
 
 
 @pytest.mark.parametrize(
@@ -80,8 +96,9 @@ def test_merges_and_checkpoints(load):
     ends = measure_disk(load(search, *evaluated, *ENDS_ONLY), SMALL, slots=2)
     found = measure_disk(load(search, *evaluated), SMALL, slots=2)
     weights = 4 * 10**6  # without the optimizer, whether it is the last checkpoint or not
-    assert found.evaluated == 2 * weights  # of steps 30 and 45; 15, and the rung at 20, are early
-    assert found.peak - ends.peak == 2 * 2 * weights + 2 * weights + 3 * weights
+    # Of steps 30 and 45; 15, and the rung at 20, are early. That of 45 is among the two newest.
+    assert found.evaluated == weights
+    assert found.peak - ends.peak == 2 * weights + 2 * weights + 3 * weights
     assert measure_disk(load(search, *evaluated, "keep=none"), SMALL, 2).candidates == 0
 
 

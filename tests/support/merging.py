@@ -33,6 +33,18 @@ def merge(parts, directory: Path, policy: str) -> Path:
     return directory
 
 
+def merge_adapters(parts, directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    check_parts(parts)
+    write_merge(parts, directory)
+    return directory
+
+
+def load_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a policy that may be an adapter."""
+    return load_policy(str(directory))[0].state_dict()
+
+
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     weights = [load_file(path) for path in sorted(directory.glob("model*.safetensors"))]
     return {name: tensor for file in weights for name, tensor in file.items()}

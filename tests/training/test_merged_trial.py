@@ -14,11 +14,11 @@ import torch
 from gdpo_tune.core.errors import DiskFullError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
-from gdpo_tune.core.trial_files import ADAPTER, read_steps
+from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, read_steps
 from gdpo_tune.core.trials import Rung
 from gdpo_tune.training import merging, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
-from tests.support.merging import LORA, PLAIN, configure, merge, read_weights
+from tests.support.merging import LORA, PLAIN, configure, load_weights, merge, read_weights
 from tests.support.training import (
     SETTINGS,
     ToyTask,
@@ -51,10 +51,16 @@ def test_trainings_and_merges_have_the_form_of_their_base(policy, trained, tmp_p
     part = trained(0, model, str(base)) / "checkpoint-2"
     chosen = (TrainedPart(part, 0.5), TrainedPart(part, 0.5))
     merged = run(configure(str(base), tmp_path / "t", chosen, model))[1].checkpoint
+    whole = merged
+    if model.lora_rank:
+        assert not (merged / "config.json").exists()
+        config = configure(str(base), tmp_path / "w", chosen, model)
+        whole = run(dataclasses.replace(config, writes_whole=True))[1].checkpoint
     for directory in (part, merged):
+        assert json.loads((directory / tokenizer.name).read_text()).items() >= kind.items()
+    for directory in (whole,) if model.lora_rank else (part, merged):
         written = json.loads((directory / "config.json").read_text())
         assert written == settings
-        assert json.loads((directory / tokenizer.name).read_text()).items() >= kind.items()
 
 
 @pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])
@@ -74,7 +80,8 @@ def test_a_merge_is_evaluated_and_kept(policy, parts, tmp_path, model):
     assert measurement.cost.evaluation_completions == HELD_OUT
     assert (outcome.cost.completions, outcome.cost.evaluation_completions) == (0, 2 * HELD_OUT)
     assert not list(config.directory.glob(".unfinished*"))
-    assert (outcome.checkpoint / ADAPTER).is_dir() == bool(model.lora_rank)
+    assert (outcome.checkpoint / ADAPTER_CONFIG).is_file() == bool(model.lora_rank)
+    assert (outcome.checkpoint / "model.safetensors").is_file() != bool(model.lora_rank)
     if not model.lora_rank:
         direct = read_weights(merge(chosen, tmp_path / "m", policy))
         written = read_weights(outcome.checkpoint)
@@ -110,10 +117,25 @@ def test_a_checkpoint_is_linked_and_not_copied(policy, parts, trained, tmp_path)
     assert read_checkpoint(source) == before
 
 
-def test_the_end_of_a_trial_with_an_adapter_is_linked_with_it(policy, parts, tmp_path):
+@pytest.mark.parametrize("shares", [{0: 1.0}, {0: 0.5, 1: 0.5}])
+def test_a_merge_of_adapters_may_be_written_whole(policy, parts, tmp_path, shares):
     pytest.importorskip("peft")
-    _, outcome = run(configure(policy, tmp_path / "t", parts({0: 1.0}, LORA), LORA))
-    assert (outcome.checkpoint / ADAPTER / "adapter_model.safetensors").is_file()
+    chosen = parts(shares, LORA)
+    config = configure(policy, tmp_path / "t", chosen, LORA)
+    alone = run(config)[1]
+    whole = run(dataclasses.replace(config, directory=tmp_path / "w", writes_whole=True))[1]
+    assert (whole.validation, whole.test) == (alone.validation, alone.test)
+    assert (whole.checkpoint / ADAPTER / "adapter_model.safetensors").is_file()
+    written, found = read_weights(whole.checkpoint), load_weights(alone.checkpoint)
+    assert all(torch.equal(written[name], found[name]) for name in written)
+
+
+def test_the_adapter_of_a_candidate_is_linked(policy, parts, trained, tmp_path):
+    pytest.importorskip("peft")
+    (part,) = chosen = parts({0: 1.0}, LORA, step=1)
+    _, outcome = run(configure(policy, tmp_path / "t", chosen, LORA))
+    name = "adapter_model.safetensors"
+    assert os.path.samefile(part.checkpoint / name, outcome.checkpoint / name)
 
 
 def test_no_policy_stays_of_a_merge_that_is_stopped(policy, parts, tmp_path):

@@ -18,11 +18,20 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import ADAPTER
 from gdpo_tune.core.trials import Cost
-from gdpo_tune.policies.load_policy import hash_policy, load_policy, read_initial_policy
+from gdpo_tune.policies.adapters import hash_policy, read_initial_policy
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import merging
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.training.merging import check_parts, write_merge, write_mixture
-from tests.support.merging import LORA, configure, merge, read_weights, write_copy
+from tests.support.merging import (
+    LORA,
+    configure,
+    load_weights,
+    merge,
+    merge_adapters,
+    read_weights,
+    write_copy,
+)
 from tests.support.training import run
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -128,10 +137,12 @@ def test_a_merge_of_adapters_is_the_merge_of_full_weights(policy, trained, tmp_p
     )
     directory = merge(chosen, tmp_path / "m", policy)
     merged, before = read_weights(directory), read_weights(Path(policy))
-    sources = [read_weights(part.checkpoint) for part in chosen]
+    sources = [load_weights(part.checkpoint) for part in chosen]
     for name, tensor in merged.items():
         expected = sum(s * w[name] for s, w in zip(shares, sources, strict=True))
-        torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(tensor, expected, atol=1e-6, rtol=0)
+    alone = load_weights(merge_adapters(chosen, tmp_path / "alone"))
+    assert all(torch.equal(alone[name], merged[name]) for name in merged)
     changed = [name for name in merged if not torch.equal(merged[name], before[name])]
     assert len(changed) == 14, "every linear module of two layers"
     config = json.loads((directory / ADAPTER / "adapter_config.json").read_text())
@@ -142,6 +153,63 @@ def test_a_merge_of_adapters_is_the_merge_of_full_weights(policy, trained, tmp_p
     state = adapted.merge_and_unload().state_dict()
     for name, tensor in merged.items():
         torch.testing.assert_close(state[name], tensor, atol=1e-6, rtol=0)
+
+
+ADAPTER_FILES = {
+    "adapter_config.json", "adapter_model.safetensors", "generation_config.json",
+    "initial_policy.json", "prompts.json", "tokenizer.json", "tokenizer_config.json",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shares", [(1.0,), (0.3, 0.7)])
+def test_a_merge_of_adapters_is_an_adapter_and_no_more(parts, tmp_path, shares):
+    pytest.importorskip("peft")
+    directory = merge_adapters(parts(dict(enumerate(shares)), LORA), tmp_path / "m")
+    assert {path.name for path in directory.iterdir()} - {"README.md"} == ADAPTER_FILES
+    saved = load_file(directory / "adapter_model.safetensors")
+    ranks = {w.shape[0] for name, w in saved.items() if ".lora_A." in name}
+    assert ranks == {4 * len(shares)}
+    assert sum(path.stat().st_size for path in directory.glob("*.safetensors")) < 60_000
+
+
+def test_adapters_that_computed_in_bfloat16_are_rounded_to_it_once(policy, parts, tmp_path):
+    pytest.importorskip("peft")
+    coarse = LORA.replace(dtype="bfloat16")
+    chosen = parts({0: 0.3, 1: 0.7}, coarse)
+    for part in chosen:
+        (file,) = part.checkpoint.glob("*.safetensors")
+        assert {w.dtype for w in load_file(file).values()} == {torch.bfloat16}
+    merged = load_weights(merge_adapters(chosen, tmp_path / "m"))
+    sources = [load_weights(part.checkpoint) for part in chosen]
+    for name, before in load_weights(Path(policy)).items():
+        expected = 0.3 * sources[0][name] + 0.7 * sources[1][name]
+        change = (expected - before).abs().max()
+        assert (merged[name] - expected).abs().max() <= 2**-7 * change + 1e-7
+    middle = load_file(parts({0: 1.0}, coarse, step=1)[0].checkpoint / "adapter_model.safetensors")
+    assert {w.dtype for w in middle.values()} == {torch.float32}, "a training continues from it"
+
+
+def test_whole_policies_of_earlier_trials_merge_as_their_adapters(policy, parts, tmp_path):
+    pytest.importorskip("peft")
+    chosen = parts({0: 0.5, 1: 0.5}, LORA)
+    older = tuple(
+        dataclasses.replace(
+            part,
+            checkpoint=write_checkpoint(
+                tmp_path / str(number), 2, Cost(), lambda t, p=part: write_into((p,), t, policy)
+            ).path,
+        )
+        for number, part in enumerate(chosen)
+    )
+    assert (older[0].checkpoint / "model.safetensors").is_file()
+    assert (older[0].checkpoint / ADAPTER / "adapter_config.json").is_file()
+    expected = load_weights(merge_adapters(chosen, tmp_path / "new"))
+    mixed = (older[0], chosen[1])
+    for name, pair in {"older": older, "mixed": mixed}.items():
+        directory = merge_adapters(pair, tmp_path / name)
+        assert {path.name for path in directory.iterdir()} - {"README.md"} == ADAPTER_FILES
+        found = load_weights(directory)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 def test_a_mixture_of_adapters_is_the_same_policy_through_peft(policy, parts, tmp_path):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -12,12 +16,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.errors import PolicyError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.trial_files import ADAPTER
-from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import train, worker_cache
-from gdpo_tune.training.lora import build_adapter_config, load_adapter
+from gdpo_tune.core.trial_config import TrainedPart
+from gdpo_tune.policies.adapters import load_adapter
+from gdpo_tune.policies.load_policy import check_policy, load_policy
+from gdpo_tune.training import checkpoints, step_reporter, train, worker_cache
+from gdpo_tune.training.lora import build_adapter_config, save_policy
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (
@@ -160,8 +165,10 @@ def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
         logits = [model(tokens).logits for model in (before, merged, adapted)]
     torch.testing.assert_close(logits[1], logits[2], atol=1e-5, rtol=1e-5)
     assert float((logits[0] - logits[1]).abs().max()) > 1e-3
-    saved = json.loads((outcome.checkpoint / ADAPTER / "adapter_config.json").read_text())
+    saved = json.loads((outcome.checkpoint / "adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"]) == (4, 8)
+    assert (saved["base_model_name_or_path"], saved["revision"]) == (policy, None)
+    assert not list(outcome.checkpoint.glob("model*")), "its base is not written"
     assert torch.equal(merged.get_input_embeddings().weight, before.get_input_embeddings().weight)
     assert len(reports) == SETTINGS.steps
 
@@ -201,6 +208,91 @@ def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(peft, policy, tmp_path
     reports, evaluated = run(config, resume=again.checkpoint)
     assert reports == [{}]
     assert result(evaluated) == result(outcome)
+
+
+READ = """
+import sys, torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+place, out = sys.argv[1:]
+tokens = torch.tensor([AutoTokenizer.from_pretrained(place)("tabc=")["input_ids"]])
+models = [kind.from_pretrained(place) for kind in (AutoPeftModelForCausalLM, AutoModelForCausalLM)]
+models.append(pipeline("text-generation", model=place).model)
+with torch.no_grad():
+    torch.save([model(tokens).logits for model in models], out)
+"""
+
+
+def test_an_adapter_and_its_base_load_in_a_process_of_their_own(peft, policy, tmp_path):
+    checkpoint = run(configure(policy, tmp_path, LORA))[1].checkpoint
+    command = [sys.executable, "-c", READ, str(checkpoint), str(tmp_path / "logits.pt")]
+    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    model, tokenizer = load_policy(str(checkpoint))
+    with torch.no_grad():
+        expected = model(torch.tensor([tokenizer("tabc=")["input_ids"]])).logits
+    for logits in torch.load(tmp_path / "logits.pt"):
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_adapter_of_another_base_is_refused_in_one_line(peft, policy, tmp_path):
+    base = shutil.copytree(policy, tmp_path / "base")
+    config = configure(str(base), tmp_path / "t", LORA)
+    checkpoint = run(config)[1].checkpoint
+    model = load_policy(policy)[0]
+    with torch.no_grad():
+        model.model.norm.weight += 0.1
+    model.save_pretrained(base)
+    worker_cache.release_worker_cache()
+    merged = dataclasses.replace(config, train=False, parts=(TrainedPart(checkpoint, 1.0),))
+    for read, message in (
+        (lambda: load_policy(str(checkpoint)), "is another policy than .*base: give the one"),
+        (lambda: run(config, resume=checkpoint), "is another policy than .*base: give the one"),
+        (lambda: run(merged), "from another initial policy than this sweep's"),
+    ):
+        with pytest.raises((PolicyError, TrialFailure), match=message) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    shutil.rmtree(base)
+    with pytest.raises(PolicyError, match=r"the base of \S+: policy .*no such directory"):
+        load_policy(str(checkpoint))
+
+
+def test_no_training_begins_at_an_adapter(peft, policy, tmp_path):
+    checkpoint = run(configure(policy, tmp_path, LORA))[1].checkpoint
+    with pytest.raises(PolicyError, match="is an adapter, and a training begins at a whole policy"):
+        check_policy(str(checkpoint))
+
+
+def test_a_trial_that_is_killed_while_it_writes_its_last_adapter_resumes(
+    peft, policy, tmp_path, monkeypatch
+):
+    class Killed(BaseException):
+        """Stands for the death of the process."""
+
+    expected = run(configure(policy, tmp_path / "a", LORA))[1]
+    config = configure(policy, tmp_path / "b", LORA)
+
+    def save_half(model, directory, *, dtype, **options):
+        save_policy(model, directory, dtype=dtype, **options)
+        if not (config.directory / "checkpoint-2").exists():
+            return
+        file = directory / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:1000])
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step_reporter, "save_policy", save_half)
+        patch.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)  # nothing tidies up
+        with pytest.raises(Killed):
+            run(config)
+    assert (config.directory / ".unfinished-3" / "adapter_model.safetensors").is_file()
+    newest = checkpoints.find_newest_checkpoint(config.directory)
+    assert newest == config.directory / "checkpoint-2"
+    again = run(config, resume=newest)[1]
+    assert result(again) == result(expected)
+    assert not list(config.directory.glob(".unfinished*"))
+    ours, theirs = (o.checkpoint / "adapter_model.safetensors" for o in (again, expected))
+    assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_the_kl_of_an_adapter_is_against_the_policy_without_it(peft, policy, tmp_path):

@@ -19,7 +19,6 @@ from transformers import (
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings, TrainingSettings
-from gdpo_tune.core.trial_files import ADAPTER
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import rollout, train
 from gdpo_tune.training.decoding import Decoding
@@ -214,7 +213,7 @@ def test_adapters_of_other_modules_than_linear_train_and_merge(tmp_path, target)
     tokens = torch.arange(2, 20)[None]
     with torch.no_grad():
         untrained = base(tokens).logits
-        adapted = peft.PeftModel.from_pretrained(base, str(outcome.checkpoint / ADAPTER))
+        adapted = peft.PeftModel.from_pretrained(base, str(outcome.checkpoint))
         expected = adapted(tokens).logits
         torch.testing.assert_close(merged(tokens).logits, expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(expected, untrained)

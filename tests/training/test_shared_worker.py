@@ -19,7 +19,8 @@ from accelerate.state import GradientState
 from gdpo_tune.core import compute_lock, task_files
 from gdpo_tune.core.errors import NonFiniteError, SharedWorkerError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings, StartSettings
-from gdpo_tune.policies.load_policy import hash_policy, load_policy, read_initial_policy
+from gdpo_tune.policies.adapters import hash_policy, read_initial_policy
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.training.shared_worker import SharedWorker, read_global_state, restore_global_state

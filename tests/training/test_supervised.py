@@ -14,11 +14,12 @@ from gdpo_tune.core.settings import StartSettings, TrainingSettings
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG, read_steps
 from gdpo_tune.core.trials import DEMONSTRATIONS
-from gdpo_tune.policies.load_policy import hash_policy, load_policy, read_initial_policy
+from gdpo_tune.policies.adapters import hash_policy, read_initial_policy
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training.processes import train_in_processes
 from gdpo_tune.training.trial import build_start_trainer
 from gdpo_tune.training.worker_cache import build_worker_cache
-from tests.support.merging import LORA, PLAIN, configure
+from tests.support.merging import LORA, PLAIN, configure, load_weights
 from tests.support.training import (
     SETTINGS,
     ToyTask,
@@ -128,11 +129,19 @@ def test_trials_and_merges_begin_at_the_start(policy, tmp_path, model):
         assert reports[0][0].metrics["train/kl"] == pytest.approx(0, abs=1e-5)  # its reference
         assert reports[-1][0].metrics["train/kl"] > 1e-5
         assert read_initial_policy(outcome.checkpoint) == hash_policy(load_policy(str(start))[0])
-        names = ("tokenizer.json", "config.json")
+        names = ("tokenizer.json", *(() if model.lora_rank else ("config.json",)))
         assert all((outcome.checkpoint / n).read_text() == (start / n).read_text() for n in names)
         parts.append(TrainedPart(outcome.checkpoint, 0.5))
     whole = dataclasses.replace(configure(policy, tmp_path / "m", tuple(parts), model), start=start)
     merge = run(whole)[1]
+    if model.lora_rank:  # and is read with the start below it
+        saved = json.loads((merge.checkpoint / "adapter_config.json").read_text())
+        assert saved["base_model_name_or_path"] == str(start)
+        found = load_weights(merge.checkpoint)
+        theirs = [load_weights(part.checkpoint) for part in parts]
+        for name, weight in found.items():
+            mean = (theirs[0][name] + theirs[1][name]) / 2
+            torch.testing.assert_close(weight, mean, atol=1e-6, rtol=0)
     assert read_initial_policy(merge.checkpoint) == read_initial_policy(parts[0].checkpoint)
     with pytest.raises(Exception, match="another initial policy"):
         run(dataclasses.replace(whole, directory=tmp_path / "n", start=None))

@@ -76,7 +76,7 @@ def run(config: TrialConfig, name: str) -> dict[str, Any]:
     answer["test"] = {key: repr(value) for key, value in outcome.test.items()}
     answer["validation"] = {key: repr(one) for key, one in outcome.validation.items()}
     if outcome.checkpoint is not None:
-        weights = (outcome.checkpoint / "model.safetensors").read_bytes()
+        weights = b"".join(f.read_bytes() for f in outcome.checkpoint.glob("*.safetensors"))
         answer["weights"] = hashlib.sha256(weights).hexdigest()
     return answer
 
