@@ -51,7 +51,8 @@ PlacedRow = tuple[str, Row]
 """Where a row stands, such as `train.jsonl:12`, and the row."""
 LARGEST_SHARE_LEFT_OUT = 0.5
 """Of unusable rows, beyond which the layout is probably wrong; of held-out prompts among those of
-training, beyond which both are probably the same split."""
+training, beyond which both are probably the same split; of texts that are too long, beyond which
+the rest no longer represents the task."""
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,11 @@ from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.tasks.columns import RowError, get_text
 from gdpo_tune.tasks.custom import is_open_conversation, join_turns
-from gdpo_tune.tasks.data_rows import read_local
+from gdpo_tune.tasks.data_rows import LARGEST_SHARE_LEFT_OUT, read_local
 from gdpo_tune.tasks.references import read_references
 
 COLUMNS = ("prompt", "completion")
 WRITE_FILE = 'write lines {"prompt": ..., "completion": ...} to start.demonstrations: FILE.jsonl'
-LARGEST_SHARE_LEFT_OUT = 0.5
-"""Above this share of demonstrations that do not fit, the rest no longer represents them."""
 Text = tuple[Problem, str]
 """A problem, and the completion that is to be learned."""
 

@@ -29,11 +29,11 @@ FIXED_ROPE = ("default", "linear", "llama3")
 
 
 def is_small_llama(model: PreTrainedModel) -> bool:
-    """Return whether `Llama` computes what this model computes, and is faster."""
+    """Return whether `LlamaDecoder` computes what this model computes, and is faster."""
     if not isinstance(model, LlamaForCausalLM) or model.device.type != "cpu":
         return False
     if torch.is_autocast_enabled("cpu"):
-        return False  # `Llama` computes in the precision of the weights
+        return False  # `LlamaDecoder` computes in the precision of the weights
     config: Any = model.config
     return (
         model.dtype == torch.float32
@@ -46,63 +46,80 @@ def is_small_llama(model: PreTrainedModel) -> bool:
     )
 
 
-class Llama:
-    """Llama model whose projections of the same input are fused into one."""
+class LlamaDecoder:
+    """Llama policy that has read prompts, equal ones once, and reads B completions of them.
 
-    def __init__(self, model: Any) -> None:
-        config = model.config
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
-        self.head_size: int = config.head_dim
-        self.inner: int = config.intermediate_size
-        self.eps: float = config.rms_norm_eps
-        self.rotary = model.model.rotary_emb
-        self.embedding: Tensor = model.model.embed_tokens.weight
-        self.head: Tensor = model.lm_head.weight
-        self.norm: Tensor = model.model.norm.weight
-        self.layers = [_Layer(layer) for layer in model.model.layers]
+    Projections of the same input are fused into one.
+    """
 
-    def compute_angles(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, [positions, head size] each."""
-        cos, sin = self.rotary(self.embedding, torch.arange(positions)[None])
-        return cos[0], sin[0]
+    @torch.no_grad()
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Read B prompts, none of them empty; see `Decoder`.
 
-    def forward(
-        self, tokens: Tensor, angles: tuple[Tensor, Tensor], cache: KeyValueCache
-    ) -> Tensor:
-        """Return hidden states [R, D] of the last of `tokens` [R, n].
-
-        `angles` are [R, n, head size] each; `cache` takes keys and values.
+        `model` is a policy that `is_small_llama` accepts.
         """
+        self._config, self._model, self._head = model.config, model.model, model.lm_head.weight
+        self._layers = [_Layer(layer) for layer in model.model.layers]
+        distinct, indices = list_distinct(prompts)
+        tokens, present = pad_left(distinct, 0)
+        (count, width), rows = tokens.shape, torch.tensor(indices)
+        positions = torch.arange(width + max_new_tokens)
+        embedding = self._model.embed_tokens.weight
+        self._angles = [each[0] for each in self._model.rotary_emb(embedding, positions[None])]
+        sizes = (self._config.num_key_value_heads, len(positions), self._config.head_dim)
+        self._cache = [tuple(torch.zeros(count, *sizes) for _ in "kv") for _ in self._layers]
+        self._used = 0
+        causal = torch.ones(width, width, dtype=torch.bool).tril()
+        # Padding attends to itself, because a row of the mask without any entry gives NaN.
+        mask = (causal & present[:, None]) | torch.eye(width, dtype=torch.bool)
+        hidden = self._forward(tokens, (present.cumsum(dim=1) - 1).clamp(min=0), mask[:, None])
+        self._lengths = present.sum(dim=1)
+        self._visible = positions >= (width - self._lengths)[:, None]
+        self.keep(rows)
+        self.logits = functional.linear(hidden[rows], self._head)
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all rows but these, which may be repeated."""
+        self._lengths, self._visible = self._lengths[rows], self._visible[rows]
+        self._cache = [(keys[rows], values[rows]) for keys, values in self._cache]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read a token of each row, [b], and return the logits of the next, [b, E]."""
+        mask = self._visible[:, None, None, : self._used + 1]
+        hidden = self._forward(tokens[:, None], self._lengths[:, None], mask)
+        self._lengths = self._lengths + 1
+        return functional.linear(hidden, self._head)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Return hidden states [R, D] of the last of `tokens` [R, n]; keep keys and values."""
         rows, count = tokens.shape
-        cos, sin = (angle[:, None] for angle in angles)
-        hidden = self.embedding[tokens].view(rows * count, -1)
-        split = self.heads + self.kv_heads
-        for index, layer in enumerate(self.layers):
+        heads, kv_heads = self._config.num_attention_heads, self._config.num_key_value_heads
+        inner, end = self._config.intermediate_size, self._used + count
+        cos, sin = (angle[positions][:, None] for angle in self._angles)
+        hidden = self._model.embed_tokens.weight[tokens].view(rows * count, -1)
+        for layer, (keys, values) in zip(self._layers, self._cache, strict=True):
             mixed = functional.linear(self._normalize(hidden, layer.norm_in), layer.qkv)
-            mixed = mixed.view(rows, count, split + self.kv_heads, self.head_size).transpose(1, 2)
-            turned = _rotate(mixed[:, :split], cos, sin)
-            keys, values = cache.extend(index, turned[:, self.heads :], mixed[:, split:])
+            mixed = mixed.view(rows, count, heads + 2 * kv_heads, -1).transpose(1, 2)
+            turned = _rotate(mixed[:, : heads + kv_heads], cos, sin)
+            keys[:, :, self._used : end] = turned[:, heads:]
+            values[:, :, self._used : end] = mixed[:, heads + kv_heads :]
             attended = functional.scaled_dot_product_attention(
-                turned[:, : self.heads],
-                keys,
-                values,
-                attn_mask=cache.mask,
-                enable_gqa=self.heads != self.kv_heads,
+                turned[:, :heads],
+                keys[:, :, :end],
+                values[:, :, :end],
+                attn_mask=mask,
+                enable_gqa=heads != kv_heads,
             )
             attended = attended.transpose(1, 2).reshape(rows * count, -1)
             hidden = torch.addmm(hidden, attended, layer.out.t())
             gate = functional.linear(self._normalize(hidden, layer.norm_mid), layer.gate_up)
-            gated = functional.silu(gate[:, : self.inner]) * gate[:, self.inner :]
+            gated = functional.silu(gate[:, :inner]) * gate[:, inner:]
             hidden = torch.addmm(hidden, gated, layer.down.t())
-        return self._normalize(hidden.view(rows, count, -1)[:, -1], self.norm)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Map [R, D] to [R, E]."""
-        return functional.linear(hidden, self.head)
+        self._used = end
+        return self._normalize(hidden.view(rows, count, -1)[:, -1], self._model.norm.weight)
 
     def _normalize(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self.eps)
+        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self._config.rms_norm_eps)
 
 
 class _Layer:
@@ -117,79 +134,10 @@ class _Layer:
         self.norm_mid: Tensor = layer.post_attention_layernorm.weight
 
 
-class KeyValueCache:
-    """Keys and values of every layer, and the mask of the tokens in flight."""
-
-    def __init__(self, llama: Llama, rows: int, positions: int) -> None:
-        shape = (rows, llama.kv_heads, positions, llama.head_size)
-        self.keys = [torch.zeros(shape) for _ in llama.layers]
-        self.values = [torch.zeros(shape) for _ in llama.layers]
-        self.used = 0
-        self.mask = torch.empty(0)
-
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new tokens' keys and values; return all that are stored."""
-        end = self.used + keys.shape[2]
-        self.keys[layer][:, :, self.used : end] = keys
-        self.values[layer][:, :, self.used : end] = values
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
-
-    def select(self, rows: Tensor) -> None:
-        """Keep, repeat or reorder rows."""
-        self.keys = [keys[rows] for keys in self.keys]
-        self.values = [values[rows] for values in self.values]
-
-
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = heads.shape[-1] // 2
     turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
     return heads * cos + turned * sin
-
-
-class LlamaDecoder(Llama):
-    """Llama model that has read prompts, equal ones once, and reads B completions of them."""
-
-    @torch.no_grad()
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        """Read B prompts, none of them empty; see `Decoder`.
-
-        `model` is a policy that `is_small_llama` accepts.
-        """
-        super().__init__(model)
-        distinct, indices = list_distinct(prompts)
-        rows = torch.tensor(indices)
-        tokens, present = pad_left(distinct, 0)
-        self._lengths, (count, width) = present.sum(dim=1), tokens.shape
-        positions = torch.arange(width + max_new_tokens)
-        self._angles = self.compute_angles(len(positions))
-        self._cache = KeyValueCache(self, count, len(positions))
-        causal = torch.ones(width, width, dtype=torch.bool).tril()
-        # Padding attends to itself, because a row of the mask without any entry gives NaN.
-        itself = torch.eye(width, dtype=torch.bool)
-        self._cache.mask = ((causal & present[:, None]) | itself)[:, None]
-        hidden = self._forward_at(tokens, (present.cumsum(dim=1) - 1).clamp(min=0))
-        self._lengths = self._lengths[rows]
-        self._visible = positions >= (width - self._lengths)[:, None]
-        self._cache.select(rows)
-        self._cache.used = width
-        self.logits = self.compute_logits(hidden[rows])
-
-    def keep(self, rows: Tensor) -> None:
-        """Forget all rows but these."""
-        self._lengths, self._visible = self._lengths[rows], self._visible[rows]
-        self._cache.select(rows)
-
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read a token of each row, [b], and return the logits of the next, [b, E]."""
-        self._cache.mask = self._visible[:, None, None, : self._cache.used + 1]
-        hidden = self._forward_at(tokens[:, None], self._lengths[:, None])
-        self._lengths = self._lengths + 1
-        self._cache.used += 1
-        return self.compute_logits(hidden)
-
-    def _forward_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        cos, sin = self._angles
-        return self.forward(tokens, (cos[positions], sin[positions]), self._cache)
 
 
 _WIDTH = 640

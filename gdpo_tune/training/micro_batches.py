@@ -93,8 +93,7 @@ class MicroBatchTrainer(GRPOTrainer):
         self._is_first_pass = False
         self._kept_pass: dict[str, Tensor] = {}
         model: Any = self.model
-        policy = model.get_base_model() if hasattr(model, "peft_config") else model
-        self.unshared = find_obstacle(policy) if shared_prompts != "off" else "it was turned off"
+        self.unshared = find_obstacle(model) if shared_prompts != "off" else "it was turned off"
         """Why each prompt is computed with every of its completions; empty: it is computed once."""
         if self.unshared and shared_prompts == "on":
             raise PolicyError(
@@ -102,7 +101,7 @@ class MicroBatchTrainer(GRPOTrainer):
                 "use auto, which computes a prompt with each of its completions there"
             )
         if not self.unshared and not self._can_pack(model):
-            for network in (policy, self.ref_model):
+            for network in (model, self.ref_model):
                 if network is not None:
                     enable(network)
 

@@ -144,9 +144,8 @@ def uses_fast_cpu(trainer: Any) -> bool:
 
 def keeps_simple_cache(model: Any) -> bool:
     """Return whether `sample_from_cache` supports a policy: all it remembers is keys and values."""
-    policy = model.get_base_model() if hasattr(model, "peft_config") else model
-    shares_layers = getattr(policy.config.get_text_config(), "num_kv_shared_layers", 0)
-    return not (find_obstacle(policy) or shares_layers) and takes_argument(model, "position_ids")
+    shares_layers = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)
+    return not (find_obstacle(model) or shares_layers) and takes_argument(model, "position_ids")
 
 
 @torch.no_grad()

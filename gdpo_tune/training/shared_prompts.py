@@ -149,11 +149,15 @@ class UnknownAttentionError(Exception):
 def find_obstacle(model: Any) -> str:
     """Return why prompts cannot be shared in a model; empty if they can.
 
-    `model` is a causal language model of Transformers, without adapters.
+    `model` is a causal language model of Transformers, with adapters or without.
     """
+    model = _get_policy(model)
     config = model.config.get_text_config()
-    if memory := find_other_memory(model):
-        return memory
+    kinds = {*(getattr(config, "layer_types", None) or ())} - LAYERS
+    if kinds:
+        return f"it has layers of another kind than attention ({', '.join(sorted(kinds))})"
+    if getattr(model, "_is_stateful", False):
+        return "it is recurrent"
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention cannot be replaced"
     if config._attn_implementation not in ("sdpa", ATTENTION):
@@ -163,24 +167,20 @@ def find_obstacle(model: Any) -> str:
     return ""
 
 
-def find_other_memory(model: Any) -> str:
-    """Return what a policy remembers of a text besides keys and values; empty if nothing."""
-    config = model.config.get_text_config()
-    kinds = {*(getattr(config, "layer_types", None) or ())} - LAYERS
-    if kinds:
-        return f"it has layers of another kind than attention ({', '.join(sorted(kinds))})"
-    return "it is recurrent" if getattr(model, "_is_stateful", False) else ""
-
-
 def enable(model: Any) -> None:
     """Let a model that `find_obstacle` accepts take rows apart; otherwise it computes as before.
 
     Trials that share a process may share a model, so it may have been enabled before.
     """
+    model = _get_policy(model)
     if model.config.get_text_config()._attn_implementation == ATTENTION:
         return
     model.set_attn_implementation(ATTENTION)
     model.base_model.register_forward_hook(_keep_sources, with_kwargs=True)
+
+
+def _get_policy(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def compute_group_log_probs(
@@ -343,7 +343,7 @@ class PromptDecoder:
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], padding: int) -> None:
         """Read B prompts with a model that `find_obstacle` accepts; `enable` it."""
-        enable(model.get_base_model() if hasattr(model, "peft_config") else model)
+        enable(model)
         self._model = model
         distinct, rows = list_distinct(prompts)
         tokens, present = (each.to(model.device) for each in pad_left(distinct, padding))

@@ -29,14 +29,13 @@ from gdpo_tune.policies.load_policy import load_policy, restore_base_files
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem, Split, Task
+from gdpo_tune.tasks.data_rows import LARGEST_SHARE_LEFT_OUT
 from gdpo_tune.training.engine import PROCESS_ENGINES, EnginePool
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
 _COPIED_PARAMETERS = 50_000_000
 """A larger policy is loaded again for each trial instead of being kept twice in memory."""
-LARGEST_SHARE_LEFT_OUT = 0.5
-"""Above this share of prompts that are too long, the rest no longer represents the task."""
 
 
 @dataclass(frozen=True)
