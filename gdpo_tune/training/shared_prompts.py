@@ -180,7 +180,7 @@ def enable(model: Any) -> None:
 
 
 def _get_policy(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "peft_config") else model
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def compute_group_log_probs(
