@@ -49,7 +49,7 @@ _TOKEN_MEANS = (
     *(f"clip_ratio/{kind}_mean" for kind in ("low", "high", "region")),
 )
 """Metrics that TRL averages over the tokens of each micro-batch, then over micro-batches."""
-_PASS = ("kept_log_probs", "kept_entropies")
+KEPT_PASS = ("kept_log_probs", "kept_entropies")
 """Entries of a batch: what a forward pass of the policy gave before the loss, with its graph."""
 _ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
 """Losses that are means over the completions of a micro-batch."""
@@ -136,7 +136,7 @@ class MicroBatchTrainer(GRPOTrainer):
         # TRL divides by the number of micro-batches what is a mean over one of them.
         batch = {**batch, "num_items_in_batch": batch["num_items_in_batch"] / count}
         if count > 1:
-            batch = {name: value for name, value in batch.items() if name not in _PASS}
+            batch = {name: value for name, value in batch.items() if name not in KEPT_PASS}
         logged: Any = self._metrics["train"]
         before = {name: len(values) for name, values in logged.items()}
         losses: list[Tensor] = []
@@ -203,7 +203,7 @@ class MicroBatchTrainer(GRPOTrainer):
         if batch_size is None:
             if self._kept_pass:
                 kept, self._kept_pass = self._kept_pass, {}
-                return kept[_PASS[0]], kept.get(_PASS[1]), None
+                return kept[KEPT_PASS[0]], kept.get(KEPT_PASS[1]), None
             return self._compute_log_probs(model, ids, mask, width, **more)
         is_first, self._is_first_pass = self._is_first_pass and self._weights_samples, False
 
@@ -242,7 +242,7 @@ class MicroBatchTrainer(GRPOTrainer):
         finally:
             if recomputes:
                 model.gradient_checkpointing_disable()
-        self._kept_pass = {n: v for n, v in zip(_PASS, found, strict=False) if v is not None}
+        self._kept_pass = {n: v for n, v in zip(KEPT_PASS, found, strict=False) if v is not None}
         return found[0].detach()
 
     def _compute_log_probs(
@@ -277,7 +277,7 @@ class MicroBatchTrainer(GRPOTrainer):
         self, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any
     ) -> Tensor:
         """Return TRL's loss of a micro-batch; the losses of a mini-batch add up."""
-        self._kept_pass = {name: inputs[name] for name in _PASS if name in inputs}
+        self._kept_pass = {name: inputs[name] for name in KEPT_PASS if name in inputs}
         loss: Tensor = super().compute_loss(model, inputs, *arguments, **keywords)
         # A micro-batch weighs by its tokens, so that averages over micro-batches are over tokens.
         factor, of_all = inputs.get(_SHARES, (1.0, 1.0))

@@ -35,7 +35,7 @@ from gdpo_tune.tasks.base import RewardFunction
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
 from gdpo_tune.training.distributed import gather_weights, is_sharded, start_sharding
 from gdpo_tune.training.evaluation import BeginScoring, require_finite
-from gdpo_tune.training.micro_batches import MicroBatchTrainer
+from gdpo_tune.training.micro_batches import KEPT_PASS, MicroBatchTrainer
 from gdpo_tune.training.normalization import add_terms, compute_advantages
 from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.self_check import StepJudge
@@ -208,6 +208,8 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         if self._check_batch is not None:
             self._check_batch(self, output)
             self._check_batch = None
+            # It moves the weights for a moment, and may change how they are read.
+            output = {name: value for name, value in output.items() if name not in KEPT_PASS}
         rewards = self._rewards
         assert rewards is not None, "TRL no longer calls _calculate_rewards"
         self._rewards = None
