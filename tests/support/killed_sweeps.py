@@ -32,11 +32,12 @@ SPACE = ROOT / "search_spaces" / "code.yaml"
 FAKE = """
 import sys
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tuning.runner import run_sweep
+from gdpo_tune.tuning import runner
+runner.find_mixture = lambda *_: ""  # of GPUs that nodes only say they have
 space, *overrides = sys.argv[1:]
 spec = load_spec(space, overrides)
 name = "train" if spec.resources.pack == 1 else "SharedWorker"
-run_sweep(spec, train=f"tests.support.fake_training:{name}")
+runner.run_sweep(spec, train=f"tests.support.fake_training:{name}")
 """
 """A program: a sweep that trains nothing, without tracking and display."""
 WAIT = 600.0
