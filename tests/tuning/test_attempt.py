@@ -331,15 +331,15 @@ def test_a_full_disk_and_a_damaged_checkpoint_are_reported(
 def test_a_gpu_that_cuda_cannot_use_ends_the_sweep(config, sent, monkeypatch):
     monkeypatch.setattr(adapter, "read_machine_memory", lambda: 2**50)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    attempt = build_attempt(config, f"{__name__}:train", gpus=0.5)
-    behaviour.append(build_outcome())
+    attempt = build_attempt(config, "gdpo_tune.training:train", gpus=0.5)
     result = unwrap_message(run_trial(wrap_for_ray(attempt)))
     assert isinstance(result, Fatal)
     assert "cannot use a GPU" in str(result.error)
     with pytest.raises(ResourcesError, match="cannot use a GPU"):
         workers.train_in_worker(wrap_for_ray(attempt))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert isinstance(unwrap_message(run_trial(wrap_for_ray(attempt))), Finished)
+    behaviour.append(build_outcome())
+    other = build_attempt(config, f"{__name__}:train", gpus=0.5)
+    assert isinstance(unwrap_message(run_trial(wrap_for_ray(other))), Finished)
 
 
 def test_a_trial_of_one_process_gets_no_rendezvous_of_a_launcher(tmp_path, monkeypatch):
