@@ -31,7 +31,7 @@ T = TypeVar("T", int, str)
 
 
 class Choice(NamedTuple, Generic[T]):
-    """What a file asks for, or what stands for its `auto`, and the reason for it."""
+    """Value of a setting, which may have been chosen where the file says `auto`, and its reason."""
 
     value: T
     why: str
