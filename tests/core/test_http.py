@@ -14,6 +14,7 @@ from tenacity import RetryError
 
 from gdpo_tune.core import http
 from gdpo_tune.core.http import build_retry
+from tests.support.clock import count_pauses_as_time
 from tests.support.webhooks import Hook
 
 
@@ -97,11 +98,8 @@ def test_a_webhook_that_answers_byte_by_byte_is_left_alone(monkeypatch):
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Those that were made, in a time in which nothing else takes any."""
-    made: list[float] = []
-    monkeypatch.setattr(time, "sleep", made.append)
-    monkeypatch.setattr(time, "monotonic", lambda: sum(made))
-    return made
+    """Those that were made."""
+    return count_pauses_as_time(monkeypatch)
 
 
 def attempts(pauses: list[float], taking: float = 0.0, **options: float) -> list[float]:

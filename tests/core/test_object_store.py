@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from gdpo_tune.core.object_store import (
     open_filesystem,
 )
 from gdpo_tune.ledger.sweep_store import check_store_writable
+from tests.support.clock import count_pauses_as_time
 
 PLACE = "memory://bucket/night"
 
@@ -36,11 +36,8 @@ def empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that were made, in a time in which nothing else takes any."""
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    monkeypatch.setattr(time, "monotonic", lambda: sum(pauses))
-    return pauses
+    """The pauses that were made."""
+    return count_pauses_as_time(monkeypatch)
 
 
 def failing(times: int, error: Exception, works: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,8 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.utils import _http
 from ruamel.yaml import YAML
+
+from tests.support.clock import replace_pauses
 
 TOKEN = "hf_" + "a" * 34
 USER = {"name": "me", "orgs": [{"name": "lab"}], "auth": {"accessToken": {"role": "write"}}}
@@ -314,7 +315,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[HubServer]:
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(_http.time, "sleep", lambda _: None)
+        replace_pauses(monkeypatch, lambda _: None)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setenv("GDPO_TUNE_CACHE", str(tmp_path / "cache"))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +52,7 @@ from gdpo_tune.tuning.nodes import ClusterNode, count_slots
 from gdpo_tune.tuning.ray import attempt as adapter
 from gdpo_tune.tuning.ray import tune, workers
 from gdpo_tune.tuning.ray.attempt import Reporter, compute_memory_limit, has_directory, run_trial
+from tests.support.clock import replace_pauses
 from tests.support.tuning import (
     build_attempt,
     build_measurement,
@@ -489,7 +489,7 @@ def test_an_attempt_without_the_directory_waits_for_it_and_does_not_count(
             raise FileNotFoundError("checkpoint-1")
         return Failed("no task file")
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    replace_pauses(monkeypatch, sleep)
     monkeypatch.setattr(adapter, "run_attempt", run)
     with pytest.raises(AttemptError, match="waited 3 s for it"):
         adapter.run_trial(wrap_for_ray(attempt))

@@ -47,6 +47,7 @@ from gdpo_tune.tuning.ray.attempt import (
     run_trial,
     upload_trial,
 )
+from tests.support.clock import replace_pauses
 
 SWEEP = "memory://bucket/night"
 actions_by_step: dict[int, Callable[[], None]] = {}
@@ -254,7 +255,7 @@ def test_a_short_outage_costs_no_attempt_and_is_reported(
     tmp_path: Path, messages: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
     pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    replace_pauses(monkeypatch, pauses.append)
     put = MemoryFileSystem.put
     left = [OSError("no route")] * 3
 
@@ -305,7 +306,7 @@ def test_a_store_that_refuses_ends_the_sweep_at_once(
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("Access Denied")
 
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
+    replace_pauses(monkeypatch, lambda _: pytest.fail("it waited"))
     actions_by_step[2] = lambda: monkeypatch.setattr(MemoryFileSystem, "put", refuse)
     result = run_attempt(tmp_path)
     assert isinstance(result, Fatal)
