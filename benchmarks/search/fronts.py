@@ -166,8 +166,7 @@ def evaluate_policy(spec: SweepSpec, record: TrialRecord) -> dict[str, float]:
     """Return the mean of each objective over the fresh seeds, on test prompts."""
     # not at the top: they change filters of warnings
     from gdpo_tune.training.evaluation import Evaluator
-    from gdpo_tune.training.rollout import choose_held_out_sampler
-    from gdpo_tune.training.trial import load_merge
+    from gdpo_tune.training.trial import load_for_evaluation
     from gdpo_tune.training.worker_cache import open_worker_cache
 
     assert record.checkpoint is not None, "the sweep keeps all policies"
@@ -178,8 +177,8 @@ def evaluate_policy(spec: SweepSpec, record: TrialRecord) -> dict[str, float]:
             plain = spec.build_trial_config(params, seed, Path(directory))
             config = replace(plain, train=False)
             with open_worker_cache(config) as cache:
-                evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
-                found = evaluator.evaluate_test(load_merge(config, cache, record.checkpoint), 0)
+                model, sampler = load_for_evaluation(config, cache, record.checkpoint)
+                found = Evaluator(config, cache, sampler).evaluate_test(model, 0)
         results.append({name: found[name].mean for name in spec.objectives})
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 

@@ -104,6 +104,8 @@ class TrialMemory:
     mini_batch: int = 0
     """Completions of an optimizer step, over all workers; 0: all."""
     rank: int = 0
+    engine_rank: int = 0
+    """Rank of the largest adapter for which vLLM has room; 0: `rank`."""
     targets: tuple[str, ...] = (EVERY_LINEAR,)
     number_bytes: int = 2
     moment_bytes: int = 8
@@ -274,7 +276,7 @@ class TrialMemory:
     @property
     def engine(self) -> EngineMemory:
         """Memory without which vLLM does not start; each worker has one for its completions."""
-        policy, rank = self.policy, self.rank
+        policy, rank = self.policy, self.engine_rank or self.rank
         slot_rank = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
         slot_parameters = policy.count_slot_parameters(slot_rank) if rank else 0
         return estimate_engine(

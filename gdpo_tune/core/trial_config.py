@@ -56,6 +56,9 @@ class TrialConfig:
     """How the policy is loaded and trained."""
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     """Engine that samples completions during training."""
+    engine_rank: int = 0
+    """Rank of the largest adapter for which vLLM has room, a merge of adapters or another trial's
+    in this process; 0: that of this one."""
     gpu_share: float = 1.0
     """Share of its GPU's memory that the trial may use; no effect without a GPU."""
     sharded: bool = False
@@ -86,6 +89,11 @@ class TrialConfig:
     def updates_per_step(self) -> int:
         """Optimizer steps on the samples of a step: passes times mini-batches."""
         return int(self.params.get("num_iterations", 1)) * self.training.mini_batches
+
+    @property
+    def most_ranks(self) -> int:
+        """Rank of the largest adapter that vLLM can sample with."""
+        return self.engine_rank or self.model.lora_rank
 
     def get_reward_weights(self) -> dict[str, float]:
         """Return reward name -> weight, from `reward_weights.*`."""

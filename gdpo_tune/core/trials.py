@@ -164,6 +164,8 @@ DEMONSTRATIONS = "demonstrations"
 """Key of `Outcome.environment` of a supervised start: how many it had, and were left out."""
 UNSHARED = "unshared_prompts"
 """Key of `Outcome.environment`: why each prompt was computed with every of its completions."""
+WITHOUT_ENGINE = "without_engine"
+"""Key of `Outcome.environment`: why vLLM has not sampled a merge, but the trainings."""
 
 Report = Callable[[Measurement, Path | None], None]
 """Callback of `train()`: a measurement, and the checkpoint's directory if one was just written."""

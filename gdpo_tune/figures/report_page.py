@@ -39,7 +39,14 @@ from gdpo_tune.core.text import (
     format_parameter,
 )
 from gdpo_tune.core.trial_files import read_completions
-from gdpo_tune.core.trials import HALVED, UNSHARED, Estimate, format_parts, title_candidate
+from gdpo_tune.core.trials import (
+    HALVED,
+    UNSHARED,
+    WITHOUT_ENGINE,
+    Estimate,
+    format_parts,
+    title_candidate,
+)
 from gdpo_tune.figures import trial_curves
 from gdpo_tune.figures.attainment_figures import draw_attainment, draw_sides, draw_superiority
 from gdpo_tune.figures.front_plotly import draw_pairs
@@ -204,6 +211,7 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
         "micro-batches made smaller, because memory ran out": wording.count_notes(
             front.records, HALVED
         ),
+        "merges that vLLM has not sampled": wording.count_notes(front.records, WITHOUT_ENGINE),
     }
 
 

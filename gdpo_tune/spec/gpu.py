@@ -56,6 +56,7 @@ def measure_trial(spec: SweepSpec, policy: PolicyShapes) -> TrialMemory:
         micro_batch=training.micro_batch_size,
         mini_batch=training.mini_batch_size,
         rank=model.lora_rank,
+        engine_rank=spec.engine_rank,
         targets=model.lora_targets,
         number_bytes=NUMBER_BYTES[model.dtype],
         moment_bytes=MOMENTS[training.optimizer],
@@ -106,7 +107,8 @@ def list_gpu_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list
     if fewer := next((n for n in counts if replace(memory, trials=n).least_room <= room), 0):
         remedies.append(f"fewer trials a process: --set resources.pack={fewer}")
     share = _round_up(memory.engine.least / (memory.least + memory.engine.least))
-    with_adapters = replace(memory, rank=RANK, has_reference=False)
+    ranked = spec.replace(model=spec.model.replace(lora_rank=RANK))
+    with_adapters = replace(memory, rank=RANK, engine_rank=ranked.engine_rank, has_reference=False)
     alternatives = [
         (
             bool(memory.engine_share),

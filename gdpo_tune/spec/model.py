@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.metrics import COST_METRICS
@@ -665,11 +666,22 @@ class SweepSpec(Section):
             data=self.data,
             model=self.model,
             rollout=self.rollout,
+            engine_rank=self.engine_rank,
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
             sharded=self.resources.shards_policy,
             scoring=self.scoring,
             required_metrics=self.required_metrics,
         )
+
+    @property
+    def engine_rank(self) -> int:
+        """Rank of the largest adapter for which vLLM makes room: of a merge of most parts, if any.
+
+        A merge above the largest rank of vLLM is sampled without it.
+        """
+        rank, merges = self.model.lora_rank, self.search.merges
+        parts = merges.most_parts if self.has_candidates and merges.budget else 1
+        return max(rank, min(rank * parts, ADAPTER_RANKS[-1]))
 
     def count_steps(self, record: TrialRecord) -> int:
         """Return the most steps that a trial trains; 0 for one that only evaluates."""

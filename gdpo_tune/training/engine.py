@@ -200,9 +200,9 @@ class _PendingBatch:
 class EnginePool:
     """The engine of a process, started by the first trial that samples, and its slots."""
 
-    def __init__(self, slots: int = 1, largest_rank: int = 0) -> None:
-        """Serve `slots` trials at once; rank 0 is that of the trial that starts the engine."""
-        self.slots, self.largest_rank = slots, largest_rank
+    def __init__(self, slots: int = 1) -> None:
+        """Serve `slots` trials at once."""
+        self.slots = slots
         self._engine: Engine | None = None
         self._key: object = None
         self._mutex = threading.Lock()

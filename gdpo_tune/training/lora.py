@@ -9,6 +9,7 @@ Source: Hu et al. 2021, LoRA: Low-Rank Adaptation of Large Language Models, arXi
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -26,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
-from gdpo_tune.core.trial_files import ADAPTER
+from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG
 from gdpo_tune.policies.adapters import compute_joined_weight
 from gdpo_tune.training.distributed import gather_on_first, gather_tensor, is_sharded
 
@@ -72,6 +73,27 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
         fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in modules),
         revision=settings.revision or commit,
     )
+
+
+def read_form(adapter: Path, settings: ModelSettings) -> ModelSettings:
+    """Return the settings of a model with the rank and the scale of an adapter on disk."""
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return settings.replace(lora_rank=config["r"], lora_alpha=float(config["lora_alpha"]))
+
+
+def fill_adapter(model: Any, adapter: Path) -> None:
+    """Replace the adapter of a `PeftModel` by one on disk of the same form.
+
+    Raises:
+        PolicyError: it has other modules.
+    """
+    peft: Any = import_module("peft")
+    weights = peft.load_peft_weights(str(adapter), device="cpu")
+    loaded = peft.set_peft_model_state_dict(model, weights)
+    missing = [name for name in loaded.missing_keys if "lora_" in name]
+    if missing or loaded.unexpected_keys:
+        other = [*missing, *loaded.unexpected_keys][0]
+        raise PolicyError(f"{adapter} differs from the adapters of this policy in {other}")
 
 
 Weights = dict[str, Tensor]

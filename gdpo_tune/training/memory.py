@@ -73,6 +73,7 @@ def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
         prompt_tokens=config.data.max_prompt_length,
         completion_tokens=training.max_completion_length,
         rank=rank,
+        engine_rank=config.most_ranks,
         targets=config.model.lora_targets,
         number_bytes=2 if uses_bfloat16(config) else 4,
         moment_bytes=MOMENTS[training.optimizer],

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from gdpo_tune.core.errors import EngineDiedError, TrialFailure
 from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training import distributed
-from gdpo_tune.training.decoding import Decoding, cut_after_end
+from gdpo_tune.training.decoding import Decoding, cut_after_end, pad_left
 from gdpo_tune.training.distributed import gather_weights
 from gdpo_tune.training.fast_cpu import LlamaDecoder
 from gdpo_tune.training.rollout import (
@@ -77,8 +77,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
             process of the trial; it is raised in all of them.
     """
     policy = trainer.policy
-    bfloat16 = trainer.args.bf16 or policy.dtype == torch.bfloat16
-    limit = LIMITS[torch.bfloat16 if bfloat16 else torch.float32] / min(1, trainer.temperature)
+    limit, precision = _choose_limit(trainer)
     training = policy.training
     devices = [policy.device] if policy.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
@@ -96,10 +95,29 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
             raise TrialFailure(
                 f"self-check of the first batch: the {name} and a plain forward pass of the same "
                 f"policy differ by {worst:.3g} nats in the log-probability of a token, and the "
-                f"limit is {limit:g} in {'bfloat16' if bfloat16 else 'float32'}: the trial would "
+                f"limit is {limit:g} in {precision}: the trial would "
                 f"not train the policy that it samples from. Likely causes: {causes}"
             )
     check_following(trainer, batch, limit)
+
+
+def check_engine(trainer: Any, prompts: Sequence[Sequence[int]]) -> None:
+    """Let the vLLM of a trainer that trains nothing show that it follows the weights.
+
+    Raises:
+        TrialFailure: it does not, in any process of the trial; it is raised in all of them.
+    """
+    tokens, present = pad_left(prompts, trainer._tokenizer.pad_token_id)
+    batch = {"prompt_ids": tokens, "prompt_mask": present}
+    batch |= {"completion_ids": tokens[:, :0], "completion_mask": present[:, :0]}
+    check_following(trainer, batch, _choose_limit(trainer)[0])
+
+
+def _choose_limit(trainer: Any) -> tuple[float, str]:
+    """Return the limit for the precision of a trainer, and the name of that."""
+    bfloat16 = trainer.args.bf16 or trainer.policy.dtype == torch.bfloat16
+    limit = LIMITS[torch.bfloat16 if bfloat16 else torch.float32] / min(1, trainer.temperature)
+    return limit, "bfloat16" if bfloat16 else "float32"
 
 
 @dataclass(frozen=True)

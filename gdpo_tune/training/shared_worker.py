@@ -42,14 +42,11 @@ class SharedWorker:
     A trial that stops or fails leaves the others as they are, and its place is free at once.
     """
 
-    def __init__(self, size: int, largest_rank: int = 0) -> None:
-        """Make room for `size` trials at once; more of them wait for a place.
-
-        vLLM has room for adapters of `largest_rank`; 0 takes the rank of the first trial.
-        """
+    def __init__(self, size: int) -> None:
+        """Make room for `size` trials at once; more of them wait for a place."""
         self._size = size
         self._places = threading.BoundedSemaphore(size)
-        self._engine = EnginePool(size, largest_rank)
+        self._engine = EnginePool(size)
         self._lock = compute_lock.ComputeLock(
             read_global_state, restore_global_state, self._engine.start_batch
         )
@@ -132,14 +129,12 @@ class SharedWorker:
                     "    fix: train it in another process; trials of one may differ in parameters, "
                     "seed, lora_rank and lora_alpha"
                 )
-        rank = self._engine.largest_rank = (
-            self._engine.largest_rank or (self._config or config).model.lora_rank
-        )
-        if uses_engine_in_process(config) and config.model.lora_rank > round_up_rank(rank):
+        room = (self._config or config).most_ranks
+        if uses_engine_in_process(config) and config.most_ranks > round_up_rank(room):
             raise SharedWorkerError(
                 f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of "
-                f"rank {round_up_rank(rank)} at most\n"
-                "    fix: start the shared worker for the largest rank of its trials"
+                f"rank {round_up_rank(room)} at most\n"
+                "    fix: give all trials of the process the largest rank as engine_rank"
             )
         if self._cache is None:
             self._cache = build_worker_cache(config, shares_weights=True, engines=self._engine)

@@ -33,14 +33,15 @@ from gdpo_tune.core.trials import (
     HALVED,
     UNCHANGED,
     UNSHARED,
+    WITHOUT_ENGINE,
     Cost,
     Measurement,
     Outcome,
     Report,
     parse_step,
 )
-from gdpo_tune.policies.adapters import join_adapter, load_adapter
-from gdpo_tune.policies.load_policy import load_policy, restore_base_files
+from gdpo_tune.policies.adapters import load_adapter
+from gdpo_tune.policies.load_policy import resolve_policy, restore_base_files
 from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.training import distributed, memory, rollout, vllm_engine
 from gdpo_tune.training.checkpoints import (
@@ -59,18 +60,17 @@ from gdpo_tune.training.evaluation import (
     build_reward_functions,
     derive_evaluation_seed,
 )
-from gdpo_tune.training.lora import build_adapter_config
+from gdpo_tune.training.lora import build_adapter_config, fill_adapter, read_form
 from gdpo_tune.training.memory import explain_out_of_memory
 from gdpo_tune.training.merging import check_parts, write_merge
 from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
-from gdpo_tune.training.self_check import check_first_batch
+from gdpo_tune.training.self_check import check_engine, check_first_batch
 from gdpo_tune.training.step_reporter import Clock, StepReporter, TrialWriterToken
 from gdpo_tune.training.trainer import GDPOTrainer, StartTrainer
 from gdpo_tune.training.trl_arguments import (
     build_common_arguments,
     build_trainer_arguments,
-    choose_weights_dtype,
     count_prompts_per_step,
 )
 from gdpo_tune.training.worker_cache import (
@@ -172,12 +172,14 @@ def run_prepared_trial(
         if trainer.ran_out_of_memory:
             notes[HALVED] = f"at most {trainer.limit}"
     elif config.parts and start is None:
-        PROCESS_ENGINES.close()  # its memory serves the evaluation
-        evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
-        model, merged = merge_and_validate(config, evaluator, clock, report)
+        model, evaluator, merged = merge_and_validate(config, cache, clock, report)
         validation, checkpoint = merged.validation, merged.path
+        adapter = find_adapter(checkpoint)
+        rank = read_form(adapter, config.model).lora_rank if adapter else 0
+        if uses_engine_in_process(config) and rank > config.most_ranks:
+            notes[WITHOUT_ENGINE] = f"of rank {rank}, and vLLM has room for {config.most_ranks}"
     else:
-        model, sampler = _load_without_training(config, cache, start)
+        model, sampler = load_for_evaluation(config, cache, None if start is None else start.path)
         evaluator = Evaluator(config, cache, sampler)
         if start is None or not start.validation:
             validation = evaluator.evaluate(model, "validation", 0 if start is None else start.step)
@@ -215,7 +217,7 @@ def sample_policy(
     cache = build_worker_cache(config)
     held_out = cache.load_split("validation")
     rows = [row % len(held_out.prompts) for row in range(count)]
-    model, sampler = _load_without_training(config, cache, None)
+    model, sampler = load_for_evaluation(config, cache, None)
     completions = sampler(
         model,
         [held_out.prompts[row] for row in rows],
@@ -260,56 +262,68 @@ def _had_no_gradient(config: TrialConfig) -> bool:
     return True
 
 
-def _load_without_training(
-    config: TrialConfig, cache: WorkerCache, start: Checkpoint | None
+def load_for_evaluation(
+    config: TrialConfig, cache: WorkerCache, trained: Path | None
 ) -> tuple[PreTrainedModel, Generate]:
-    """Load the untrained policy, or that of a finished trial as it was in memory, and its sampler.
+    """Load the untrained policy, or a trained one as it was in memory, and its sampler.
 
-    The untrained policy of a training whose engine runs in this process is sampled by this engine,
-    which TRL starts with a trainer that trains nothing.
+    An engine in this process samples either, too: TRL starts it, or takes over the one that is
+    kept, with a trainer that trains nothing and whose weights it gets.
     """
-    if start is None and uses_engine_in_process(config):
-        # The policy is not divided either, because nothing is computed with it.
-        plain = replace(config, params={**config.params, "beta": 0.0}, sharded=False)
-        trainer, sampler = build_trainer(plain, cache)
-        return trainer.policy, sampler
-    PROCESS_ENGINES.close()
-    if config.parts and start is not None:
-        return load_merge(config, cache, start.path), choose_held_out_sampler(config)
+    adapter = None if trained is None else find_adapter(trained)
+    form = config.model if adapter is None else read_form(adapter, config.model)
     model: Any
-    if start is None:
-        model = cache.take_policy()
-    elif config.supervised:
-        model = load_initial_policy(replace(config, start=start.path))[0]
-    elif config.model.lora_rank:
-        model = load_adapter(cache.take_policy(), start.path)
+    of_engine = uses_engine_in_process(config) and not config.supervised
+    if of_engine and form.lora_rank <= config.most_ranks:
+        # The policy is not divided either, because nothing is computed with it.
+        params = {**config.params, "beta": 0.0}
+        plain = replace(
+            config, model=form, engine_rank=config.most_ranks, params=params, sharded=False
+        )
+        if trained is None or adapter is not None:
+            model = cache.take_policy()
+        else:
+            model = load_initial_policy(replace(config, start=trained))[0]
+            # An engine may have to start, with the weights of which it gets others.
+            model.name_or_path = str(config.start or resolve_policy(config.policy))
+        trainer, sampler = build_trainer(plain, cache, model)
+        if adapter is not None:
+            fill_adapter(trainer.policy, adapter)
+        prompts = sorted(cache.load_split("validation").prompts, key=len)
+        check_engine(trainer, [prompts[0], prompts[-1]])
+        return trainer.policy, sampler
+    PROCESS_ENGINES.close()  # its memory serves the evaluation
+    if adapter is not None:
+        model = load_adapter(cache.take_policy(), adapter)
+    elif trained is not None:
+        model = load_initial_policy(replace(config, start=trained))[0]
     else:
-        model = load_policy(str(start.path))[0]
+        model = cache.take_policy()
     model = model.to("cuda") if torch.cuda.is_available() else model
     return model, choose_held_out_sampler(config)
 
 
 def merge_and_validate(
-    config: TrialConfig, evaluator: Evaluator, clock: Clock, report: Report
-) -> tuple[PreTrainedModel, Checkpoint]:
+    config: TrialConfig, cache: WorkerCache, clock: Clock, report: Report
+) -> tuple[PreTrainedModel, Evaluator, Checkpoint]:
     """Merge the parts of a trial, evaluate the merge on validation prompts, and report it.
 
     A merge that `config.measured` knows is neither evaluated nor reported again.
     If `report` returns, the merge is kept as `checkpoint-0`; if it raises, nothing of it stays. The
-    weights that are evaluated are those that `load_policy` reads from the checkpoint.
+    weights that are evaluated are those of the checkpoint.
     """
-    check_parts(config.parts, evaluator.cache.initial)
+    check_parts(config.parts, cache.initial)
     token = TrialWriterToken(config.directory) if distributed.is_first() else None
     with create_draft(config.directory, is_writer=token is not None) as draft:
         if token is not None:
-            whole = evaluator.cache.take_policy if config.writes_whole else None
-            write_merge(config.parts, draft, whole)
+            write_merge(config.parts, draft, cache.take_policy if config.writes_whole else None)
             with explain_full_disk(config.directory, "the settings of a merge"):
                 restore_base_files(draft, config.policy, config.model.revision)
         distributed.broadcast_from_first(None)  # it is written
-        model = load_merge(config, evaluator.cache, draft)
+        model, sampler = load_for_evaluation(config, cache, draft)
+        evaluator = Evaluator(config, cache, sampler)
         if config.measured is not None:
-            evaluator.cache.load_split("validation")  # counts the prompts that are left out
+            cache.load_split("validation")  # counts the prompts that are left out
             validation, cost = config.measured.validation, config.measured.cost
         else:
             validation = evaluator.evaluate(model, "validation", 0)
@@ -329,26 +343,21 @@ def merge_and_validate(
             checkpoint = write_checkpoint(config.directory, 0, cost, fill, validation)
     checkpoint = distributed.broadcast_from_first(checkpoint)
     assert checkpoint is not None, "the first process has written it, or has raised"
-    return model, checkpoint
+    return model, evaluator, checkpoint
 
 
-def load_merge(config: TrialConfig, cache: WorkerCache, directory: Path) -> PreTrainedModel:
-    """Load a merge as a trial of this configuration loads a policy."""
-    model: Any
-    if find_adapter(directory) == directory:
-        model = join_adapter(cache.take_policy(), directory)
-    else:
-        model = load_policy(str(directory), choose_weights_dtype(config))[0]
-    return model.to("cuda") if torch.cuda.is_available() else model
+def build_trainer(
+    config: TrialConfig, cache: WorkerCache, model: PreTrainedModel | None = None
+) -> tuple[GDPOTrainer, rollout.Generate]:
+    """Build the trainer, and the sampler of held-out completions during and after training.
 
-
-def build_trainer(config: TrialConfig, cache: WorkerCache) -> tuple[GDPOTrainer, rollout.Generate]:
-    """Build the trainer, and the sampler of held-out completions during and after training."""
+    `model` is the policy without adapters; None: the untrained one.
+    """
     problems = cache.load_split("train").problems
     count = config.training.steps * count_prompts_per_step(config)
     order = order_prompts(len(problems), count, config.seed)
     data = Dataset.from_dict({"prompt": [problems[i].prompt for i in order], "problem": order})
-    model = cache.take_policy()
+    model = cache.take_policy() if model is None else model
     adapter = build_adapter_config(model, config.model, config.policy)
     engine = rollout.choose_engine(config, model)
     uses_vllm = engine == "vllm"

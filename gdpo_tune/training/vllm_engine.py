@@ -145,7 +145,7 @@ def _choose_options(
     """Choose vLLM's options for which TRL has no argument, and the bytes that a start needs."""
     precision = "bfloat16" if bfloat16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
-    needed, rank = 0.0, source.largest_rank or config.model.lora_rank
+    needed, rank = 0.0, config.most_ranks
     options["max_num_seqs"] = min(
         source.slots * config.training.completions_per_step // distributed.count_processes(),
         MOST_SEQUENCES,

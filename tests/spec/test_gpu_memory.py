@@ -148,10 +148,12 @@ def test_moments_of_8_bits_take_2_bytes(load):
     assert usual.weights - small.weights == 6 * NUMBERS
 
 
-def test_trials_of_a_process_share_all_but_their_adapters(load):
-    spec = add_adapters(load("training.completions_per_step=64"), rank=12)
-    adapters, modules = (rank * LAYERS * 2 * WIDTH for rank in (12, 16))
-    slots = modules + 2 * 16 * (VOCABULARY + WIDTH)  # of embedding and head
+@pytest.mark.parametrize(("merges", "slot"), [(0, 16), (40, 64)])  # a merge has three parts
+def test_trials_of_a_process_share_all_but_their_adapters(load, merges, slot):
+    settings = "training.completions_per_step=64", f"search.merges.budget={merges}"
+    spec = add_adapters(load(*settings), rank=12)
+    adapters, modules = (rank * LAYERS * 2 * WIDTH for rank in (12, slot))
+    slots = modules + 2 * slot * (VOCABULARY + WIDTH)  # of embedding and head
     alone, packed = (measure(spec, trials=count) for count in (1, 3))
     assert packed.total - alone.total == 2 * 16 * adapters
     assert packed.engine.weights - alone.engine.weights == 2 * 2 * slots

@@ -98,7 +98,11 @@ def test_a_merge_that_is_loaded_gives_the_same_metrics_bitwise(
     model = ModelSettings(lora_rank=rank, dtype=dtype)
     _, outcome = run(configure(policy, tmp_path / "t", parts({0: 0.5, 1: 0.5}, model), model))
     for merged in (outcome.checkpoint, shutil.copytree(outcome.checkpoint, tmp_path / "moved")):
-        _, loaded = run(configure(str(merged), tmp_path / "again", (), model))
+        again = configure(str(merged), tmp_path / "again", (), model)
+        if rank:  # an adapter alone
+            alone = (TrainedPart(merged, 1.0),)
+            again = configure(policy, tmp_path / f"again-{merged.name}", alone, model)
+        _, loaded = run(again)
         assert (loaded.validation, loaded.test) == (outcome.validation, outcome.test)
     _, untrained = run(configure(policy, tmp_path / "untrained", (), model))
     assert untrained.test != outcome.test

@@ -23,7 +23,7 @@ class Packed:
 
     def __init__(self, slots: int) -> None:
         self.llms: list[RecordingLLM] = []
-        self.shared = EnginePool(slots, 8)
+        self.shared = EnginePool(slots)
         self.turns = ComputeLock(lambda: None, lambda _: None, self.shared.start_batch)
 
     def start(self) -> RecordingLLM:

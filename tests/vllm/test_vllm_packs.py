@@ -38,6 +38,7 @@ def build(build_config, tmp_path):
             params={**config.params, **weights},
             keep_at=(1, 2, 3),
             seed=number,
+            engine_rank=LARGEST,
             directory=tmp_path / side / str(number),
             **{**settings, **changes},
         )
@@ -53,7 +54,7 @@ def open_pack():
     opened = []
 
     def open_one(size: int):
-        opened.append(SharedWorker(size, LARGEST))
+        opened.append(SharedWorker(size))
         return opened[-1]
 
     yield open_one
@@ -148,7 +149,8 @@ def test_a_rank_above_the_slots_of_the_engine_is_refused(build, open_pack):
     pack = open_pack(1)
     config = build(0, "alone", train=False)
     assert run_trial(pack.train, config).error is None
-    refused = run_trial(pack.train, build(1, "alone", model=ModelSettings(lora_rank=32))).error
+    larger = build(1, "alone", model=ModelSettings(lora_rank=32), engine_rank=32)
+    refused = run_trial(pack.train, larger).error
     assert isinstance(refused, SharedWorkerError)
     assert "adapters of rank 16 at most" in str(refused)
 
