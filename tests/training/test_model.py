@@ -169,6 +169,17 @@ def test_the_reference_goes_where_the_policy_is_and_has_the_weights_of_the_start
         assert torch.equal(trainer.ref_model.state_dict()[name], weight), name
 
 
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "eager"])
+def test_policy_and_reference_have_the_chosen_attention(policy, tmp_path, attention):
+    model = ModelSettings(attention=attention, shared_prompts="off")
+    config = configure(policy, tmp_path / "trial", model, beta=0.1)
+    with worker_cache.open_worker_cache(config) as cache:
+        trainer, _ = build_trainer(config, cache)
+    chosen = "sdpa" if attention == "auto" else attention
+    for network in (trainer.policy, trainer.ref_model):
+        assert network.config._attn_implementation == chosen
+
+
 def test_the_reference_is_of_the_same_revision(policy, tmp_path):
     for revision, asked in (("v2", "v2"), ("", "main")):
         config = configure(policy, tmp_path, ModelSettings(revision=revision), beta=0.1)
