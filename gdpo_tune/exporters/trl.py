@@ -21,14 +21,14 @@ LIBRARY = Library("TRL 1.16.0", ("gdpo", *SCALE), LOSSES)
 def export_trl(setup: TrainingSetup) -> Exported:
     """Return the training as arguments of TRL's script for GRPO."""
     LIBRARY.check(setup)
-    kwargs = dict(setup.model.chat_template_kwargs)
+    kwargs, attention = dict(setup.model.chat_template_kwargs), setup.model.attention
     settings: dict[str, object] = {
         "model_name_or_path": setup.policy,
         **({"model_revision": setup.model.revision} if setup.model.revision else {}),
         "dtype": "float32",
         "bf16": setup.model.dtype != "float32",
         "gradient_checkpointing": setup.model.gradient_checkpointing != "off",
-        **build_attention(setup, "attn_implementation"),
+        **({"attn_implementation": attention} if attention != "auto" else {}),
         **({"chat_template_kwargs": kwargs} if kwargs else {}),
         "datasets": [{"path": "parquet", "data_files": library.PROMPTS_FILE, "split": "train"}],
         "shuffle_dataset": False,
@@ -146,11 +146,6 @@ def build_clip_of_small_gradients(setup: TrainingSetup) -> dict[str, object]:
     if setup.loss not in STEP_LOSSES or setup.training.mini_batches == 1:
         return {}
     return {"max_grad_norm": setup.training.max_grad_norm / setup.training.mini_batches}
-
-
-def build_attention(setup: TrainingSetup, key: str) -> dict[str, object]:
-    """Return a chosen attention under the `key` of a library that knows Transformers' names."""
-    return {} if setup.model.attention == "auto" else {key: setup.model.attention}
 
 
 def _build_adapters(setup: TrainingSetup) -> dict[str, object]:
