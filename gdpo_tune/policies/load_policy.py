@@ -117,6 +117,7 @@ def load_policy(
     dropout: bool = False,
     temperature: float = 1.0,
     weights: Path | None = None,
+    attention: str = "auto",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
@@ -156,8 +157,9 @@ def load_policy(
             dtype=dtype or torch.float32,
             output_loading_info=True,
             **({} if weights else version),
+            **({} if attention == "auto" else {"attn_implementation": attention}),
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise PolicyError(
             f"policy {name!r} cannot be loaded: {reason}. Check the name, or download it first "
