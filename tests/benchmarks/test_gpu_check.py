@@ -312,6 +312,40 @@ def test_generator_states_of_a_checkpoint_are_counted(tmp_path: Path, cuda, coun
     assert count_device_states(tmp_path) == count
 
 
+def build_steps(reward: float, length: float, apart: float) -> TrainedTrial:
+    """Return a trial with these figures in its second step, and usual ones in its first."""
+    names = (*gpu_check_rows.SAMPLED, gpu_check_rows.APART)
+    steps = {1: (0.5, 100.0, 0.004), 2: (reward, length, apart)}
+    return TrainedTrial({step: dict(zip(names, row, strict=True)) for step, row in steps.items()})
+
+
+@pytest.mark.parametrize(
+    ("second", "peak", "figure"),
+    [
+        ((0.6, 90.0, 0.004), 8_000, ""),
+        ((0.61, 91.0, 0.005), 8_000, ""),  # a few completions drew another token
+        ((0.6, 90.0, 0.004), 9_000, "peak 8.8 GiB"),  # no memory was given back
+        ((0.4, 90.0, 0.004), 8_000, "train/reward of step 2 differs"),
+        ((0.6, 30.0, 0.004), 8_000, "mean_length of step 2 differs"),
+        ((0.6, 90.0, 0.3), 8_000, "logp_difference/mean of step 2 differs"),
+        ((0.6, 90.0, float("nan")), 8_000, "logp_difference/mean of step 2 differs"),
+    ],
+)
+def test_what_sleep_has_lost_shows_in_the_second_step(second, peak: float, figure: str):
+    awake = build_steps(0.6, 90.0, 0.004)
+    row = gpu_check_rows.judge_sleep(awake, build_steps(*second), 9_000, peak)
+    assert row.result == ("did not hold" if figure else "held")
+    assert figure in row.figure
+
+
+def test_the_first_step_of_a_trial_that_sleeps_is_equal_to_the_bit():
+    awake, asleep = build_steps(0.6, 90.0, 0.004), build_steps(0.6, 90.0, 0.004)
+    asleep.metrics[1]["train/reward"] += 1e-6
+    row = gpu_check_rows.judge_sleep(awake, asleep, 9_000, 8_000)
+    assert row.result == "did not hold"
+    assert "train/reward of step 1 differs" in row.figure
+
+
 def test_an_evaluation_has_to_fit():
     trial = TrainedTrial(test={"correctness": 0.5}, peak_bytes=9 << 30)
     assert gpu_check_rows.judge_evaluation(trial, 512, 10 << 30).result == "held"
