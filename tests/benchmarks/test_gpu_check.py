@@ -35,6 +35,7 @@ from gpu_check_trials import (
 )
 from packaging.requirements import Requirement
 from paired_timing import Block, Pair, Side
+from step import CountingWatch
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.training.self_check import FollowingFigures
@@ -284,6 +285,16 @@ def test_a_kept_engine_halves_the_start(reused: float, small: bool, result: str)
     row = gpu_check_rows.judge_engine(40.0, reused, small=small)
     assert row.result == result
     assert f"40.0 s, then {reused:.1f} s" in row.figure + row.reason
+
+
+def test_tokens_of_a_step_are_counted_where_a_policy_reads_them():
+    watch = CountingWatch(2)
+    read, ids = torch.nn.Embedding(4, 2), torch.zeros(2, 5, dtype=torch.long)
+    with torch.nn.modules.module.register_module_forward_pre_hook(watch.note_read):
+        for step in (1, 2, 3):  # the first one warms up
+            torch.nn.Linear(2, 2)(read(ids if step == 1 else ids[:, :step]))
+            watch.end_step(step, 8.0)
+    assert watch.tokens.build_block().seconds == (4 + 6) / 2
 
 
 @pytest.mark.parametrize(("small", "result"), [(False, "did not hold"), (True, "not run")])
