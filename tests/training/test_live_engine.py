@@ -17,6 +17,7 @@ from trl.generation import vllm_generation as trl_vllm
 
 from gdpo_tune.core.errors import EngineMemoryError
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
+from gdpo_tune.core.trials import RUNNER
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import trial, vllm_engine, worker_cache
 from gdpo_tune.training.engine import PROCESS_ENGINES, SampleRequest
@@ -37,6 +38,21 @@ def test_all_work_is_done_in_one_thread_that_is_not_the_callers():
     assert engine.run(engine.run, threading.get_ident) in engine.llm.threads
     assert len(engine.llm.threads) == 1
     assert threading.get_ident() not in engine.llm.threads
+
+
+@pytest.mark.parametrize(("uses_v2", "runner"), [(True, "V2"), (False, "V1")])
+def test_the_worker_of_a_kept_engine_tells_its_model_runner(uses_v2, runner):
+    # Source: `Worker.use_v2_model_runner` of vLLM 0.31, by which it makes its `model_runner`.
+    def start():
+        llm = RecordingLLM()
+        llm.uses_v2 = uses_v2
+        return llm
+
+    assert PROCESS_ENGINES.runner == ""
+    PROCESS_ENGINES.open("a", start, threads=1)
+    assert PROCESS_ENGINES.runner == runner
+    PROCESS_ENGINES.close()
+    assert PROCESS_ENGINES.runner == ""
 
 
 def test_the_threads_of_the_caller_stay_as_they_were():
@@ -176,6 +192,19 @@ def test_trials_that_differ_in_what_an_engine_depends_on_do_not(config, changes)
     if not set(fields) <= set(config.__dataclass_fields__):
         fields = {"training": config.training.replace(**fields)}
     assert open_for(replace(config, **fields), **own) is not engine
+
+
+def test_a_trial_records_the_model_runner_only_of_an_engine_that_has_sampled(config, monkeypatch):
+    PROCESS_ENGINES.open("of an earlier trial", RecordingLLM, threads=1)
+
+    def find_recorded():
+        one = replace(config, training=config.training.replace(steps=1))
+        outcome = trial.train(one, resume=None, report=lambda *_: None, with_test=False)
+        return outcome.environment.get(RUNNER)
+
+    assert find_recorded() is None
+    monkeypatch.setattr(trial, "uses_engine_in_process", lambda _: True)
+    assert find_recorded() == "V2"
 
 
 def test_each_trial_gets_its_own_engine_on_request(config):

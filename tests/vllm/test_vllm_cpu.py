@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from gdpo_tune.core.settings import ModelSettings
+from gdpo_tune.core.trials import RUNNER
 from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.training import engine
 
 # vLLM and its dependencies raise warnings of their own.
 pytestmark = pytest.mark.vllm
@@ -99,13 +101,25 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
 @pytest.mark.parametrize(
     "settings", [ModelSettings(), ModelSettings(lora_rank=4)], ids=["every weight", "adapters"]
 )
-def test_a_trial_samples_with_vllm_from_start_to_end(build_config, train_and_report, settings):
+def test_a_trial_samples_with_vllm_from_start_to_end(
+    build_config, train_and_report, settings, monkeypatch
+):
+    runners, name_runner = [], engine._name_runner
+
+    def look_at_class(worker):
+        runners.append(type(worker.model_runner).__module__)
+        return name_runner(worker)
+
+    monkeypatch.setattr(engine, "_name_runner", look_at_class)
     outcome, reports = train_and_report(build_config(model=settings))
     for measurement in reports:
         mismatch = {n: x for n, x in measurement.metrics.items() if n.startswith("train/sampling/")}
         print(f"  step {measurement.step}:", ", ".join(f"{n} {x:.7f}" for n, x in mismatch.items()))
     print("  test:", ", ".join(f"{name} {one.mean:.4f}" for name, one in outcome.test.items()))
     assert [m.step for m in reports] == [1, 2]
+    # Source: the imports of `CPUWorker.init_device` of vLLM 0.31.
+    modules = {"V1": "vllm.v1.worker.cpu_model_runner", "V2": "vllm.v1.worker.cpu.model_runner"}
+    assert runners == [modules[outcome.environment[RUNNER]]]
     for measurement in reports:
         assert all(math.isfinite(value) for value in measurement.metrics.values())
         assert measurement.metrics[
