@@ -173,9 +173,10 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
         believed.add(trained)
         return
     raise TrialFailure(
-        f"self-check of the engine: after a change of the weights by {missed:.3g} nats a token it "
-        f"differs by {apart:.3g}, and the limit is {limit:.3g}: it would sample from another "
-        f"policy than the one in training ({figures}). Likely causes: weights or adapters that "
+        f"self-check of the engine: after a change of the weights it differs by {apart:.3g} nats a "
+        f"token from the policy, by {missed:.3g} from the one before, and the limit is "
+        f"{limit:.3g}: it would sample from another policy than the one in training "
+        f"({figures}). Likely causes: weights or adapters that "
         "never reach the engine, an adapter whose modules have other names there, or a cache of "
         "prompts that outlives the weights\n"
         "    fix: --set rollout.engine=transformers, or another version of vLLM"
