@@ -61,6 +61,8 @@ class TrialConfig:
     in this process; 0: that of this one."""
     gpu_share: float = 1.0
     """Share of its GPU's memory that the trial may use; no effect without a GPU."""
+    needs_gpu: bool = False
+    """True refuses to train where CUDA cannot use the GPU that the trial was given."""
     sharded: bool = False
     """True divides the policy among the trial's processes, False gives each a whole one."""
     evaluate_at: tuple[int, ...] = ()

@@ -51,6 +51,7 @@ from gdpo_tune.training.checkpoints import (
     write_checkpoint,
 )
 from gdpo_tune.training.demonstrations import collect_demonstrations
+from gdpo_tune.training.devices import describe_device, require_gpu
 from gdpo_tune.training.distributed import prepare_sharding, set_precision
 from gdpo_tune.training.engine import PROCESS_ENGINES
 from gdpo_tune.training.evaluation import (
@@ -113,7 +114,7 @@ def train(
     held-out split, and gets the same outcome. The first one writes. `report` is called in all of
     them and has to raise `SystemExit` in all or none.
 
-    Step metrics are those of `step_reporter.select_metrics` and `memory.read_gpu_metrics`, and
+    Step metrics are those of `step_reporter.select_metrics` and `devices.read_gpu_metrics`, and
     `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
 
     Raises:
@@ -121,6 +122,7 @@ def train(
         DiskFullError: there is no room for a checkpoint or a measurement.
         PolicyError, SandboxUnavailable, SandboxInfraError: from the policy or the task.
         EngineError: the configuration asks for vLLM, which is not available.
+        ResourcesError: CUDA cannot use the GPU that the configuration asks for.
         EngineMemoryError: only a new process has the memory that the trial needs.
     """
     prepare_process(config)
@@ -130,6 +132,8 @@ def train(
 
 def prepare_process(config: TrialConfig) -> None:
     """Set what a trial needs of its process and thread, before anything is loaded."""
+    if config.needs_gpu:
+        require_gpu()
     torch.set_num_threads(config.threads)
     distributed.join_process_group()
     memory.limit_gpu_memory(config.gpu_share)
@@ -195,7 +199,7 @@ def run_prepared_trial(
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
         # after the evaluations, which load prompts
-        environment={**cache.environment, **notes, **memory.describe_device(config)},
+        environment={**cache.environment, **notes, **describe_device(config)},
     )
 
 
@@ -212,7 +216,7 @@ def sample_policy(
     Raises:
         PolicyError, DataError, SandboxUnavailable: from the policy, the data or the task.
     """
-    prepare_process(config)
+    prepare_process(replace(config, needs_gpu=False))  # what it samples does not depend on one
     set_seed(config.seed)
     cache = build_worker_cache(config)
     held_out = cache.load_split("validation")

@@ -183,9 +183,6 @@ def train_from_checkpoint(
 
             outcome = train_in_group(attempt)
         else:
-            # Another training than ours knows what it computes on.
-            if attempt.setup.gpus and attempt.setup.train.startswith("gdpo_tune."):
-                registry.load("gdpo_tune.training.memory:require_gpu")()
             outcome = train(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:
