@@ -46,7 +46,6 @@ class Checkpoint:
     step: int
     """Steps of training that it contains."""
     cost: Cost
-    """Cost of the trial up to this step."""
     validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     """Result of an evaluation at this step; empty if none took place."""
 
@@ -56,7 +55,6 @@ class ResumePoint:
     """The checkpoint from which a trial resumes, and the newer ones that are damaged."""
 
     newest: Path | None
-    """Newest complete checkpoint."""
     damaged: tuple[str, ...] = ()
     """Damage of each newer checkpoint, newest first."""
 

@@ -198,10 +198,8 @@ class Evaluator:
                 function raised too often.
         """
         settings, task = self.config.training, self.cache.task
-        seed, held_out = (
-            derive_evaluation_seed(self.config.seed, split, step),
-            self.cache.load_split(split),
-        )
+        seed = derive_evaluation_seed(self.config.seed, split, step)
+        held_out = self.cache.load_split(split)
         # Equal draws in every process would correlate the noise of different prompts.
         generator = torch.Generator().manual_seed(seed + distributed.get_rank())
         batches = self._sample(model, held_out, generator)

@@ -276,33 +276,30 @@ def load_for_evaluation(
     """
     adapter = None if trained is None else find_adapter(trained)
     form = config.model if adapter is None else read_form(adapter, config.model)
-    model: Any
     of_engine = uses_engine_in_process(config) and not config.supervised
-    if of_engine and form.lora_rank <= config.most_ranks:
+    of_engine = of_engine and form.lora_rank <= config.most_ranks
+    if not of_engine:
+        PROCESS_ENGINES.close()  # its memory serves the evaluation
+    model: Any
+    if trained is None or adapter is not None:
+        model = cache.take_policy()
+    else:
+        model = load_initial_policy(replace(config, start=trained))[0]
+        # An engine may have to start, with the weights of which it gets others.
+        model.name_or_path = str(config.start or resolve_policy(config.policy))
+    if of_engine:
         # The policy is not divided either, because nothing is computed with it.
         params = {**config.params, "beta": 0.0}
         plain = replace(
             config, model=form, engine_rank=config.most_ranks, params=params, sharded=False
         )
-        if trained is None or adapter is not None:
-            model = cache.take_policy()
-        else:
-            model = load_initial_policy(replace(config, start=trained))[0]
-            # An engine may have to start, with the weights of which it gets others.
-            model.name_or_path = str(config.start or resolve_policy(config.policy))
         trainer, sampler = build_trainer(plain, cache, model)
         if adapter is not None:
             fill_adapter(trainer.policy, adapter)
         prompts = sorted(cache.load_split("validation").prompts, key=len)
         check_engine(trainer, [prompts[0], prompts[-1]])
         return trainer.policy, sampler
-    PROCESS_ENGINES.close()  # its memory serves the evaluation
-    if adapter is not None:
-        model = load_adapter(cache.take_policy(), adapter)
-    elif trained is not None:
-        model = load_initial_policy(replace(config, start=trained))[0]
-    else:
-        model = cache.take_policy()
+    model = model if adapter is None else load_adapter(model, adapter)
     model = model.to("cuda") if torch.cuda.is_available() else model
     return model, choose_held_out_sampler(config)
 
@@ -412,10 +409,8 @@ def build_start_trainer(config: TrialConfig, cache: WorkerCache) -> StartTrainer
     assert start is not None, "the trial is a supervised start"
     found = collect_demonstrations(config, cache.task, cache.prompts)
     model: Any = cache.take_policy()
-    own, limit = (
-        start.completions_per_step // distributed.count_processes(),
-        memory.choose_limit(config, model),
-    )
+    own = start.completions_per_step // distributed.count_processes()
+    limit = memory.choose_limit(config, model)
     longest = max(len(prompt) + len(completion) for prompt, completion in found.rows)
     most = max(1, limit.size // longest) if limit.counts_tokens else limit.size
     size = next(size for size in range(min(own, most), 0, -1) if own % size == 0)
