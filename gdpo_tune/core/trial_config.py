@@ -49,13 +49,9 @@ class TrialConfig:
     threads: int = 1
     """CPU threads that torch may use."""
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
-    """Where the task runs code that the policy wrote."""
     data: DataSettings = field(default_factory=DataSettings)
-    """Where the task's prompts come from."""
     model: ModelSettings = field(default_factory=ModelSettings)
-    """How the policy is loaded and trained."""
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    """Engine that samples completions during training."""
     engine_rank: int = 0
     """Rank of the largest adapter for which vLLM has room, a merge of adapters or another trial's
     in this process; 0: that of this one."""

@@ -128,7 +128,7 @@ def _train_in_process(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A terminal sends it to all processes; the parent stops them. An ignored signal would stay
         # ignored in what they start.
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda _number, _frame: None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(variables)
     stopped = False

@@ -93,7 +93,7 @@ def prepare_engine(
     `arguments`, and `policy`, the digest of the weights.
 
     Raises:
-        ResourcesError: the policy does not fit into the engine's part of the GPU.
+        ResourcesError: the engine's part of the GPU has no room for the policy and a completion.
         CrowdedGpuError: other processes hold the memory that belongs to the trial's share.
         EngineMemoryError: an engine of an earlier trial was closed, and holds memory.
     """
@@ -184,9 +184,6 @@ def _divide_gpu(
     are still in the machine's memory, or of a divided policy the part of this process.
 
     The engine is of `trials` trials, and its numbers have `number_bytes`.
-
-    Raises:
-        ResourcesError: the engine's part is too small for the weights and a single completion.
     """
     share, rank = config.rollout.vllm_memory_share, config.most_ranks
     device = torch.cuda.mem_get_info()[1]
