@@ -115,8 +115,7 @@ def build_reward_functions(
     rewards of the task; None leaves them as they are.
     """
     shapes = shaping or Shaping()
-    nothing: Rewards = {}
-    latest: tuple[Sequence[str] | None, Scores, Rewards] = (None, Scores({}, {}), nothing)
+    latest: tuple[Sequence[str] | None, Scores, Rewards] = (None, Scores({}, {}), {})
     warned: set[str] = set()
 
     def compute_reward(
