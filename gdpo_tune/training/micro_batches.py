@@ -205,9 +205,9 @@ class MicroBatchTrainer(GRPOTrainer):
                 kept, self._kept_pass = self._kept_pass, {}
                 return kept[KEPT_PASS[0]], kept.get(KEPT_PASS[1]), None
             return self._compute_log_probs(model, ids, mask, width, **more)
-        # It is read first to weight what vLLM sampled.
-        is_first = self._is_first_pass and self.use_vllm
-        is_first, self._is_first_pass = is_first and self.vllm_importance_sampling_correction, False
+        # The policy is read before the loss to weight what vLLM sampled.
+        weights_samples = self.use_vllm and self.vllm_importance_sampling_correction
+        is_first, self._is_first_pass = self._is_first_pass and weights_samples, False
 
         # TRL asks for parts only where it needs no entropies: old and reference log-probabilities.
         def compute(parts: list[list[int]]) -> Tensor:

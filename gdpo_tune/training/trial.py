@@ -216,7 +216,7 @@ def sample_policy(
     Raises:
         PolicyError, DataError, SandboxUnavailable: from the policy, the data or the task.
     """
-    prepare_process(replace(config, needs_gpu=False))  # what it samples does not depend on one
+    prepare_process(replace(config, needs_gpu=False))  # a CPU samples a few texts, too
     set_seed(config.seed)
     cache = build_worker_cache(config)
     held_out = cache.load_split("validation")
