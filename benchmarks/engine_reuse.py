@@ -1,12 +1,13 @@
-"""Seconds from a trial's start to its first sample, with a new vLLM and with a kept one.
+"""Seconds to a trial's first sample with a new vLLM and a kept one, and those of a merge on it.
 
     python benchmarks/engine_reuse.py            # 3 processes of 4 trials each, for two trainings
     python benchmarks/engine_reuse.py --small    # 1 process of 2 trials
     python benchmarks/engine_reuse.py --policy Qwen/Qwen2.5-0.5B-Instruct
 
 Each process trains several trials of one step: every weight, or adapters. Only the first trial of a
-process starts an engine. Imports are measured apart. The last line is JSON; without vLLM it says
-so.
+process starts an engine. Imports are measured apart. Then the last two policies are merged, and the
+merge is evaluated on the kept engine and by Transformers. The last line is JSON; without vLLM it
+says so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from harness import build_trial, call_apart, run
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.trial_config import TrainedPart
 
 TRAINING = TrainingSettings(
     steps=1,
@@ -47,6 +50,7 @@ def measure_starts(policy: str, rank: int, trials: int) -> dict[str, Any]:
         return plain(engine, *arguments)
 
     Engine.generate = generate
+    parts: list[TrainedPart] = []
     with tempfile.TemporaryDirectory() as directory:
         for number in range(1, trials + 1):
             config = build_trial(
@@ -56,9 +60,22 @@ def measure_starts(policy: str, rank: int, trials: int) -> dict[str, Any]:
                 data=DataSettings(max_prompt_length=256),
                 model=ModelSettings(lora_rank=rank),
                 rollout=RolloutSettings(engine="vllm"),
+                engine_rank=2 * rank,
             )
             begun = time.monotonic()
-            train(config, resume=None, report=lambda *_: None, with_test=False)
+            outcome = train(config, resume=None, report=lambda *_: None, with_test=False)
+            parts.append(TrainedPart(outcome.checkpoint, 0.5))
+        for engine in ("vllm", "transformers"):
+            merge = replace(
+                config,
+                train=False,
+                parts=tuple(parts[-2:]),
+                rollout=RolloutSettings(engine=engine),
+                directory=Path(directory, engine),
+            )
+            begun = time.monotonic()
+            train(merge, resume=None, report=lambda *_: None)
+            found[f"merge_{engine}"] = time.monotonic() - begun
     return found
 
 
@@ -72,12 +89,15 @@ def measure(policy: str = "embedded", trials: int = 4, processes: int = 3):
         seconds = {
             "imports": statistics.median(one["imports"] for one in runs),
             "cold": statistics.median(one["starts"][0] for one in runs),
+            "merge": statistics.median(one["merge_vllm"] for one in runs),
+            "merge_without": statistics.median(one["merge_transformers"] for one in runs),
             "kept": statistics.median(start for one in runs for start in one["starts"][1:]),
         }
         answer[name] = {part: round(value, 3) for part, value in seconds.items()}
         print(
             f"{name:12}  first sample after {seconds['cold']:.2f} s with a new engine, "
-            f"{seconds['kept']:.2f} s with a kept one (imports {seconds['imports']:.2f} s)"
+            f"{seconds['kept']:.2f} s with a kept one (imports {seconds['imports']:.2f} s); "
+            f"a merge: {seconds['merge']:.2f} s, {seconds['merge_without']:.2f} s without it"
         )
     return answer
 

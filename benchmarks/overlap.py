@@ -112,7 +112,7 @@ def timed(log: Log, seconds: float, *, early: bool) -> Iterator[None]:
 
     change(CodeTask, "_start_sandbox", start_timed)
     change(engine.Engine, "generate", note(engine.Engine.generate))
-    change(rollout, "sample", note(rollout.sample))
+    change(rollout, "generate", note(rollout.generate))
     if not early:
         change(CodeTask, "begin_scoring", lambda *_: None)
     try:

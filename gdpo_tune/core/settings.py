@@ -220,6 +220,11 @@ class ModelSettings(Section):
     """Compute each prompt once for all of its completions: the same numbers up to rounding, in a
     fraction of the time and memory. `auto` does so where the policy's architecture allows it and
     the first batch of a trial agrees; `on` refuses a policy that does not allow it."""
+    attention: Annotated[Literal["auto", "sdpa", "eager", "flash_attention_2"], INDIFFERENT] = (
+        "auto"
+    )
+    """How Transformers computes attention where prompts are not shared; `auto` is its own choice.
+    In Transformers, attn_implementation."""
     dropout: bool = False
     """Train with the dropout that the policy's own configuration asks for. `false` turns it off:
     with it, log-probabilities are random, so a policy differs from itself."""

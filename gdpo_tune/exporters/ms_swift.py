@@ -58,6 +58,7 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
         "torch_dtype": "float32",
         "bf16": setup.model.dtype != "float32",
         "gradient_checkpointing": setup.model.gradient_checkpointing != "off",
+        **({"attn_impl": setup.model.attention} if setup.model.attention != "auto" else {}),
         **_build_adapters(setup),
         **trl.build_sampler(setup, [setup.rollout.vllm_server], "vllm_max_model_len"),
         "output_dir": setup.name,

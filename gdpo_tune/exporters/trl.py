@@ -21,13 +21,14 @@ LIBRARY = Library("TRL 1.16.0", ("gdpo", *SCALE), LOSSES)
 def export_trl(setup: TrainingSetup) -> Exported:
     """Return the training as arguments of TRL's script for GRPO."""
     LIBRARY.check(setup)
-    kwargs = dict(setup.model.chat_template_kwargs)
+    kwargs, attention = dict(setup.model.chat_template_kwargs), setup.model.attention
     settings: dict[str, object] = {
         "model_name_or_path": setup.policy,
         **({"model_revision": setup.model.revision} if setup.model.revision else {}),
         "dtype": "float32",
         "bf16": setup.model.dtype != "float32",
         "gradient_checkpointing": setup.model.gradient_checkpointing != "off",
+        **({"attn_implementation": attention} if attention != "auto" else {}),
         **({"chat_template_kwargs": kwargs} if kwargs else {}),
         "datasets": [{"path": "parquet", "data_files": library.PROMPTS_FILE, "split": "train"}],
         "shuffle_dataset": False,

@@ -117,20 +117,19 @@ def load_policy(
     dropout: bool = False,
     temperature: float = 1.0,
     weights: Path | None = None,
+    attention: str = "auto",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
-    `dtype` may be a name, or "auto" for the type of its files. With `weights` they are those of
-    another directory, trained from this policy. The directory of an adapter stands for the policy
-    that it makes of its base.
+    `dtype` may be a name, or "auto" for the type of its files. `weights` is another directory with
+    those of a training from this policy. An adapter stands for what it makes of its base.
 
     The tokenizer pads on the left, with its end token if it has no pad token, as TRL does. Of the
     policy's generation config only the ids of tokens stay; `temperature` is that by which it is
     judged, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
 
     Raises:
-        PolicyError: it cannot be found or read, has no end token, or its loaded tokenizer differs
-            from the saved one.
+        PolicyError: it cannot be read, has no end token, or its tokenizer is not the saved one.
     """
     import torch
     from safetensors import SafetensorError
@@ -150,8 +149,9 @@ def load_policy(
             dtype=dtype or torch.float32,
             output_loading_info=True,
             **({} if weights else version),
+            **({} if attention == "auto" else {"attn_implementation": attention}),
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise PolicyError(
             f"policy {name!r} cannot be loaded: {reason}. Check the name, or download it first "

@@ -140,6 +140,10 @@ def list_needs(spec: SweepSpec) -> Findings:
     if spec.model.lora_rank and importlib.util.find_spec("peft") is None:
         fix = "pip install 'gdpo-tune[peft]', or remove the key to train every weight"
         yield Finding("model.lora_rank", "LoRA needs the package peft", fix)
+    flash = spec.model.attention == "flash_attention_2"
+    if flash and importlib.util.find_spec("flash_attn") is None:
+        fix = "pip install flash-attn --no-build-isolation, or write auto"
+        yield Finding("model.attention", "flash_attention_2 needs the package flash-attn", fix)
     if spec.training.optimizer == "adamw_8bit" and importlib.util.find_spec("torchao") is None:
         fix = "pip install 'gdpo-tune[adam8bit]', or write optimizer: adamw"
         yield Finding("training.optimizer", "adamw_8bit needs the package torchao", fix)
@@ -686,6 +690,11 @@ def _check_model(spec: SweepSpec) -> Findings:
     elif EVERY_LINEAR in own.lora_targets and len(own.lora_targets) > 1:
         reason = f"{EVERY_LINEAR} already stands for every name"
         yield Finding("model.lora_targets", reason, f"write [{EVERY_LINEAR}], or only names")
+    is_bfloat16_on_gpu = spec.resources.gpus > 0 and own.dtype != "float32"
+    if own.attention == "flash_attention_2" and not is_bfloat16_on_gpu:
+        reason = "flash_attention_2 computes in bfloat16 on a GPU alone"
+        fix = "write auto, or ask for a GPU and not for dtype: float32"
+        yield Finding("model.attention", reason, fix, ("resources.gpus", "model.dtype"))
     for name, value in own.chat_template_kwargs.items():
         path = ("model", "chat_template_kwargs", name)
         is_finite = isinstance(value, float) and math.isfinite(value)

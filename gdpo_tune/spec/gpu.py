@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
@@ -26,6 +27,13 @@ MOST_PACKED = 8
 """Trials that `pack: auto` puts into a process: they compute their updates one after another, so
 more of them wait longer for each other."""
 
+
+MEASURE_BY_CUDA = """
+from torch import cuda
+for number in range(cuda.device_count()):
+    print(cuda.get_device_properties(number).total_memory >> 20)
+"""
+"""Program that prints the MiB of each GPU that CUDA sees; this process imports no torch."""
 
 T = TypeVar("T", int, str)
 
@@ -201,14 +209,25 @@ def settle_pack(spec: SweepSpec, trials: int) -> SweepSpec:
 
 
 def read_device_memory() -> int | None:
-    """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU.
+
+    Of a GPU that is divided (MIG), the tool tells the whole, and torch the part that CUDA sees.
+    """
+    query = "--query-gpu=memory.total,mig.mode.current"
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        answer = _run(["nvidia-smi", query, "--format=csv,noheader,nounits"], 20)
+        if "Enabled" in answer:
+            answer = _run([sys.executable, "-c", MEASURE_BY_CUDA], 120)
     except (OSError, subprocess.SubprocessError):
         return None
-    amounts = [int(line) << 20 for line in answer.stdout.splitlines() if line.strip().isdigit()]
-    return min(amounts, default=None)
+    amounts = (line.partition(",")[0].strip() for line in answer.splitlines())
+    return min((int(amount) << 20 for amount in amounts if amount.isdigit()), default=None)
+
+
+def _run(command: list[str], seconds: float) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, check=True
+    ).stdout
 
 
 LARGE = 300

@@ -87,7 +87,9 @@ def broadcast_from_first(value: T) -> T:
 
 
 def _is_distributed() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
+    # vLLM leaves a group of one process, whose collectives would take time for nothing.
+    is_ready = distributed.is_available() and distributed.is_initialized()
+    return is_ready and distributed.get_world_size() > 1
 
 
 def build_sharding_arguments() -> dict[str, Any]:

@@ -29,7 +29,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any, cast
 
@@ -45,6 +45,8 @@ from gdpo_tune.training.decoding import list_distinct, pad_left
 
 ATTENTION = "gdpo_tune_shared_prompts"
 """Name under which Transformers knows the attention function."""
+CHOSEN = ("eager", "flash_attention_2")
+"""Other values of `model.attention`, which compute all that is not taken apart."""
 LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers, as a config names them, that look at other positions through attention alone."""
 HALVES = (torch.bfloat16, torch.float16)
@@ -160,7 +162,9 @@ def find_obstacle(model: Any) -> str:
         return "it is recurrent"
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention cannot be replaced"
-    if config._attn_implementation not in ("sdpa", ATTENTION):
+    # "eager" of an architecture without "sdpa" may compute what is not computed here.
+    replaced = ("sdpa", ATTENTION, *(CHOSEN if model._supports_sdpa else ()))
+    if config._attn_implementation not in replaced:
         return f"its attention is {config._attn_implementation}"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention has a soft cap"
@@ -173,10 +177,14 @@ def enable(model: Any) -> None:
     Trials that share a process may share a model, so it may have been enabled before.
     """
     model = _get_policy(model)
-    if model.config.get_text_config()._attn_implementation == ATTENTION:
+    network, own = model.base_model, model.config.get_text_config()._attn_implementation
+    if _keep_sources in network._forward_hooks.values():
         return
     model.set_attn_implementation(ATTENTION)
-    model.base_model.register_forward_hook(_keep_sources, with_kwargs=True)
+    network.register_forward_hook(_keep_sources, with_kwargs=True)
+    if own in CHOSEN:
+        choose = partial(_choose_attention, own=own)
+        network.register_forward_pre_hook(choose, with_kwargs=True)
 
 
 def _get_policy(model: Any) -> Any:
@@ -515,6 +523,16 @@ class _Repeat(torch.autograd.Function):
         (rows,), (gradient,) = ctx.saved_tensors, grad_outputs
         total = gradient.new_zeros((ctx.count, *gradient.shape[1:]), dtype=torch.float32)
         return total.index_add_(0, rows, gradient.float()).to(gradient.dtype), None
+
+
+def _choose_attention(module: Any, args: Any, kwargs: dict[str, Any], own: str) -> None:
+    """Let the `own` attention of a model compute a pass that is not taken apart.
+
+    It stays until the next pass, because the backward pass of this one may compute layers again.
+    """
+    wanted = ATTENTION if kwargs.get("shared_prompts") is not None else own
+    if module.config.get_text_config()._attn_implementation != wanted:
+        module.set_attn_implementation(wanted)
 
 
 def _keep_sources(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:

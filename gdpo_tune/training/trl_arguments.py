@@ -65,8 +65,9 @@ def build_trainer_arguments(
         warmup_steps=settings.warmup_steps * updates,
         # Below 1, another policy would sample than the one that is trained.
         top_p=1.0,
-        # TRL loads the policy again, as the reference of the KL, and needs the same revision.
-        model_init_kwargs={"revision": config.model.revision} if config.model.revision else None,
+        # TRL loads the reference of the KL from the same files. Without a map it goes where the
+        # policy is; by default what the GPU has no room for would stay on the CPU, and be slow.
+        model_init_kwargs={"device_map": None, "revision": config.model.revision or "main"},
         **build_common_arguments(config),
         **(engine or {}),
     )

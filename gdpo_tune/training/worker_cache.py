@@ -224,6 +224,7 @@ def load_initial_policy(config: TrialConfig) -> tuple[PreTrainedModel, PreTraine
         dropout=config.model.dropout,
         temperature=config.training.evaluation_temperature,
         weights=config.start,
+        attention=config.model.attention,
     )
 
 

@@ -421,6 +421,29 @@ def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
     assert read_device_memory() is None
 
 
+def test_a_part_of_a_gpu_is_measured_by_cuda(monkeypatch, tmp_path):
+    """Source: `nvidia-smi` of a divided A100; NVIDIA's MIG guide: CUDA sees one part alone."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 81920, Enabled\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a stand-in for torch, of a machine with one
+    module = tmp_path / "torch.py"
+    for amounts, expected in (([], None), ([20096 << 20], 20096 << 20)):
+        module.write_text(
+            "from types import SimpleNamespace\n"
+            f"parts = [SimpleNamespace(total_memory=amount) for amount in {amounts}]\n"
+            "cuda = SimpleNamespace(\n"
+            "    device_count=lambda: len(parts), get_device_properties=lambda n: parts[n]\n"
+            ")\n"
+        )
+        assert read_device_memory() == expected
+    module.write_text("raise ImportError\n")
+    assert read_device_memory() is None
+    tool.write_text("#!/bin/sh\necho 81920, Disabled\necho 24564, [N/A]\n")
+    assert read_device_memory() == 24564 << 20
+
+
 # How large a policy is
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gdpo_tune.core.trials import WITHOUT_ENGINE
 from gdpo_tune.results.open_sweep import Sweep
 from tests.real.greedy_tokens import ROUNDING
 from tests.real.real_sweeps import STORE, RealSweep, run_program, sample_in_process
@@ -21,7 +22,11 @@ TRAINED = 1
 @pytest.fixture(scope="module")
 def killed(workplace: Path, policy: Path) -> RealSweep:
     """Return a sweep whose driver was killed during a trial, and which then ran to its end."""
-    sweep = RealSweep(workplace, "words", policy, trials=3, steps=3, merges=2)
+    return kill_and_resume(RealSweep(workplace, "words", policy, trials=3, steps=3, merges=2))
+
+
+def kill_and_resume(sweep: RealSweep) -> RealSweep:
+    """Kill the driver of a sweep during its first trainings, and run it to its end."""
     with sweep.start() as process:
         wait_for_condition(process, lambda: bool(sweep.read_steps(TRAINED)), sweep.read_log)
         kill_driver(process, whole_machine=False)
@@ -44,11 +49,15 @@ def merged(killed: RealSweep) -> Path:
 
 @pytest.fixture(scope="module")
 def published(killed: RealSweep) -> Path:
+    return publish(killed, TRAINED)
+
+
+def publish(sweep: RealSweep, trial: int) -> Path:
     """Return the directory that a policy would be published from."""
-    words = (f"runs/words:{TRAINED}", "--to", "someone/words", "--dry-run")
+    words = (f"runs/{sweep.name}:{trial}", "--to", f"someone/{sweep.name}", "--dry-run")
     licence = ("--license", "apache-2.0", "--out", "published")
-    run_program("-m", "gdpo_tune.publish", *words, *licence, cwd=killed.workplace)
-    return killed.workplace / "published" / "words"
+    run_program("-m", "gdpo_tune.publish", *words, *licence, cwd=sweep.workplace)
+    return sweep.workplace / "published" / sweep.name
 
 
 @pytest.fixture(scope="module")
@@ -114,5 +123,20 @@ def test_other_architectures_share_prompts_and_load_again(workplace: Path, polic
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed")
-def test_a_sweep_samples_with_vllm(workplace: Path, policy: Path):
-    RealSweep(workplace, "vllm", policy, engine="vllm", cpus=2).run()  # one engine in memory
+def test_a_sweep_with_vllm_is_killed_and_its_merges_are_adapters(workplace: Path, policy: Path):
+    # one engine in memory
+    sweep = RealSweep(workplace, "vllm", policy, engine="vllm", merges=2, cpus=2)
+    ended = kill_and_resume(sweep).check_end()
+    merges = [record for record in ended.records if record.role == "merge"]
+    assert merges
+    assert {record.state for record in merges} <= {"complete", "pruned"}
+    assert all(WITHOUT_ENGINE not in record.environment for record in merges)
+    kept, published = ended.records[TRAINED].checkpoint, publish(sweep, TRAINED)
+    assert kept is not None
+    (whole,) = sample_in_process("policy", published, cwd=workplace)
+    own, joined = sample_in_process("adapter", policy, kept, published / "adapter", cwd=workplace)
+    assert own == joined, "an adapter is published as it is"
+    assert joined.tokens == whole.tokens
+    words = (f"runs/vllm:{TRAINED}", "--to", "trl", "--out", "trl-vllm")
+    run_program("-m", "gdpo_tune.export", *words, cwd=workplace)
+    assert "use_vllm" in (workplace / "trl-vllm" / "train.py").read_text()

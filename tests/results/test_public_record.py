@@ -151,4 +151,5 @@ def test_every_key_of_a_sweep_file_is_classified(tmp_path):
     assert set(public.model.model_dump()) == {
         *("dtype", "gradient_checkpointing", "dropout", "lora_rank", "lora_alpha", "lora_targets"),
         *("revision", "instructions", "chat_template_kwargs", "template_date", "shared_prompts"),
+        "attention",
     }

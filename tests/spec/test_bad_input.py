@@ -29,9 +29,10 @@ def problems_of(tmp_path, text, *overrides, name=None) -> tuple[SpecProblem, ...
 @pytest.mark.parametrize("case", CASES)
 def test_bad_file(case, tmp_path, monkeypatch):
     found = importlib.util.find_spec
-    # What else is wrong with adapters is told where their package is not installed, too.
+    # What else is wrong is told where a package is not installed, too.
+    present = ("peft", "flash_attn")
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: name if name == "peft" else found(name)
+        importlib.util, "find_spec", lambda name: name if name in present else found(name)
     )
     old, new, line, key, reason, fix = CASES[case]
     for name in ("file", "rows.jsonl"):
@@ -424,6 +425,20 @@ def test_what_another_machine_needs_is_no_error(tmp_path, monkeypatch):
     assert [problem.key for problem in problems_of(tmp_path, GOOD, *overrides)] == keys
     with pytest.raises(SpecError, match="1 problem"):
         load_spec(path, [*overrides, "training.steps=0"], needs=[])
+
+
+def test_flash_attention_is_refused_without_its_package(tmp_path, monkeypatch):
+    """Source: `_flash_attn_import_error` of transformers: a policy could not be loaded."""
+    found, missing = importlib.util.find_spec, ["flash_attn"]
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in missing else found("json")
+    )
+    asked = "model.attention=flash_attention_2", "resources.gpus=1"
+    (problem,) = problems_of(tmp_path, GOOD, *asked)
+    assert problem.key == "model.attention"
+    assert "needs the package flash-attn" in problem.reason
+    missing.clear()
+    assert load_spec(tmp_path / "sweep.yaml", asked).model.attention == "flash_attention_2"
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ def test_the_fast_cpu_sampler_is_not_cut_into_chunks(toy, tmp_path, monkeypatch)
 def test_the_untrained_baseline_is_sampled_by_the_engine_of_a_training(toy, tmp_path, monkeypatch):
     built, prompts = [], []
 
-    def build_watched(config, cache):
-        trainer, sampler = build_trainer(config, cache)
+    def build_watched(config, cache, *others):
+        trainer, sampler = build_trainer(config, cache, *others)
         built.append((config, trainer.ref_model))
 
         def watched(model, batch, decoding, generator):
@@ -130,8 +130,11 @@ def test_the_untrained_baseline_is_sampled_by_the_engine_of_a_training(toy, tmp_
     plain = train(config, resume=None, report=lambda *_: None)
     assert not built
     monkeypatch.setattr(trial, "uses_engine_in_process", lambda _: True)
+    checked = []
+    monkeypatch.setattr(trial, "check_engine", lambda _, prompts: checked.append(len(prompts)))
     engine = train(config, resume=None, report=lambda *_: None)
     assert (engine.test, engine.validation) == (plain.test, plain.validation)
+    assert checked == [2], "the engine shows once that it follows"
     ((used, reference),) = built
     assert used.params["beta"] == 0
     assert reference is None, "nothing is trained, so nothing is compared with the policy"

@@ -188,6 +188,22 @@ def test_a_trial_of_one_process_inherits_no_rendezvous(monkeypatch):
     assert not {*RENDEZVOUS, *ours} & set(os.environ)
 
 
+def test_a_group_of_one_process_exchanges_nothing(monkeypatch):
+    """Source: vLLM's `init_distributed_environment` starts such a group and leaves it."""
+    group = torch.distributed
+    group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
+    try:
+        for name in ("all_gather_object", "broadcast_object_list"):
+            monkeypatch.setattr(group, name, lambda *_, name=name: pytest.fail(f"calls {name}"))
+        value = object()
+        assert distributed.gather(value) == [value]
+        assert distributed.broadcast_from_first(value) is value
+        assert (distributed.count_processes(), distributed.get_rank()) == (1, 0)
+        assert distributed.is_first()
+    finally:
+        group.destroy_process_group()
+
+
 # A GPU that CUDA cannot use
 
 

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -24,6 +26,7 @@ from gdpo_tune.policies.load_policy import check_policy, load_policy
 from gdpo_tune.training import checkpoints, step_reporter, train, worker_cache
 from gdpo_tune.training.lora import build_adapter_config, save_policy
 from gdpo_tune.training.trainer import GDPOTrainer
+from gdpo_tune.training.trial import build_trainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (
     SETTINGS,
@@ -130,16 +133,58 @@ def test_recomputation_saves_memory_and_changes_no_number(policy, tmp_path, monk
     assert metrics == run(configure(policy, tmp_path / "b", ModelSettings()))[0]
 
 
+@pytest.fixture
+def loads(monkeypatch):
+    """What a model is loaded with, by TRL too, which takes this machine for one with a GPU."""
+    plain, seen = transformers.PreTrainedModel.from_pretrained.__func__, []
+
+    def record(cls, *arguments, **options):
+        seen.append(options)
+        return plain(cls, *arguments, **options)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(record))
+    gpu = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr("trl.trainer.utils.PartialState", lambda: gpu)
+    return seen
+
+
+def test_the_reference_goes_where_the_policy_is_and_has_the_weights_of_the_start(
+    policy, tmp_path, loads
+):
+    """Source: `create_model_from_path` of TRL: by default a model's map is "auto" on a GPU."""
+    start = load_policy(policy)[0]
+    with torch.no_grad():
+        start.lm_head.weight += 1
+    start.save_pretrained(tmp_path / "start")
+    config = build_trial_config(policy, tmp_path / "trial", beta=0.1)
+    config = dataclasses.replace(config, start=tmp_path / "start")
+    del loads[:]
+    with worker_cache.open_worker_cache(config) as cache:
+        trainer, _ = build_trainer(config, cache)
+    own, reference = loads
+    assert (own.get("device_map"), reference["device_map"]) == (None, None)
+    assert trainer.ref_model.dtype == torch.float32, "as `TrialMemory.reference` counts"
+    assert trainer.ref_model.device == trainer.policy.device
+    for name, weight in start.state_dict().items():
+        assert torch.equal(trainer.ref_model.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "eager"])
+def test_policy_and_reference_have_the_chosen_attention(policy, tmp_path, attention):
+    model = ModelSettings(attention=attention, shared_prompts="off")
+    config = configure(policy, tmp_path / "trial", model, beta=0.1)
+    with worker_cache.open_worker_cache(config) as cache:
+        trainer, _ = build_trainer(config, cache)
+    chosen = "sdpa" if attention == "auto" else attention
+    for network in (trainer.policy, trainer.ref_model):
+        assert network.config._attn_implementation == chosen
+
+
 def test_the_reference_is_of_the_same_revision(policy, tmp_path):
-    config = configure(policy, tmp_path, ModelSettings(revision="v2"), beta=0.1)
-    arguments = build_trainer_arguments(config, ToyTask.rewards)
-    assert arguments.model_init_kwargs == {"revision": "v2"}
-    assert (
-        build_trainer_arguments(
-            build_trial_config(policy, tmp_path), ToyTask.rewards
-        ).model_init_kwargs
-        is None
-    )
+    for revision, asked in (("v2", "v2"), ("", "main")):
+        config = configure(policy, tmp_path, ModelSettings(revision=revision), beta=0.1)
+        arguments = build_trainer_arguments(config, ToyTask.rewards)
+        assert arguments.model_init_kwargs["revision"] == asked
 
 
 def test_a_folder_has_no_revision(policy, tmp_path):

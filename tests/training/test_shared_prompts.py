@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from trl.trainer.utils import add_fused_lm_head
 
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.training import shared_prompts
+from gdpo_tune.training.decoding import Decoding
 from gdpo_tune.training.lora import build_adapter_config
+from gdpo_tune.training.rollout import sample_from_cache
 from gdpo_tune.training.shared_prompts import (
     UnknownAttentionError,
     build_row,
@@ -179,6 +182,32 @@ def test_a_model_may_be_enabled_for_several_trials():
     model = build_model("llama")
     enable(model)
     assert_equal(model)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2 window", "gpt2"])
+def test_a_chosen_attention_computes_all_but_shared_prompts(kind, monkeypatch):
+    """Layers that a backward pass computes again have the attention of their forward pass."""
+    model = build_model(kind, attn_implementation="eager")
+    module = sys.modules[type(model).__module__]
+    calls, plain = [], module.eager_attention_forward
+
+    def count(*arguments, **keywords):
+        calls.append(1)
+        return plain(*arguments, **keywords)
+
+    monkeypatch.setattr(module, "eager_attention_forward", count)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert find_obstacle(model) == ""
+    assert_equal(model)
+    layers = model.config.num_hidden_layers
+    assert len(calls) == 2 * 2 * layers, "two padded batches, each layer twice"
+    prompts = [[5, 6, 7], [8, 9]]
+    decoding = Decoding(6, None, (2,), 0)
+    del calls[:]
+    found = sample_from_cache(model.eval(), prompts, decoding)
+    assert len(calls) == layers, "prompts are read by it, completions are not"
+    assert sample_from_cache(build_model(kind).eval(), prompts, decoding) == found
+    assert "eager" not in model.config.to_json_string()
 
 
 def test_a_window_is_seen():
