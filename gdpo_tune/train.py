@@ -215,11 +215,8 @@ def _train_to_end(asked: TrainingRequest, config: TrialConfig) -> int:
         print(f"resumes from {resume.name}", flush=True)
 
     from gdpo_tune.training import train
-    from gdpo_tune.training.memory import require_gpu
     from gdpo_tune.training.processes import train_in_processes
 
-    if asked.spec.resources.gpus:
-        require_gpu()
     clear_rendezvous()  # that of a launcher, which knows nothing of our processes
     requested: list[int] = []  # exit status of the signal that asked to stop
     with TrainingDisplay(config.training.steps) as display:

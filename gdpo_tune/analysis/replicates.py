@@ -41,8 +41,8 @@ from gdpo_tune.analysis.pareto import NOT_RANKED, Floats, compute_losses, rank_p
 from gdpo_tune.analysis.uncertainty import compute_quantile, estimate_front_probability
 from gdpo_tune.core.trials import (
     CLEAR,
-    INITIAL,
     Estimate,
+    HasOrigin,
     Objective,
     Params,
     Part,
@@ -64,7 +64,7 @@ LIKELY = 0.01
 
 
 @dataclass(frozen=True)
-class Configuration:
+class Configuration(HasOrigin):
     """One setting of the parameters with its results over all seeds."""
 
     numbers: tuple[int, ...]
@@ -96,16 +96,6 @@ class Configuration:
     def df(self) -> int:
         """Degrees of freedom of the spread between seeds in the errors of the objectives."""
         return max(estimate.df for estimate in self.mean.values())
-
-    @property
-    def is_training(self) -> bool:
-        """True if trained with its own parameters."""
-        return not self.is_initial and not self.parts
-
-    @property
-    def is_initial(self) -> bool:
-        """True for a policy at which trainings may begin, which is on no front."""
-        return self.role in INITIAL
 
     @property
     def is_on_front(self) -> bool:

@@ -49,18 +49,16 @@ class TrialConfig:
     threads: int = 1
     """CPU threads that torch may use."""
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
-    """Where the task runs code that the policy wrote."""
     data: DataSettings = field(default_factory=DataSettings)
-    """Where the task's prompts come from."""
     model: ModelSettings = field(default_factory=ModelSettings)
-    """How the policy is loaded and trained."""
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    """Engine that samples completions during training."""
     engine_rank: int = 0
     """Rank of the largest adapter for which vLLM has room, a merge of adapters or another trial's
     in this process; 0: that of this one."""
     gpu_share: float = 1.0
     """Share of its GPU's memory that the trial may use; no effect without a GPU."""
+    needs_gpu: bool = False
+    """True refuses to train where CUDA cannot use the GPU that the trial was given."""
     sharded: bool = False
     """True divides the policy among the trial's processes, False gives each a whole one."""
     evaluate_at: tuple[int, ...] = ()

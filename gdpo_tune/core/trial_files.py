@@ -242,6 +242,8 @@ def read_completions(directory: Path) -> list[Completion]:
 
 
 MARKER = "complete.json"
+NEWEST_KEPT = 2
+"""Complete checkpoints that a running trial keeps, on its disk and in a store."""
 ADAPTER = "adapter"
 """Directory of the adapter beside the files of a whole policy."""
 ADAPTER_CONFIG = "adapter_config.json"

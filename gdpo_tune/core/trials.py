@@ -185,8 +185,25 @@ class Replicate:
     """Trained policies of a fresh seed of a checkpoint or a merge, which needs no training."""
 
 
+class HasOrigin:
+    """Base of trials, and of what the trials of a configuration have in common."""
+
+    role: Role
+    parts: tuple[Part, ...]
+
+    @property
+    def is_training(self) -> bool:
+        """True if it trains a policy with its parameters: neither initial nor made of parts."""
+        return not self.is_initial and not self.parts
+
+    @property
+    def is_initial(self) -> bool:
+        """True for a policy at which trainings may begin, which is on no front."""
+        return self.role in INITIAL
+
+
 @dataclass(frozen=True)
-class TrialRecord:
+class TrialRecord(HasOrigin):
     """One trial as the ledger records it."""
 
     number: int
@@ -236,16 +253,6 @@ class TrialRecord:
         """Steps of its training whose policies exist, the last one of a complete trial included."""
         has_end = self.checkpoint is not None and self.is_training and self.rungs
         return (*self.kept_steps, *([self.rungs[-1].step] if has_end else ()))
-
-    @property
-    def is_training(self) -> bool:
-        """True if it trains a policy with its parameters: neither initial nor made of parts."""
-        return not self.is_initial and not self.parts
-
-    @property
-    def is_initial(self) -> bool:
-        """True for a policy at which trainings may begin."""
-        return self.role in INITIAL
 
     @property
     def had_no_signal(self) -> bool:

@@ -121,31 +121,23 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy's weights (on the CPU, in float32 without `dtype`) and its tokenizer.
 
-    `dtype` may be a name, or "auto" for the type of its files. With `weights` they are those of
-    another directory, trained from this policy. The directory of an adapter stands for the policy
-    that it makes of its base.
+    `dtype` may be a name, or "auto" for the type of its files. `weights` is another directory with
+    those of a training from this policy. An adapter stands for what it makes of its base.
 
     The tokenizer pads on the left, with its end token if it has no pad token, as TRL does. Of the
     policy's generation config only the ids of tokens stay; `temperature` is that by which it is
     judged, see `build_neutral_decoding`. Its dropout is off, unless `dropout` keeps it.
 
     Raises:
-        PolicyError: it cannot be found or read, has no end token, or its loaded tokenizer differs
-            from the saved one.
+        PolicyError: it cannot be read, has no end token, or its tokenizer is not the saved one.
     """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     location = resolve_policy(name)
-    is_adapter = is_file(Path(location) / ADAPTER_CONFIG)
-    base, revision = read_base(Path(location)) if is_adapter else (name, revision)
-    try:
-        check_policy(base, revision)
-    except PolicyError as error:
-        if not is_adapter:
-            raise
-        raise PolicyError(f"the base of {name}: {error}") from error
+    base, revision = _find_base(name, revision)
+    is_adapter = base != name
     version = {"revision": revision} if revision else {}
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -166,10 +158,8 @@ def load_policy(
             "and give its directory"
         ) from error
     model: PreTrainedModel = join_adapter(loaded[0], Path(location)) if is_adapter else loaded[0]
-    loading: dict[str, Any] = loaded[1]
-    if loading["missing_keys"]:
+    if missing := sorted(loaded[1]["missing_keys"]):
         # Transformers would use random numbers in their place.
-        missing = sorted(loading["missing_keys"])
         raise PolicyError(
             f"policy {name!r}: its files lack {len(missing)} weights of the model that config.json "
             f"describes, such as {missing[0]}: save the whole model"
@@ -179,6 +169,23 @@ def load_policy(
     if not dropout:
         turn_off_dropout(model)
     return model, tokenizer
+
+
+def _find_base(name: str, revision: str) -> tuple[str, str]:
+    """Return name and revision of the policy below an adapter, else those given; refuse a bad one.
+
+    The base is never the adapter itself, which `check_policy` refuses.
+    """
+    directory = Path(resolve_policy(name))
+    if not is_file(directory / ADAPTER_CONFIG):
+        check_policy(name, revision)
+        return name, revision
+    base = read_base(directory)
+    try:
+        check_policy(*base)
+    except PolicyError as error:
+        raise PolicyError(f"the base of {name}: {error}") from error
+    return base
 
 
 def build_neutral_decoding(

@@ -42,8 +42,8 @@ from gdpo_tune.spec.model import list_differences
 from gdpo_tune.spec.space import format_domain
 
 INDIFFERENT = (
-    *("directory", "threads", "gpu_share", "rollout", "sandbox", "evaluate_at", "keep_at"),
-    *("required_metrics", "parts", "writes_whole"),  # no training has the parts of a merge
+    *("directory", "threads", "gpu_share", "needs_gpu", "rollout", "sandbox", "evaluate_at"),
+    *("keep_at", "required_metrics", "parts", "writes_whole"),  # no training has parts of a merge
     "start",  # its content counts
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may

@@ -38,6 +38,7 @@ from gdpo_tune.core.system import (
     read_machine_memory,
 )
 from gdpo_tune.core.text import format_bytes
+from gdpo_tune.core.trial_files import NEWEST_KEPT
 from gdpo_tune.spec.gpu import RANK
 from gdpo_tune.spec.model import (
     AshaSettings,
@@ -207,8 +208,6 @@ def find_unset_webhook(
         )
 
 
-KEPT = 2
-"""Complete checkpoints of a running trial."""
 MOST_KEPT = 2
 """Evaluated checkpoints before its end that a trial keeps."""
 WEIGHT, OPTIMIZER = 4, 8
@@ -241,7 +240,7 @@ class SweepDisk:
     @property
     def training(self) -> int:
         """Bytes of one trial while it trains."""
-        return KEPT * self.running + self.evaluated + max(self.running, self.last)
+        return NEWEST_KEPT * self.running + self.evaluated + max(self.running, self.last)
 
     @property
     def peak(self) -> int:
@@ -253,7 +252,7 @@ class SweepDisk:
     def __str__(self) -> str:
         parallel = min(self.slots, self.trials)
         training = format_bytes(self.training)
-        parts = [f"{KEPT + 1} checkpoints of {parallel} that train: {training} each"]
+        parts = [f"{NEWEST_KEPT + 1} checkpoints of {parallel} that train: {training} each"]
         if others := self.trials - parallel:
             kept = f"{format_bytes(self.ended)} each" if self.ended else "nothing"
             parts.append(f"{others} others: {kept}")
@@ -280,7 +279,7 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     if isinstance(scheduler, GrowthSettings) or (
         isinstance(scheduler, AshaSettings) and scheduler.variant == "promote"
     ):
-        ended = max(ended, KEPT * running)  # it waits with what it needs to continue
+        ended = max(ended, NEWEST_KEPT * running)  # it waits with what it needs to continue
     evaluated, candidates = list_evaluated_steps(spec), 0
     if spec.has_candidates:
         merges = min(spec.most_merges, search.merges.budget)
@@ -290,7 +289,7 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
         merged = last * (most_parts if rank else 1)
         candidates = (merges + seeds) * merged + checkpoints * weights
     every, steps = spec.training.checkpoint_every, spec.training.steps
-    newest = sorted({*range(every, steps, every), *evaluated})[-KEPT:]
+    newest = sorted({*range(every, steps, every), *evaluated})[-NEWEST_KEPT:]
     # Configurations, replicates and the baseline.
     planned = search.trials + search.replicates.max_trainings + 1
     return SweepDisk(

@@ -668,6 +668,7 @@ class SweepSpec(Section):
             rollout=self.rollout,
             engine_rank=self.engine_rank,
             gpu_share=min(1.0, self.resources.gpus) or 1.0,
+            needs_gpu=self.resources.gpus > 0,
             sharded=self.resources.shards_policy,
             scoring=self.scoring,
             required_metrics=self.required_metrics,

@@ -23,7 +23,7 @@ from typing import Any
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.files import explain_full_disk, write_atomically
-from gdpo_tune.core.trial_files import MARKER
+from gdpo_tune.core.trial_files import MARKER, NEWEST_KEPT
 from gdpo_tune.core.trials import CHECKPOINT_PREFIX, Cost, Estimate, parse_step
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -31,8 +31,6 @@ SCHEDULER_FILE = "scheduler.pt"
 WEIGHTS_ONLY = "weights_only"
 """Key of a marker whose checkpoint has lost its optimizer."""
 _UNFINISHED = ".unfinished-"
-_KEPT = 2
-"""Complete checkpoints that a running trial keeps."""
 _DIGESTED = 32 * 2**20
 """Bytes at either end of a file that its digest covers: all of a file up to twice as large; of a
 larger one the header, the first and the last tensors, in a tenth of a second."""
@@ -46,7 +44,6 @@ class Checkpoint:
     step: int
     """Steps of training that it contains."""
     cost: Cost
-    """Cost of the trial up to this step."""
     validation: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     """Result of an evaluation at this step; empty if none took place."""
 
@@ -56,7 +53,6 @@ class ResumePoint:
     """The checkpoint from which a trial resumes, and the newer ones that are damaged."""
 
     newest: Path | None
-    """Newest complete checkpoint."""
     damaged: tuple[str, ...] = ()
     """Damage of each newer checkpoint, newest first."""
 
@@ -118,7 +114,9 @@ def write_checkpoint(
         DiskFullError: there is no room for it; the part that was written is deleted.
     """
     checkpoint = Checkpoint(directory / f"{CHECKPOINT_PREFIX}{step}", step, cost, validation or {})
-    with _create(checkpoint.path) as temporary:
+    subject = f"the checkpoint of step {step}"
+    draft = create_draft(directory, str(step), subject)
+    with draft as temporary, explain_full_disk(directory, subject):
         fill(temporary)
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         for path in files:
@@ -138,23 +136,28 @@ def write_checkpoint(
         (temporary / MARKER).write_text(json.dumps(marker), encoding="utf-8")
         _sync(temporary / MARKER)
         _sync(temporary)
+        shutil.rmtree(checkpoint.path, ignore_errors=True)
+        temporary.rename(checkpoint.path)
+        _sync(directory)
     return checkpoint
 
 
 @contextmanager
-def create_draft(directory: Path, *, is_writer: bool = True) -> Generator[Path]:
+def create_draft(
+    directory: Path, name: str = "draft", subject: str = "a policy", *, is_writer: bool = True
+) -> Generator[Path]:
     """Yield an empty directory in a trial's directory that is deleted after the block.
 
     A process that dies leaves it to the next one to delete. Of several processes, one is the
-    writer, and the others only get the name.
+    writer, and the others only get the name. `subject` is what it is for, in errors.
     """
-    draft = directory / f"{_UNFINISHED}draft"
+    draft = directory / f"{_UNFINISHED}{name}"
     if not is_writer:
         yield draft
         return
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        with explain_full_disk(directory, "a policy"):
+        with explain_full_disk(directory, subject):
             draft.mkdir(parents=True)
         yield draft
     finally:
@@ -168,8 +171,8 @@ def keep_newest(directory: Path, steps: Collection[int] = ()) -> None:
     alone: reading them would take as long as writing them did.
     """
     complete = [path for path in _list_checkpoints(directory) if _is_complete(path)]
-    kept = [path for path in complete[_KEPT:] if parse_step(path.name) in steps]
-    remove_all_but(directory, *complete[:_KEPT], *kept)
+    kept = [path for path in complete[NEWEST_KEPT:] if parse_step(path.name) in steps]
+    remove_all_but(directory, *complete[:NEWEST_KEPT], *kept)
     for path in kept:
         drop_optimizer(path)
 
@@ -213,22 +216,6 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another disk, or one without hard links
         shutil.copy2(source, target)
-
-
-@contextmanager
-def _create(target: Path) -> Generator[Path]:
-    directory, step = target.parent, target.name.removeprefix(CHECKPOINT_PREFIX)
-    temporary = directory / f"{_UNFINISHED}{step}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        with explain_full_disk(directory, f"the checkpoint of step {step}"):
-            temporary.mkdir(parents=True)
-            yield temporary
-            shutil.rmtree(target, ignore_errors=True)
-            temporary.rename(target)
-            _sync(directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _read_marker(path: Path) -> dict[str, Any]:

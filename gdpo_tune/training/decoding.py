@@ -50,11 +50,8 @@ def draw_completions(
 ) -> list[list[int]]:
     """Draw B completions, each up to and including its end token.
 
-    Args:
-        decoder: the policy, with its prompts.
-        decoding: settings of the draw.
-        generator: source of randomness; None is the global one.
-        scores: gets the logits of every draw, of the rows that are left by then.
+    A `generator` of None is the global one. `scores` gets the logits of every draw, of the rows
+    that are left by then.
     """
     logits = decoder.logits
     count, device = len(logits), logits.device
@@ -94,9 +91,7 @@ def draw_tokens(
     return drawn.clamp(max=mass.shape[1] - 1)
 
 
-def list_distinct(
-    prompts: Sequence[Sequence[int]],
-) -> tuple[list[tuple[int, ...]], list[int]]:
+def list_distinct(prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], list[int]]:
     """Return the distinct prompts, and the index of each prompt among them."""
     distinct: dict[tuple[int, ...], int] = {}
     rows = [distinct.setdefault(tuple(prompt), len(distinct)) for prompt in prompts]

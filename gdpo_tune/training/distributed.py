@@ -144,16 +144,6 @@ def prepare_sharding() -> Generator[None]:
         os.environ.pop("ACCELERATE_USE_FSDP", None)
 
 
-def start_sharding(model: nn.Module) -> None:
-    """Initialise FSDP's lazy state now.
-
-    In the reference policy's forward pass peft has turned gradients off. FSDP would then take all
-    weights for frozen and reduce gradients in bfloat16.
-    """
-    root: Any = model
-    root._get_fsdp_state()._lazy_init()
-
-
 def is_sharded(model: nn.Module) -> bool:
     """Return whether the processes of this trial share the weights of a model."""
     return isinstance(model, FSDPModule)

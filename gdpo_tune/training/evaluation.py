@@ -115,8 +115,7 @@ def build_reward_functions(
     rewards of the task; None leaves them as they are.
     """
     shapes = shaping or Shaping()
-    nothing: Rewards = {}
-    latest: tuple[Sequence[str] | None, Scores, Rewards] = (None, Scores({}, {}), nothing)
+    latest: tuple[Sequence[str] | None, Scores, Rewards] = (None, Scores({}, {}), {})
     warned: set[str] = set()
 
     def compute_reward(
@@ -198,10 +197,8 @@ class Evaluator:
                 function raised too often.
         """
         settings, task = self.config.training, self.cache.task
-        seed, held_out = (
-            derive_evaluation_seed(self.config.seed, split, step),
-            self.cache.load_split(split),
-        )
+        seed = derive_evaluation_seed(self.config.seed, split, step)
+        held_out = self.cache.load_split(split)
         # Equal draws in every process would correlate the noise of different prompts.
         generator = torch.Generator().manual_seed(seed + distributed.get_rank())
         batches = self._sample(model, held_out, generator)

@@ -153,18 +153,9 @@ def can_pack(model: PreTrainedModel) -> bool:
 def compute_log_probs(
     model: Any, input_ids: Tensor, attention_mask: Tensor, completion_width: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute what TRL's forward pass computes, up to rounding.
+    """Compute what `compute_group_log_probs` does, of a model that `can_pack` accepts.
 
-    Args:
-        model: a causal language model that `can_pack` accepts.
-        input_ids: [N, T + C], prompts padded on the left, completions on the right.
-        attention_mask: [N, T + C], 1 for a token and 0 for padding.
-        completion_width: C.
-        temperature: divides the logits.
-
-    Returns:
-        Log-probabilities of the completions' tokens, with gradient, and entropies in nats, without;
-        both [N, C], 0 at padding.
+    `temperature` divides the logits. The entropies have no gradient.
     """
     row = build_row(input_ids, attention_mask, completion_width, _WIDTH)
     shape = (len(row.groups), -1)

@@ -135,23 +135,14 @@ def save_policy(
     `dtype`: one that computes in bfloat16 rounds them in every step.
     """
     if whole and hasattr(model, "peft_config"):
-        write_merged_policy(model, directory, gathered.merged if gathered else None)
+        merged = gathered.merged if gathered else _merge_weights(model)
+        model.get_base_model().save_pretrained(directory, state_dict=merged)
         directory /= ADAPTER
     weights = gathered.trained if gathered else None
     if hasattr(model, "peft_config") and dtype != torch.float32:
         weights = dict(list_adapter_weights(model)) if weights is None else weights
         weights = {name: weight.detach().to(dtype) for name, weight in weights.items()}
     model.save_pretrained(directory, state_dict=weights)
-
-
-def write_merged_policy(model: Any, directory: Path, merged: Weights | None = None) -> None:
-    """Write the policy of a `PeftModel` with the adapter's change in its weights.
-
-    `merged` are these weights if they have been computed before, rounded to the type of the
-    weights. The model in memory stays as it is.
-    """
-    weights = _merge_weights(model) if merged is None else merged
-    model.get_base_model().save_pretrained(directory, state_dict=weights)
 
 
 def list_adapter_weights(model: Any) -> list[tuple[str, Tensor]]:
@@ -183,7 +174,7 @@ def choose_memory(size: int, memory: Path = MEMORY) -> Path | None:
 def _merge_weights(model: Any) -> Weights:
     """Map each name in the policy without adapters to its weight with the adapter's change.
 
-    Of a sharded policy the first process gets them, one weight at a time.
+    The model stays as it is. Of a sharded one the first process gets them, one weight at a time.
     """
     base = model.get_base_model()
     changed = {
@@ -191,13 +182,12 @@ def _merge_weights(model: Any) -> Weights:
         for name, module in base.named_modules()
         if hasattr(module, "get_delta_weight")
     }
-
-    def compute_total(name: str, value: Tensor) -> Tensor:
-        return compute_joined_weight(changed[name], value) if name in changed else value
-
     plain = (
         (name.replace(".base_layer.", "."), value)
         for name, value in base.state_dict(keep_vars=True).items()
         if ".lora_" not in name
     )
-    return gather_on_first((name, compute_total(name, value)) for name, value in plain)
+    return gather_on_first(
+        (name, compute_joined_weight(changed[name], value) if name in changed else value)
+        for name, value in plain
+    )

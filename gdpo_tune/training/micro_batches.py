@@ -205,7 +205,9 @@ class MicroBatchTrainer(GRPOTrainer):
                 kept, self._kept_pass = self._kept_pass, {}
                 return kept[KEPT_PASS[0]], kept.get(KEPT_PASS[1]), None
             return self._compute_log_probs(model, ids, mask, width, **more)
-        is_first, self._is_first_pass = self._is_first_pass and self._weights_samples, False
+        # The policy is read before the loss to weight what vLLM sampled.
+        weights_samples = self.use_vllm and self.vllm_importance_sampling_correction
+        is_first, self._is_first_pass = self._is_first_pass and weights_samples, False
 
         # TRL asks for parts only where it needs no entropies: old and reference log-probabilities.
         def compute(parts: list[list[int]]) -> Tensor:
@@ -223,11 +225,6 @@ class MicroBatchTrainer(GRPOTrainer):
             return log_probs
 
         return self._compute_in_parts(ids, mask, width, compute), None, None
-
-    @property
-    def _weights_samples(self) -> bool:
-        """True if TRL first reads the policy to weight what vLLM sampled."""
-        return self.use_vllm and self.vllm_importance_sampling_correction
 
     def _keep_pass(self, model: Any, ids: Tensor, mask: Tensor, width: int, **more: Any) -> Tensor:
         """Return the old log-probabilities [n, C], and keep their pass: it is that of the loss."""

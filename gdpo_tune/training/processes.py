@@ -128,7 +128,7 @@ def _train_in_process(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A terminal sends it to all processes; the parent stops them. An ignored signal would stay
         # ignored in what they start.
-        signal.signal(number, _do_nothing)
+        signal.signal(number, lambda _number, _frame: None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(variables)
     stopped = False
@@ -151,9 +151,6 @@ def _train_in_process(
     except Exception as error:  # noqa: BLE001 - raised again in the parent
         connection.send(_End(error=error))
         threading.Event().wait()  # its end would be an error of the others
-
-
-def _do_nothing(*_: object) -> None: ...
 
 
 def _end_with_parent() -> None:

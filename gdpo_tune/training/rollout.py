@@ -72,11 +72,7 @@ def select_engine_here(config: TrialConfig, *, has_fast_cpu: bool = False) -> En
 
 
 def uses_engine_in_process(config: TrialConfig) -> bool:
-    """Return whether vLLM samples during training, in the trainer's process.
-
-    Raises:
-        EngineError: the configuration asks for vLLM, which is not available.
-    """
+    """Return whether vLLM samples during training in the trainer's process; see `select_engine`."""
     return select_engine_here(config) == "vllm" and config.rollout.vllm_mode == "colocate"
 
 

@@ -219,9 +219,7 @@ def compute_group_log_probs(
             **more,
         )
     shape = (len(input_ids), completion_width)
-    entropies = (
-        outputs.entropy if outputs.entropy is None else row.scatter(outputs.entropy[0], shape)
-    )
+    entropies = None if outputs.entropy is None else row.scatter(outputs.entropy[0], shape)
     return row.scatter(outputs.log_probs[0], shape), entropies, outputs.aux_loss
 
 

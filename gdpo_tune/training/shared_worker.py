@@ -27,11 +27,7 @@ from gdpo_tune.core.trials import Measurement, Outcome, Report
 from gdpo_tune.training.engine import EnginePool
 from gdpo_tune.training.memory import explain_out_of_memory
 from gdpo_tune.training.rollout import uses_engine_in_process
-from gdpo_tune.training.training_state import (
-    RandomState,
-    read_random_state,
-    restore_random_state,
-)
+from gdpo_tune.training.training_state import RandomState, read_random_state, restore_random_state
 from gdpo_tune.training.trial import prepare_process, run_prepared_trial
 from gdpo_tune.training.worker_cache import WorkerCache, build_worker_cache, list_shared_settings
 

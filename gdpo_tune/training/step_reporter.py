@@ -43,9 +43,9 @@ from gdpo_tune.training.checkpoints import (
     keep_newest,
     write_checkpoint,
 )
+from gdpo_tune.training.devices import read_gpu_metrics
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.lora import gather_policy, save_policy
-from gdpo_tune.training.memory import read_gpu_metrics
 from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.trainer import GDPOTrainer, StartTrainer
 from gdpo_tune.training.training_state import (

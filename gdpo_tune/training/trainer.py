@@ -33,7 +33,7 @@ from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.trial_files import DIFFERENCE, NO_ADVANTAGE, REWARDS, ZERO_STD
 from gdpo_tune.tasks.base import RewardFunction
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
-from gdpo_tune.training.distributed import gather_weights, is_sharded, start_sharding
+from gdpo_tune.training.distributed import gather_weights, is_sharded
 from gdpo_tune.training.evaluation import BeginScoring, require_finite
 from gdpo_tune.training.micro_batches import KEPT_PASS, MicroBatchTrainer
 from gdpo_tune.training.normalization import add_terms, compute_advantages
@@ -93,7 +93,9 @@ class ResumableTrainer(Trainer):
             max_steps, train_dataloader, resume_from_checkpoint
         )
         if self.is_fsdp_enabled:
-            start_sharding(prepared[0])
+            # Now: in the reference policy's forward pass peft has turned gradients off. FSDP would
+            # then take all weights for frozen and reduce gradients in bfloat16.
+            prepared[0]._get_fsdp_state()._lazy_init()
         return prepared
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

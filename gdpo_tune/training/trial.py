@@ -52,6 +52,7 @@ from gdpo_tune.training.checkpoints import (
     write_checkpoint,
 )
 from gdpo_tune.training.demonstrations import collect_demonstrations
+from gdpo_tune.training.devices import describe_device, require_gpu
 from gdpo_tune.training.distributed import prepare_sharding, set_precision
 from gdpo_tune.training.engine import PROCESS_ENGINES
 from gdpo_tune.training.evaluation import (
@@ -114,7 +115,7 @@ def train(
     held-out split, and gets the same outcome. The first one writes. `report` is called in all of
     them and has to raise `SystemExit` in all or none.
 
-    Step metrics are those of `step_reporter.select_metrics` and `memory.read_gpu_metrics`, and
+    Step metrics are those of `step_reporter.select_metrics` and `devices.read_gpu_metrics`, and
     `validation/<metric>` every `evaluate_every` steps, at `evaluate_at` and at the last one.
 
     Raises:
@@ -122,6 +123,7 @@ def train(
         DiskFullError: there is no room for a checkpoint or a measurement.
         PolicyError, SandboxUnavailable, SandboxInfraError: from the policy or the task.
         EngineError: the configuration asks for vLLM, which is not available.
+        ResourcesError: CUDA cannot use the GPU that the configuration asks for.
         EngineMemoryError: only a new process has the memory that the trial needs.
     """
     prepare_process(config)
@@ -131,6 +133,8 @@ def train(
 
 def prepare_process(config: TrialConfig) -> None:
     """Set what a trial needs of its process and thread, before anything is loaded."""
+    if config.needs_gpu:
+        require_gpu()
     torch.set_num_threads(config.threads)
     distributed.join_process_group()
     memory.limit_gpu_memory(config.gpu_share)
@@ -199,7 +203,7 @@ def run_prepared_trial(
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
         # after the evaluations, which load prompts
-        environment={**cache.environment, **notes, **memory.describe_device(config)},
+        environment={**cache.environment, **notes, **describe_device(config)},
     )
 
 
@@ -216,7 +220,7 @@ def sample_policy(
     Raises:
         PolicyError, DataError, SandboxUnavailable: from the policy, the data or the task.
     """
-    prepare_process(config)
+    prepare_process(replace(config, needs_gpu=False))  # a CPU samples a few texts, too
     set_seed(config.seed)
     cache = build_worker_cache(config)
     held_out = cache.load_split("validation")
@@ -276,33 +280,30 @@ def load_for_evaluation(
     """
     adapter = None if trained is None else find_adapter(trained)
     form = config.model if adapter is None else read_form(adapter, config.model)
-    model: Any
     of_engine = uses_engine_in_process(config) and not config.supervised
-    if of_engine and form.lora_rank <= config.most_ranks:
+    of_engine = of_engine and form.lora_rank <= config.most_ranks
+    if not of_engine:
+        PROCESS_ENGINES.close()  # its memory serves the evaluation
+    model: Any
+    if trained is None or adapter is not None:
+        model = cache.take_policy()
+    else:
+        model = load_initial_policy(replace(config, start=trained))[0]
+        # An engine may have to start, with the weights of which it gets others.
+        model.name_or_path = str(config.start or resolve_policy(config.policy))
+    if of_engine:
         # The policy is not divided either, because nothing is computed with it.
         params = {**config.params, "beta": 0.0}
         plain = replace(
             config, model=form, engine_rank=config.most_ranks, params=params, sharded=False
         )
-        if trained is None or adapter is not None:
-            model = cache.take_policy()
-        else:
-            model = load_initial_policy(replace(config, start=trained))[0]
-            # An engine may have to start, with the weights of which it gets others.
-            model.name_or_path = str(config.start or resolve_policy(config.policy))
         trainer, sampler = build_trainer(plain, cache, model)
         if adapter is not None:
             fill_adapter(trainer.policy, adapter)
         prompts = sorted(cache.load_split("validation").prompts, key=len)
         check_engine(trainer, [prompts[0], prompts[-1]])
         return trainer.policy, sampler
-    PROCESS_ENGINES.close()  # its memory serves the evaluation
-    if adapter is not None:
-        model = load_adapter(cache.take_policy(), adapter)
-    elif trained is not None:
-        model = load_initial_policy(replace(config, start=trained))[0]
-    else:
-        model = cache.take_policy()
+    model = model if adapter is None else load_adapter(model, adapter)
     model = model.to("cuda") if torch.cuda.is_available() else model
     return model, choose_held_out_sampler(config)
 
@@ -412,10 +413,8 @@ def build_start_trainer(config: TrialConfig, cache: WorkerCache) -> StartTrainer
     assert start is not None, "the trial is a supervised start"
     found = collect_demonstrations(config, cache.task, cache.prompts)
     model: Any = cache.take_policy()
-    own, limit = (
-        start.completions_per_step // distributed.count_processes(),
-        memory.choose_limit(config, model),
-    )
+    own = start.completions_per_step // distributed.count_processes()
+    limit = memory.choose_limit(config, model)
     longest = max(len(prompt) + len(completion) for prompt, completion in found.rows)
     most = max(1, limit.size // longest) if limit.counts_tokens else limit.size
     size = next(size for size in range(min(own, most), 0, -1) if own % size == 0)

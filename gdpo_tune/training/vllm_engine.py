@@ -93,7 +93,7 @@ def prepare_engine(
     `arguments`, and `policy`, the digest of the weights.
 
     Raises:
-        ResourcesError: the policy does not fit into the engine's part of the GPU.
+        ResourcesError: the engine's part of the GPU has no room for the policy and a completion.
         CrowdedGpuError: other processes hold the memory that belongs to the trial's share.
         EngineMemoryError: an engine of an earlier trial was closed, and holds memory.
     """
@@ -161,14 +161,9 @@ def _choose_options(
         vllm = find_vllm()
         if vllm is not None and vllm.must_be_told_v2:
             os.environ.setdefault(V2_RUNNER, "1")  # it stays, because vLLM reads it again later
-        options["kv_cache_memory_bytes"], needed = _divide_gpu(
-            config,
-            model,
-            device=torch.cuda.mem_get_info()[1],
-            number_bytes=2 if precision == "bfloat16" else 4,
-            trials=source.slots,
-            rank=rank,
-        )
+        number_bytes = 2 if precision == "bfloat16" else 4
+        parts = _divide_gpu(config, model, number_bytes, trials=source.slots)
+        options["kv_cache_memory_bytes"], needed = parts
     else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE}
@@ -179,13 +174,7 @@ def _choose_options(
 
 
 def _divide_gpu(
-    config: TrialConfig,
-    model: PreTrainedModel,
-    *,
-    device: int,
-    number_bytes: int,
-    trials: int,
-    rank: int,
+    config: TrialConfig, model: PreTrainedModel, number_bytes: int, trials: int
 ) -> tuple[int, float]:
     """Return the bytes of the engine's cache, and those that must be free before it starts.
 
@@ -194,18 +183,10 @@ def _divide_gpu(
     contexts of CUDA. The trainer moves its weights to the GPU before the engine starts: those that
     are still in the machine's memory, or of a divided policy the part of this process.
 
-    Args:
-        config: a trial, whose process samples its completions of a step at once.
-        model: the policy, without adapters.
-        device: bytes of the GPU.
-        number_bytes: bytes of a number in the engine.
-        trials: how many trials share the engine.
-        rank: largest rank of their adapters; 0 without adapters.
-
-    Raises:
-        ResourcesError: the engine's part is too small for the weights and a single completion.
+    The engine is of `trials` trials, and its numbers have `number_bytes`.
     """
-    share = config.rollout.vllm_memory_share
+    share, rank = config.rollout.vllm_memory_share, config.most_ranks
+    device = torch.cuda.mem_get_info()[1]
     part = int(config.gpu_share * share * device)
     shape: Any = model.config.get_text_config()
     shapes = PolicyShapes({name: tuple(w.shape) for name, w in model.named_parameters()})

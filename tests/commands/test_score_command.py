@@ -294,9 +294,9 @@ def test_references_of_written_problems_are_right(tmp_path, task):
 
 def test_samples_are_those_of_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    space = write_space(
-        tmp_path, "math", "training: {validation_prompts: 8, samples_per_prompt: 1}\n"
-    )
+    # Trials get a GPU, and a few samples need none.
+    settings = "resources: {gpus: 1}\ntraining: {validation_prompts: 8, samples_per_prompt: 1}\n"
+    space = write_space(tmp_path, "math", settings)
     lines = score_lines(tmp_path, space, "--policy", "embedded_math", "-n", "8")
     config = load_spec(space).build_trial_config({}, 0, tmp_path)
     cache = build_worker_cache(config)

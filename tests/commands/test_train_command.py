@@ -80,7 +80,6 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(gdpo_tune.spec.machine, "check_resources", lambda spec: None)
     monkeypatch.setattr(cli, "preflight", lambda spec, tracked: {"sandbox": "fake"})
-    monkeypatch.setattr("gdpo_tune.training.memory.require_gpu", lambda: None)
     training = FakeTraining()
     monkeypatch.setattr(gdpo_tune.training, "train", training, raising=False)
     return training

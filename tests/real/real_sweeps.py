@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 from gdpo_tune.core.trials import UNSHARED, TrialRecord
 from gdpo_tune.results.open_sweep import Sweep, find_sweep
-from tests.support.killed_sweeps import read_steps_written
+from tests.support.killed_sweeps import build_environment, read_steps_written, start_program
 from tests.support.paths import ROOT
 
+PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+OFFLINE = {"PATH": PROGRAMS, "HF_HUB_OFFLINE": "1"}
+"""Variables by which commands find programs beside Python, and ask no host for files."""
 STORE = "sqlite:///mlflow.db"
 QUESTIONS = {
     "+": "Ann has {a} pens and gets {b} more. How many pens does Ann have?",
@@ -94,22 +97,9 @@ class RealSweep:
         file = self.workplace / f"{self.name}.yaml"
         rate = 1e-3 if self.rank else 1e-4
         file.write_text(SPACE.format(**vars(self), learning_rate=rate, store=STORE))
-        with (
-            file.with_suffix(".log").open("ab") as log,
-            subprocess.Popen(
-                [sys.executable, "-m", "gdpo_tune.sweep", file.name],
-                cwd=self.workplace,
-                env=build_environment(),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            ) as process,
-        ):
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.kill()
+        command, log = ["-m", "gdpo_tune.sweep", file.name], f"{self.name}.log"
+        with start_program(command, self.workplace, log, **OFFLINE) as process:
+            yield process
 
     def read_log(self) -> str:
         return (self.workplace / f"{self.name}.log").read_text(errors="replace")
@@ -148,17 +138,15 @@ def run_program(*words: str | Path, cwd: Path = ROOT, program: str = sys.executa
     """Run a program to its end and return what it printed."""
     command = [program, *map(str, words)]
     done = subprocess.run(
-        command, cwd=cwd, env=build_environment(), capture_output=True, text=True, check=False
+        command,
+        cwd=cwd,
+        env=build_environment(**OFFLINE),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert not done.returncode, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     return done.stdout
-
-
-def build_environment() -> dict[str, str]:
-    """Build the environment of commands, which find this package and ask no host for files."""
-    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    programs = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
-    return {**kept, "PATH": programs, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
 
 class Sampled(NamedTuple):

@@ -72,27 +72,10 @@ class KilledSweep:
         if not self.fake:
             words = [word for override in overrides for word in ("--set", override)]
             command = ["-m", "gdpo_tune.sweep", str(SPACE), *words]
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT)])
-        if self.address:
-            environment["RAY_ADDRESS"] = self.address
         self.directory.mkdir(parents=True, exist_ok=True)
-        with (
-            (self.directory / "errors.txt").open("ab") as errors,
-            subprocess.Popen(
-                [sys.executable, *command],
-                cwd=self.directory,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-            ) as process,
-        ):
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.kill()
+        address = {"RAY_ADDRESS": self.address} if self.address else {}
+        with start_program(command, self.directory, "errors.txt", **address) as process:
+            yield process
 
     def finish(self) -> None:
         """Run the command to its end."""
@@ -132,6 +115,35 @@ class KilledSweep:
     def list_starts(self) -> list[dict[str, Any]]:
         """List the log entries of starts: trial, node and first step."""
         return [entry for entry in self.read_log() if "from" in entry]
+
+
+def build_environment(**more: str) -> dict[str, str]:
+    """Build the environment of commands that find this package and start a cluster of their own."""
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+@contextmanager
+def start_program(
+    words: list[str], directory: Path, log: str, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start Python in a process group of its own; kill it at the end if it still runs."""
+    with (
+        (directory / log).open("ab") as output,
+        subprocess.Popen(
+            [sys.executable, *words],
+            cwd=directory,
+            env=build_environment(**environment),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 def kill_repeatedly(sweep: KilledSweep, kills: int, records: int, seed: int) -> None:

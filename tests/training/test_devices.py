@@ -17,7 +17,7 @@ from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.system import RENDEZVOUS, clear_rendezvous
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import distributed, memory, rollout, trl_arguments
+from gdpo_tune.training import devices, distributed, rollout, trl_arguments
 from gdpo_tune.training.training_state import (
     load_random_state,
     read_random_state,
@@ -221,9 +221,9 @@ def test_a_trial_with_a_gpu_does_not_train_on_the_cpu_silently(monkeypatch):
         monkeypatch.setattr(torch.cuda, "init", fail)
         reason = re.escape(str(error).splitlines()[0])
         with pytest.raises(ResourcesError, match=rf"cannot use a GPU on .* \({reason}\)"):
-            memory.require_gpu()
+            devices.require_gpu()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    memory.require_gpu()
+    devices.require_gpu()
 
 
 def test_the_driver_is_read_where_there_is_one(monkeypatch, tmp_path):

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdpo_tune.training import memory
-from gdpo_tune.training.memory import GIB, read_gpu_metrics
+from gdpo_tune.core.gpu_memory import GIB
+from gdpo_tune.training import devices
+from gdpo_tune.training.devices import read_gpu_metrics
 
 
 class Library:
@@ -40,8 +41,8 @@ class Library:
     ],
 )
 def test_metrics_are_those_of_the_gpus_of_the_process(monkeypatch, gpus, expected):
-    monkeypatch.setattr(memory, "list_gpus", lambda: gpus)
-    monkeypatch.setattr(memory, "load_nvml", Library)
+    monkeypatch.setattr(devices, "list_gpus", lambda: gpus)
+    monkeypatch.setattr(devices, "load_nvml", Library)
     assert read_gpu_metrics() == pytest.approx(expected)
 
 
@@ -49,8 +50,8 @@ def test_without_gpus_the_library_is_not_loaded(monkeypatch):
     def refuse() -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(memory, "load_nvml", refuse)
-    assert memory.list_gpus() == []
+    monkeypatch.setattr(devices, "load_nvml", refuse)
+    assert devices.list_gpus() == []
     assert read_gpu_metrics() == {}
 
 
@@ -61,25 +62,25 @@ def test_without_the_library_or_its_driver_there_are_no_metrics(monkeypatch):
         raise Library.NVMLError("NVML Shared Library Not Found")
 
     library.nvmlInit = no_driver
-    monkeypatch.setattr(memory.importlib, "import_module", lambda _: library)
-    assert memory.load_nvml.__wrapped__() is None
+    monkeypatch.setattr(devices.importlib, "import_module", lambda _: library)
+    assert devices.load_nvml.__wrapped__() is None
     library.nvmlInit = lambda: None
-    assert memory.load_nvml.__wrapped__() is library
+    assert devices.load_nvml.__wrapped__() is library
 
     def missing(_: str) -> None:
         raise ModuleNotFoundError("No module named 'pynvml'")
 
-    monkeypatch.setattr(memory.importlib, "import_module", missing)
-    assert memory.load_nvml.__wrapped__() is None
-    monkeypatch.setattr(memory, "list_gpus", lambda: ["GPU-a"])
-    monkeypatch.setattr(memory, "load_nvml", lambda: None)
+    monkeypatch.setattr(devices.importlib, "import_module", missing)
+    assert devices.load_nvml.__wrapped__() is None
+    monkeypatch.setattr(devices, "list_gpus", lambda: ["GPU-a"])
+    monkeypatch.setattr(devices, "load_nvml", lambda: None)
     assert read_gpu_metrics() == {}
 
 
 def test_gpus_have_the_names_that_the_library_knows(monkeypatch):
-    monkeypatch.setattr(memory.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(memory.torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(memory.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(devices.torch.cuda, "device_count", lambda: 1)
     properties = SimpleNamespace(uuid="1b2c")
-    monkeypatch.setattr(memory.torch.cuda, "get_device_properties", lambda _: properties)
-    assert memory.list_gpus() == ["GPU-1b2c"]
+    monkeypatch.setattr(devices.torch.cuda, "get_device_properties", lambda _: properties)
+    assert devices.list_gpus() == ["GPU-1b2c"]

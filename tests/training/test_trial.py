@@ -16,7 +16,7 @@ from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.task_info import order_prompts
 from gdpo_tune.core.trial_files import read_completions, read_steps
-from gdpo_tune.training import memory, step_reporter, train, worker_cache
+from gdpo_tune.training import devices, step_reporter, train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.training import (
@@ -95,7 +95,7 @@ def test_a_trial_from_start_to_end(policy, tmp_path):
     assert 0 < last.cost.seconds <= outcome.cost.seconds
     assert 0 < last.cost.cpu_seconds <= outcome.cost.cpu_seconds
     assert tuple(outcome.test) == tuple(outcome.validation) == ToyTask.metrics
-    assert outcome.environment == {"judge": "toy", **memory.describe_device(config)}
+    assert outcome.environment == {"judge": "toy", **devices.describe_device(config)}
     assert outcome.checkpoint == tmp_path / "t" / "checkpoint-3"
     assert find_newest_checkpoint(config.directory) == outcome.checkpoint
     assert (tmp_path / "t" / "checkpoint-2").exists(), "the one before is kept, in case"
@@ -397,7 +397,7 @@ def test_long_prompts_are_counted_in_every_trial(policy, tmp_path):
             "judge": "toy",
             "prompts_left_out.train": "3 of 12",
             "prompts_left_out.test": "3 of 12",
-            **memory.describe_device(config),
+            **devices.describe_device(config),
         }
 
 

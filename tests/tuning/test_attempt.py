@@ -329,6 +329,7 @@ def test_a_full_disk_and_a_damaged_checkpoint_are_reported(
 
 @pytest.mark.usefixtures("nodes")
 def test_a_gpu_that_cuda_cannot_use_ends_the_sweep(config, sent, monkeypatch):
+    config = replace(config, needs_gpu=True)
     monkeypatch.setattr(adapter, "read_machine_memory", lambda: 2**50)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     attempt = build_attempt(config, "gdpo_tune.training:train", gpus=0.5)

@@ -79,6 +79,7 @@ def test_a_trial_has_the_settings_of_the_sweep_and_its_share_of_a_gpu(tmp_path: 
     assert config.sandbox == SandboxSettings(workers=3, modules=("json",), memory_mb=100)
     assert config.rollout == RolloutSettings(engine="vllm")
     assert config.gpu_share == 0.25
+    assert config.needs_gpu
 
 
 def test_a_trial_is_handed_out_only_when_a_slot_is_free(spec: SweepSpec):

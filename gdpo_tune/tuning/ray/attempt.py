@@ -44,6 +44,7 @@ from gdpo_tune.core.system import (
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.core.trial_files import (
     MARKER,
+    NEWEST_KEPT,
     TRIALS,
     find_checkpoint_name,
     is_kept,
@@ -83,8 +84,6 @@ RAY_DIRECTORY = "ray"
 """In the sweep's directory: working directory of Ray; deleted at the end."""
 TRIAL_TOKEN = "begun"
 """File that distinguishes a trial from an earlier one with its number, of a lost ledger."""
-KEPT = 2
-"""Checkpoints of a running trial in the store, as on a disk."""
 
 _trials_served = 0
 
@@ -183,9 +182,6 @@ def train_from_checkpoint(
 
             outcome = train_in_group(attempt)
         else:
-            # Another training than ours knows what it computes on.
-            if attempt.setup.gpus and attempt.setup.train.startswith("gdpo_tune."):
-                registry.load("gdpo_tune.training.memory:require_gpu")()
             outcome = train(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:
@@ -322,8 +318,13 @@ def run_remote_attempt(
         address = join_address(attempt.setup.address, TRIALS, trial.directory.name)
         files = StoreDirectory(address, say=send_notice)
         download_trial(files, local.directory, attempt.trial_token)
-        parts = download_parts(attempt, directory, send_notice)
-        local = replace(local, parts=parts, start=download_start(attempt, send_notice))
+        parts: list[TrainedPart] = []
+        for index, part in enumerate(trial.parts):
+            target = directory / "parts" / str(index)
+            _download_policy(attempt, part.checkpoint, target, send_notice)
+            parts.append(replace(part, checkpoint=target / part.checkpoint.name))
+        start = download_start(attempt, send_notice)
+        local = replace(local, parts=tuple(parts), start=start)
         upload = reporter.upload = partial(upload_trial, files, local.directory, local.keep_at)
         try:
             here = replace(attempt, trial=local)
@@ -379,18 +380,6 @@ def download_trial(files: StoreDirectory, directory: Path, token: str) -> None:
             return  # otherwise it is damaged, and the checkpoint before it is tried
 
 
-def download_parts(
-    attempt: AttemptConfig, directory: Path, say: Callable[[str], None]
-) -> tuple[TrainedPart, ...]:
-    """Fetch the policies that a merge or checkpoint consists of; return them with local paths."""
-    parts: list[TrainedPart] = []
-    for index, part in enumerate(attempt.trial.parts):
-        target = directory / "parts" / str(index)
-        _download_policy(attempt, part.checkpoint, target, say)
-        parts.append(replace(part, checkpoint=target / part.checkpoint.name))
-    return tuple(parts)
-
-
 def download_start(attempt: AttemptConfig, say: Callable[[str], None]) -> Path | None:
     """Fetch the policy after the supervised start, once for all trials of this process."""
     start = attempt.trial.start
@@ -418,7 +407,7 @@ def upload_trial(files: StoreDirectory, directory: Path, keep_at: Collection[int
     paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
     local = {name: path for name, path in paths.items() if path.is_file() and name[0] != "."}
     checkpoints = sort_checkpoints(filter(is_marker, {*sizes, *local}))
-    kept = [None, *checkpoints[:KEPT], *(c for c in checkpoints if parse_step(c) in keep_at)]
+    kept = [None, *checkpoints[:NEWEST_KEPT], *(c for c in checkpoints if parse_step(c) in keep_at)]
     new = [name for name, path in local.items() if may_differ(path, sizes.get(name))]
     files.upload({name: local[name] for name in new if find_checkpoint_name(name) in kept})
     files.delete(

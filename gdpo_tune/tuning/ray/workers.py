@@ -21,7 +21,6 @@ from gdpo_tune.core.trials import Measurement, Outcome
 from gdpo_tune.training import distributed, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.training.distributed import PATIENCE
-from gdpo_tune.training.memory import require_gpu
 from gdpo_tune.tuning.attempts import AttemptConfig, AttemptError, unwrap_attempt, wrap_for_ray
 from gdpo_tune.tuning.ray.attempt import NODE_DIED, RAY_DIRECTORY, Reporter
 from gdpo_tune.tuning.ray.head_store import read_shared_variables
@@ -72,8 +71,6 @@ def train_in_worker(config: dict[str, Any]) -> Outcome | None:
     attempt = unwrap_attempt(config)
     reporter = GroupReporter(attempt)
     try:
-        if attempt.setup.gpus:
-            require_gpu()
         train = registry.load(attempt.setup.train)
         distributed.join_process_group()
         # Here: Ray may start a process long after it was told to, or once more.
