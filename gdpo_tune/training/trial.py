@@ -278,7 +278,8 @@ def load_for_evaluation(
     An engine in this process samples either, too: TRL starts it, or takes over the one that is
     kept, with a trainer that trains nothing and whose weights it gets.
     """
-    adapter = None if trained is None else find_adapter(trained)
+    # A start is what trials begin at: its whole weights, beside which its adapter lies.
+    adapter = None if trained is None or config.supervised else find_adapter(trained)
     form = config.model if adapter is None else read_form(adapter, config.model)
     of_engine = uses_engine_in_process(config) and not config.supervised
     of_engine = of_engine and form.lora_rank <= config.most_ranks

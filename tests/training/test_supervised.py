@@ -17,7 +17,7 @@ from gdpo_tune.core.trials import DEMONSTRATIONS
 from gdpo_tune.policies.adapters import hash_policy, read_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training.processes import train_in_processes
-from gdpo_tune.training.trial import build_start_trainer
+from gdpo_tune.training.trial import build_start_trainer, load_for_evaluation
 from gdpo_tune.training.worker_cache import build_worker_cache
 from tests.support.merging import LORA, PLAIN, configure, load_weights
 from tests.support.training import (
@@ -116,6 +116,16 @@ def test_a_resumed_start_has_the_weights_of_an_unbroken_one(policy, tmp_path, mo
     again = run(config, resume=resumed.checkpoint)  # killed after its last step
     assert again[0] == []
     assert (again[1].validation, again[1].test) == (whole.validation, whole.test)
+
+
+@pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])
+def test_a_start_is_evaluated_as_trials_begin_at_it(policy, tmp_path, model):
+    config = build_start(policy, tmp_path / "0", model)
+    start = run(config)[1].checkpoint
+    judged = load_for_evaluation(config, build_worker_cache(config), start)[0].state_dict()
+    begun = load_policy(policy, weights=start)[0].state_dict()
+    assert judged.keys() == begun.keys()
+    assert all(torch.equal(judged[name], begun[name]) for name in begun)
 
 
 @pytest.mark.parametrize("model", [PLAIN, LORA], ids=["full", "lora"])
