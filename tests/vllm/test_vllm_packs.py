@@ -30,7 +30,8 @@ def build(build_config, tmp_path):
     """Return a builder of trial `number`, in a directory of its own for each `side`."""
 
     def build_trial(number: int, side: str, **changes):
-        params, settings = dict(TRIALS[number]), {"model": ModelSettings(lora_rank=RANKS[number])}
+        params = dict(TRIALS[number])
+        settings = {"model": ModelSettings(lora_rank=RANKS[number]), "engine_rank": LARGEST}
         weights = {name: params.pop(name) for name in list(params) if "." in name}
         config = build_config(steps=3, checkpoint_every=1, **params)
         return replace(
@@ -38,7 +39,6 @@ def build(build_config, tmp_path):
             params={**config.params, **weights},
             keep_at=(1, 2, 3),
             seed=number,
-            engine_rank=LARGEST,
             directory=tmp_path / side / str(number),
             **{**settings, **changes},
         )
