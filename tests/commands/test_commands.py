@@ -166,7 +166,8 @@ def test_word_problems_are_learned_from_a_start_by_a_small_policy(tmp_path):
     run_command(["gdpo_tune.sweep", str(WORD_PROBLEMS), *words], tmp_path)
     records = read_sweep(str(tmp_path / "runs" / "word_problems"), "test").records
     assert {"start", "untrained", "published"} <= {record.role for record in records}
-    assert all(record.state == "complete" for record in records)
+    assert all(record.state == "complete" for record in records if not record.parts)
+    assert {record.state for record in records} <= {"complete", "pruned"}  # a checkpoint may be
 
 
 @pytest.mark.parametrize("line", list_readme_commands())

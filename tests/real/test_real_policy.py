@@ -139,4 +139,4 @@ def test_a_sweep_with_vllm_is_killed_and_its_merges_are_adapters(workplace: Path
     assert joined.tokens == whole.tokens
     words = (f"runs/vllm:{TRAINED}", "--to", "trl", "--out", "trl-vllm")
     run_program("-m", "gdpo_tune.export", *words, cwd=workplace)
-    assert "use_vllm" in (workplace / "trl-vllm" / "train.py").read_text()
+    assert "use_vllm: true" in (workplace / "trl-vllm" / "grpo.yaml").read_text()
