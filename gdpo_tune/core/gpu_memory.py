@@ -22,6 +22,8 @@ MOST_SEQUENCES = 1024
 TRL fixes at 4,096, and each costs `SAMPLING_BYTES_PER_LOGIT` for every token of the vocabulary."""
 BATCHED_TOKENS = 4096
 """Tokens that an engine of TRL computes at once."""
+CACHE_BLOCK = 16
+"""Tokens in a block of an engine's cache."""
 SAMPLING_BYTES_PER_LOGIT = 16
 """Bytes of an engine for each entry of the vocabulary and each completion that it samples at once:
 four arrays of 32-bit numbers while a token is drawn."""
@@ -52,32 +54,6 @@ class EngineMemory:
     def least(self) -> int:
         """Minimum memory for vLLM."""
         return self.weights + self.workspace + self.longest
-
-
-def estimate_engine(
-    *,
-    parameters: int,
-    hidden_size: int,
-    intermediate_size: int,
-    vocabulary: int,
-    kv_elements_per_token: int,
-    completions: int,
-    length: int,
-    number_bytes: int,
-) -> EngineMemory:
-    """Compute the memory of an engine that samples `completions` at once.
-
-    `parameters` are those of the policy and of the slots of adapters; `length` is in tokens, of a
-    completion with its prompt.
-    """
-    activations = BATCHED_TOKENS * (4 * hidden_size + 3 * intermediate_size) * number_bytes
-    return EngineMemory(
-        weights=parameters * number_bytes,
-        workspace=CUDA_GRAPHS_BYTES
-        + activations
-        + SAMPLING_BYTES_PER_LOGIT * vocabulary * min(completions, MOST_SEQUENCES),
-        longest=length * kv_elements_per_token * number_bytes,
-    )
 
 
 @dataclass(frozen=True)
@@ -278,16 +254,16 @@ class TrialMemory:
         """Memory without which vLLM does not start; each worker has one for its completions."""
         policy, rank = self.policy, self.engine_rank or self.rank
         slot_rank = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
-        slot_parameters = policy.count_slot_parameters(slot_rank) if rank else 0
-        return estimate_engine(
-            parameters=policy.parameters + self.trials * slot_parameters,
-            hidden_size=policy.hidden_size,
-            intermediate_size=policy.intermediate_size,
-            vocabulary=policy.vocabulary,
-            kv_elements_per_token=policy.kv_elements_per_token,
-            completions=self.trials * self.completions // self.workers,
-            length=self.tokens,
-            number_bytes=self.number_bytes,
+        slots = self.trials * policy.count_slot_parameters(slot_rank) if rank else 0
+        activations = BATCHED_TOKENS * (4 * policy.hidden_size + 3 * policy.intermediate_size)
+        sampled = min(self.trials * self.completions // self.workers, MOST_SEQUENCES)
+        blocks = -(-self.tokens // CACHE_BLOCK) + 2  # vLLM keeps one block empty
+        return EngineMemory(
+            weights=(policy.parameters + slots) * self.number_bytes,
+            workspace=CUDA_GRAPHS_BYTES
+            + activations * self.number_bytes
+            + SAMPLING_BYTES_PER_LOGIT * policy.vocabulary * sampled,
+            longest=blocks * CACHE_BLOCK * policy.kv_elements_per_token * self.number_bytes,
         )
 
     @property

@@ -1,38 +1,46 @@
-"""Shapes of a policy: its tensors, from its files or where they are known, and its positions."""
+"""Shapes of a policy: its tensors and sizes, from its files or where they are known."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gdpo_tune.core.settings import EVERY_LINEAR
 
 _LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 _HEAD, _EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "embed_in.weight")
-_FEED_FORWARD = ("gate_proj.weight", "up_proj.weight", "c_fc.weight", "dense_h_to_4h.weight")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
 
 
 def find_position_limit(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a policy reads and writes by its config.json; None if it is silent.
+    """Return how many tokens a policy reads and writes by its config.json; None if it is silent."""
+    return _read_size(config, *POSITION_KEYS) or None
 
-    A policy that also reads images has its limit in the section of its text model.
+
+def _read_size(config: Mapping[str, Any], *keys: str) -> int:
+    """Return the size under one of `keys`, which differ by architecture; 0 if there is none.
+
+    A policy that also reads images has its sizes in the section of its text model.
     """
     nested: Any = config.get("text_config")
-    sections = [config, nested] if isinstance(nested, Mapping) else [config]
-    limits = [section.get(key) for section in sections for key in POSITION_KEYS]
-    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+    sections = [nested, config] if isinstance(nested, Mapping) else [config]
+    sizes = [section.get(key) for section in sections for key in keys]
+    return next((size for size in sizes if isinstance(size, int) and size > 0), 0)
 
 
 @dataclass(frozen=True)
 class PolicyShapes:
-    """Shapes of a policy's tensors, named as in its files; what names do not tell is 0."""
+    """Shapes of a policy's tensors, and the sizes that its config.json tells; others are 0."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    """Name of a tensor, as in the policy's files -> its shape."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The policy's config.json. Names of tensors do not tell sizes: some architectures store
+    queries, keys and values as one tensor, and the halves of the feed-forward network too."""
 
     @property
     def parameters(self) -> int:
@@ -53,23 +61,26 @@ class PolicyShapes:
     @property
     def vocabulary(self) -> int:
         """Tokens of the vocabulary."""
-        return self._get_first(*_EMBEDDING)[0]
+        return _read_size(self.config, "vocab_size")
 
     @property
     def hidden_size(self) -> int:
         """Size of a hidden state."""
-        return self._get_first(*_EMBEDDING)[1]
+        return _read_size(self.config, "hidden_size", "n_embd", "d_model")
 
     @property
     def intermediate_size(self) -> int:
         """Width of a layer's feed-forward network."""
-        return max(self._get_first(*_FEED_FORWARD))
+        keys = "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
+        return _read_size(self.config, *keys) or 4 * self.hidden_size
 
     @property
     def kv_elements_per_token(self) -> int:
         """Elements of the KV cache per token: keys and values of every layer."""
-        ends = ("k_proj.weight", "v_proj.weight")
-        return sum(shape[0] for name, shape in self.shapes.items() if name.endswith(ends))
+        heads = _read_size(self.config, "num_attention_heads", "n_head", "n_heads")
+        width = _read_size(self.config, "head_dim") or self.hidden_size // max(1, heads)
+        kept = _read_size(self.config, "num_key_value_heads", "num_kv_heads") or heads
+        return 2 * self.layers * width * kept
 
     def count_adapter_parameters(self, rank: int, targets: Sequence[str] = (EVERY_LINEAR,)) -> int:
         """Return the trained parameters of LoRA: two factors for each module with an adapter."""
@@ -96,10 +107,6 @@ class PolicyShapes:
         ends = 2 * rank * (self.vocabulary + self.hidden_size)
         return self.count_adapter_parameters(rank) + ends
 
-    def _get_first(self, *ends: str) -> tuple[int, ...]:
-        found = (shape for name, shape in self.shapes.items() if name.endswith(ends))
-        return next(found, (0, 0))
-
 
 def find_known_size(name: str) -> PolicyShapes | None:
     """Return the shapes of a policy on the Hub that recipes or docs here name; None of another."""
@@ -107,7 +114,7 @@ def find_known_size(name: str) -> PolicyShapes | None:
     shape = _QWEN_2_5.get(match[1]) if match else None
     if re.fullmatch(r"Qwen/Qwen3-0\.6B(?:-Base)?", name):
         shape = _QWEN_3_SMALLEST
-    return PolicyShapes(shape.list_shapes()) if shape else None
+    return shape.describe() if shape else None
 
 
 @dataclass(frozen=True)
@@ -122,20 +129,21 @@ class _QwenShape:
     vocabulary: int = 151_936
     is_tied: bool = True
     """True if the head is the embedding."""
-    normed_head: int = 0
-    """Size of a head whose queries and keys are normed, and have no bias; 0 for the opposite."""
+    head: int = 128
+    is_normed: bool = False
+    """True if queries and keys are normed, and have no bias."""
 
-    def list_shapes(self) -> dict[str, tuple[int, ...]]:
+    def describe(self) -> PolicyShapes:
         hidden, ends = self.hidden, (self.vocabulary, self.hidden)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": ends}
         for layer in range(self.layers):
             attention, inner = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
             for part, rows in (("q", self.queries), ("k", self.keys), ("v", self.keys)):
                 shapes[f"{attention}.{part}_proj.weight"] = (rows, hidden)
-                if not self.normed_head:
+                if not self.is_normed:
                     shapes[f"{attention}.{part}_proj.bias"] = (rows,)
                 elif part != "v":
-                    shapes[f"{attention}.{part}_norm.weight"] = (self.normed_head,)
+                    shapes[f"{attention}.{part}_norm.weight"] = (self.head,)
             shapes[f"{attention}.o_proj.weight"] = (hidden, self.queries)
             for part in ("gate", "up"):
                 shapes[f"{inner}.{part}_proj.weight"] = (self.intermediate, hidden)
@@ -143,17 +151,22 @@ class _QwenShape:
             for part in ("input", "post_attention"):
                 shapes[f"model.layers.{layer}.{part}_layernorm.weight"] = (hidden,)
         shapes["model.norm.weight"] = (hidden,)
-        return shapes if self.is_tied else shapes | {"lm_head.weight": ends}
+        if not self.is_tied:
+            shapes["lm_head.weight"] = ends
+        sizes = {"hidden_size": hidden, "intermediate_size": self.intermediate}
+        heads = {"num_attention_heads": self.queries // self.head, "head_dim": self.head}
+        heads["num_key_value_heads"] = self.keys // self.head
+        return PolicyShapes(shapes, {"vocab_size": self.vocabulary, **sizes, **heads})
 
 
 _QWEN_2_5 = {
-    "0.5B": _QwenShape(24, 896, 4864, 896, 128),
+    "0.5B": _QwenShape(24, 896, 4864, 896, 128, head=64),
     "1.5B": _QwenShape(28, 1536, 8960, 1536, 256),
     "3B": _QwenShape(36, 2048, 11_008, 2048, 256),
     "7B": _QwenShape(28, 3584, 18_944, 3584, 512, 152_064, is_tied=False),
     "14B": _QwenShape(48, 5120, 13_824, 5120, 1024, 152_064, is_tied=False),
 }
-_QWEN_3_SMALLEST = _QwenShape(28, 1024, 3072, 2048, 1024, normed_head=128)
+_QWEN_3_SMALLEST = _QwenShape(28, 1024, 3072, 2048, 1024, is_normed=True)
 
 KNOWN_POLICIES = (
     *(

@@ -256,9 +256,9 @@ def read_position_limit(name: str, revision: str = "") -> int | None:
 
 
 def measure_policy(name: str) -> policy_shapes.PolicyShapes | None:
-    """Return the size of a policy, from the headers of its safetensors files.
+    """Return the size of a policy, from its config.json and the headers of its safetensors files.
 
-    None if the files are neither here nor in the cache of the Hub and no recipe names the policy.
+    None if they are neither here nor in the cache of the Hub and no recipe names the policy.
     """
     directory = find_local_directory(name)
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))
@@ -273,8 +273,9 @@ def measure_policy(name: str) -> policy_shapes.PolicyShapes | None:
                     return None  # not a file of safetensors; `load_policy` reports broken files
                 header: dict[str, Any] = json.loads(stream.read(length))
             shapes |= {n: tuple(each["shape"]) for n, each in header.items() if n != "__metadata__"}
-        return policy_shapes.PolicyShapes(shapes)
-    except (OSError, ValueError, KeyError, struct.error):
+        config = _read_json(name, files[0].parent / "config.json")
+        return policy_shapes.PolicyShapes(shapes, config) if config else None
+    except (OSError, ValueError, KeyError, struct.error, PolicyError):
         return None
 
 

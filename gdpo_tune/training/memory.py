@@ -55,14 +55,12 @@ class MicroBatchLimit(NamedTuple):
         return f"{self.size:,} {'tokens' if self.counts_tokens else 'completions'}"
 
 
-def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
-    """Return the limit that a trial's settings ask for; `model` is its policy without adapters."""
-    training, rank = config.training, config.model.lora_rank
-    if training.micro_batch_size != "auto":
-        return MicroBatchLimit(training.micro_batch_size or training.completions_per_step)
-    workers = distributed.count_processes()
-    memory = TrialMemory(
-        PolicyShapes({name: tuple(each.shape) for name, each in model.named_parameters()}),
+def estimate_memory(config: TrialConfig, model: Any, trials: int = 1) -> TrialMemory:
+    """Return the memory of a process with so many trials; `model` is its policy, no adapters."""
+    training, rank, workers = config.training, config.model.lora_rank, distributed.count_processes()
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    return TrialMemory(
+        PolicyShapes(shapes, model.config.to_dict()),
         training.completions_per_step,
         prompt_tokens=config.data.max_prompt_length,
         completion_tokens=training.max_completion_length,
@@ -77,8 +75,16 @@ def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
         shards=workers if config.sharded else 1,
         engine_share=config.rollout.vllm_memory_share if uses_engine_in_process(config) else 0.0,
         sleeps=config.rollout.sleep,
+        trials=trials,
     )
-    room = float(CPU_ACTIVATIONS)
+
+
+def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
+    """Return the limit that a trial's settings ask for; `model` is its policy without adapters."""
+    training, room = config.training, float(CPU_ACTIVATIONS)
+    if training.micro_batch_size != "auto":
+        return MicroBatchLimit(training.micro_batch_size or training.completions_per_step)
+    memory = estimate_memory(config, model)
     if torch.cuda.is_available():
         whole = int(config.gpu_share * torch.cuda.mem_get_info()[1])
         room = USED * (memory.get_trainer_room(whole) - memory.total + memory.activations)

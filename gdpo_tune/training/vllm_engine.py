@@ -27,8 +27,8 @@ from gdpo_tune.core.errors import (
     ResourcesError,
     TrialFailure,
 )
-from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOST_SEQUENCES, estimate_engine
-from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOST_SEQUENCES
+from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
@@ -43,12 +43,15 @@ from gdpo_tune.training.engine import (
     wake_up,
 )
 from gdpo_tune.training.lora import write_adapter_to_memory
-from gdpo_tune.training.memory import is_out_of_memory, lock_gpu, wait_for_memory
+from gdpo_tune.training.memory import (
+    estimate_memory,
+    is_out_of_memory,
+    lock_gpu,
+    wait_for_memory,
+)
 
 ADAPTER_NAME = "policy"
 """Beginning of an adapter's name in vLLM; its number follows."""
-BLOCK = 16
-"""Tokens in a block of the key-value cache."""
 CPU_CACHE = 2**30
 """Bytes of the cache of an engine on a CPU, where no share of a device bounds it."""
 
@@ -161,8 +164,7 @@ def _choose_options(
         vllm = find_vllm()
         if vllm is not None and vllm.must_be_told_v2:
             os.environ.setdefault(V2_RUNNER, "1")  # it stays, because vLLM reads it again later
-        number_bytes = 2 if precision == "bfloat16" else 4
-        parts = _divide_gpu(config, model, number_bytes, trials=source.slots)
+        parts = _divide_gpu(config, model, trials=source.slots)
         options["kv_cache_memory_bytes"], needed = parts
     else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
@@ -173,37 +175,18 @@ def _choose_options(
     return options, needed
 
 
-def _divide_gpu(
-    config: TrialConfig, model: PreTrainedModel, number_bytes: int, trials: int
-) -> tuple[int, float]:
+def _divide_gpu(config: TrialConfig, model: PreTrainedModel, trials: int) -> tuple[int, float]:
     """Return the bytes of the engine's cache, and those that must be free before it starts.
 
     Left alone, vLLM measures the whole device while it starts, and takes what a neighbour allocates
     meanwhile for its own. Neighbours that keep to their shares leave the trial its own, less the
     contexts of CUDA. The trainer moves its weights to the GPU before the engine starts: those that
-    are still in the machine's memory, or of a divided policy the part of this process.
-
-    The engine is of `trials` trials, and its numbers have `number_bytes`.
+    are still in the machine's memory, or of a divided policy the part of this process. The engine
+    is of `trials` trials.
     """
-    share, rank = config.rollout.vllm_memory_share, config.most_ranks
-    device = torch.cuda.mem_get_info()[1]
+    memory, device = estimate_memory(config, model, trials), torch.cuda.mem_get_info()[1]
+    engine, share = memory.engine, config.rollout.vllm_memory_share
     part = int(config.gpu_share * share * device)
-    shape: Any = model.config.get_text_config()
-    shapes = PolicyShapes({name: tuple(w.shape) for name, w in model.named_parameters()})
-    slot_parameters = shapes.count_slot_parameters(round_up_rank(rank)) if rank else 0
-    heads: int = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    width: int = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    blocks = -(-_count_positions(config, model) // BLOCK) + 2  # vLLM keeps one block empty
-    engine = estimate_engine(
-        parameters=model.num_parameters() + trials * slot_parameters,
-        hidden_size=shape.hidden_size,
-        intermediate_size=getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size,
-        vocabulary=shape.vocab_size,
-        kv_elements_per_token=2 * shape.num_hidden_layers * heads * width,
-        completions=trials * config.training.completions_per_step // distributed.count_processes(),
-        length=blocks * BLOCK,
-        number_bytes=number_bytes,
-    )
     if part < engine.weights + engine.longest:
         raise ResourcesError(
             f"rollout.vllm_memory_share = {share:g}: vLLM's part of this GPU of "

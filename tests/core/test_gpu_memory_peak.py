@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, TrialMemory
-from gdpo_tune.core.policy_shapes import PolicyShapes, _QwenShape, find_known_size
+from gdpo_tune.core.policy_shapes import _QwenShape, find_known_size
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.gpu import measure_trial
 from tests.support.paths import ROOT
@@ -81,7 +81,7 @@ def test_the_estimate_of_a_few_layers_is_their_peak(rank, shards, tmp_path):
         layers=4, hidden=1024, intermediate=5120, queries=1024, keys=256, vocabulary=151_936
     )
     memory = TrialMemory(
-        PolicyShapes(shape.list_shapes()),
+        shape.describe(),
         completions=32,
         prompt_tokens=512,
         completion_tokens=2048,

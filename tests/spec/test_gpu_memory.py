@@ -23,7 +23,8 @@ SIZE = PolicyShapes(
     {
         "model.embed_tokens.weight": (VOCABULARY, WIDTH),
         **{f"model.layers.{i}.mlp.gate_proj.weight": (WIDTH, WIDTH) for i in range(LAYERS)},
-    }
+    },
+    {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": WIDTH},
 )
 NUMBERS = EMBEDDING + LAYERS * LAYER
 
@@ -187,8 +188,9 @@ def test_a_policy_that_fits_beside_a_sleeping_engine_gets_that_advice(load):
 @pytest.mark.parametrize("part", ["trainer", "engine"])
 def test_as_many_trials_fit_as_the_smaller_part_holds(load, part):
     # A wide vocabulary makes the engine grow faster with the trials, deep layers the trainer.
-    wide = {"model.embed_tokens.weight": (10**6 if part == "engine" else 10, WIDTH)}
-    size = PolicyShapes(dict(SIZE.shapes) | wide)
+    vocabulary = 10**6 if part == "engine" else 10
+    wide = {"model.embed_tokens.weight": (vocabulary, WIDTH)}
+    size = PolicyShapes({**SIZE.shapes, **wide}, {**SIZE.config, "vocab_size": vocabulary})
     spec = add_adapters(load(), rank=512)
     five, share = measure(spec, size, trials=5), spec.rollout.vllm_memory_share
     trainer, engine = five.total / (1 - share), five.engine.least / share

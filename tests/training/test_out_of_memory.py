@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import json
+import re
 import threading
 
 import psutil
@@ -13,13 +15,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gdpo_tune.core.engines import NEWEST, VLLM
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
-from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import load_policy
+from gdpo_tune.policies.load_policy import load_policy, measure_policy
 from gdpo_tune.training import distributed, memory, rollout, train, worker_cache
 from gdpo_tune.training.memory import (
     MicroBatchLimit,
     choose_limit,
+    estimate_memory,
     explain_out_of_memory,
     list_remedies,
 )
@@ -240,16 +242,33 @@ def test_on_a_GPU_the_share_of_the_trial_limits_tokens(config, monkeypatch, crow
     assert choose() == 2**16
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
-def test_the_size_of_other_architectures_is_known(config, monkeypatch, family):
-    kind = AutoConfig.for_model(
-        family, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99
-    )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(kind)
-    shapes = PolicyShapes({name: tuple(each.shape) for name, each in model.named_parameters()})
-    assert (shapes.layers, shapes.hidden_size, shapes.vocabulary) == (2, 64, 99)
-    assert shapes.intermediate_size == (256 if family == "gpt2" else kind.intermediate_size)
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi3", "opt", "gemma3"])
+def test_the_size_of_other_architectures_is_known(config, family, tmp_path):
+    """Phi-3 stores queries, keys and values as one tensor, and Gemma 3 sizes in a section.
+
+    The cache that the estimate states is what Transformers keeps of a token.
+    """
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+    if family in ("phi3", "gemma3"):
+        sizes["num_key_value_heads"] = 2
+    kind = AutoConfig.for_model(f"{family}_text" if family == "gemma3" else family, **sizes)
+    kind.pad_token_id = kind.bos_token_id = kind.eos_token_id = 0
+    model = AutoModelForCausalLM.from_config(kind)
+    model.save_pretrained(tmp_path)
+    if family == "gemma3":
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({"text_config": json.loads(file.read_text())}))
+    layers = model(torch.tensor([[1]]), use_cache=True).past_key_values.layers
+    kept = sum(layer.keys.numel() + layer.values.numel() for layer in layers)
+    (inner,) = {
+        max(each.shape) // (2 if name.endswith("gate_up_proj.weight") else 1)
+        for name, each in model.named_parameters()
+        if re.search(r"(c_fc|h_to_4h|gate_up_proj|gate_proj|fc1)\.weight$", name)
+    }
+    in_memory = estimate_memory(config, model).policy
+    for shapes in (in_memory, measure_policy(str(tmp_path))):
+        assert (shapes.layers, shapes.hidden_size, shapes.vocabulary) == (2, 64, 99)
+        assert (shapes.kv_elements_per_token, shapes.intermediate_size) == (kept, inner)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc has it")

@@ -61,7 +61,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-a")
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-a", major=9)
     )
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -198,6 +198,7 @@ def engine(monkeypatch):
         return RecordingLLM()
 
     monkeypatch.setattr(trl_vllm, "LLM", build, raising=False)
+    monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM("0.31.0", on_cpu=False))
     yield built
     engines.PROCESS_ENGINES.close()
 
