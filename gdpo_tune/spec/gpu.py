@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -79,19 +79,14 @@ def measure_trial(spec: SweepSpec, policy: PolicyShapes) -> TrialMemory:
     )
 
 
-def check_gpu_share(
-    spec: SweepSpec,
-    policy: PolicyShapes | None,
-    device: int | None,
-    environment: Mapping[str, str] = os.environ,
-) -> None:
+def check_gpu_share(spec: SweepSpec, policy: PolicyShapes | None, device: int | None) -> None:
     """Raise `ResourcesError` for a share of a GPU in which the policy could not be trained.
 
     An unknown `policy`, an unknown `device` (bytes of the smallest GPU) and trials on a cluster
     (`RAY_ADDRESS`) pass. The bound is without activations: completions may be short.
     """
     gpus = spec.resources.gpus
-    if not gpus or policy is None or device is None or environment.get("RAY_ADDRESS"):
+    if not gpus or policy is None or device is None or os.environ.get("RAY_ADDRESS"):
         return
     memory = measure_trial(spec, policy)
     least = memory.least_room / device

@@ -170,9 +170,7 @@ def list_other_sweeps() -> Iterator[str]:
                 )
 
 
-def list_sandbox_warnings(
-    spec: SweepSpec, environment: Mapping[str, str] = os.environ
-) -> Iterator[str]:
+def list_sandbox_warnings(spec: SweepSpec) -> Iterator[str]:
     """Yield warnings about missing isolation, and about workers that memory forces to wait."""
     settings = spec.sandbox
     if settings.type == "unsafe_no_isolation":
@@ -182,8 +180,7 @@ def list_sandbox_warnings(
             "processes behind. Write local."
         )
     memory, needed = read_machine_memory(), settings.memory_mb << 20
-    is_elsewhere = environment.get("RAY_ADDRESS")
-    if is_elsewhere or memory is None or needed > memory:
+    if os.environ.get("RAY_ADDRESS") or memory is None or needed > memory:
         return
     parallel = count_parallel_candidates(memory, needed)
     if settings.workers > parallel:
@@ -195,12 +192,10 @@ def list_sandbox_warnings(
         )
 
 
-def find_unset_webhook(
-    spec: SweepSpec, environment: Mapping[str, str] = os.environ
-) -> Iterator[UsageError]:
+def find_unset_webhook(spec: SweepSpec) -> Iterator[UsageError]:
     """Yield the error of a webhook that the sweep could not notify from this machine."""
     name = spec.notify.webhook_env if spec.notify else ""
-    problem = find_webhook_problem(environment.get(name, "")) if name else ""
+    problem = find_webhook_problem(os.environ.get(name, "")) if name else ""
     if problem:
         yield UsageError(
             f"notify.webhook_env = {name}: the environment variable is {problem}\n"
@@ -331,12 +326,7 @@ def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.envir
     return max(1, fit) * spec.resources.trials_per_process
 
 
-def check_disk(
-    spec: SweepSpec,
-    size: PolicyShapes | None,
-    source: str = "",
-    environment: Mapping[str, str] = os.environ,
-) -> None:
+def check_disk(spec: SweepSpec, size: PolicyShapes | None, source: str = "") -> None:
     """Refuse a local disk that cannot hold the checkpoints of a sweep; `source` names its file.
 
     What the sweep has on it already counts as room. An unknown `size` and an object store pass. On
@@ -347,7 +337,7 @@ def check_disk(
     """
     if size is None or spec.address:
         return
-    disk = measure_disk(spec, size, count_local_slots(spec, environment) or 1)
+    disk = measure_disk(spec, size, count_local_slots(spec) or 1)
     present = nearest_existing(spec.directory.absolute())
     free = shutil.disk_usage(present).free
     room = free + count_present_bytes(spec.directory)

@@ -169,11 +169,8 @@ def is_crowded(share: float, requested: int = 0) -> bool:
     return share < 1 or total - free - own > FOREIGN
 
 
-_CPU_SIGNS = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-)
-"""Parts of the messages of torch on a CPU."""
+_CPU_SIGN = re.compile("DefaultCPUAllocator: (can't allocate|not enough) memory")
+"""Part of the messages of torch on a CPU."""
 _GPU_SIGNS = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -212,8 +209,7 @@ def explain_out_of_memory(config: TrialConfig, trials: int = 1) -> Generator[Non
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a CPU or a GPU."""
-    on_cpu = isinstance(error, MemoryError) or any(sign in str(error) for sign in _CPU_SIGNS)
-    return on_cpu or _is_of_gpu(error)
+    return isinstance(error, MemoryError) or bool(_CPU_SIGN.search(str(error))) or _is_of_gpu(error)
 
 
 def _is_of_gpu(error: BaseException) -> bool:

@@ -12,7 +12,6 @@ import gc
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -149,23 +148,20 @@ def _list_shared_settings(config: TrialConfig) -> Mapping[str, object]:
     }
 
 
-@dataclass(frozen=True)
-class GlobalState:
-    """Global state of one trial, as torch and accelerate keep it."""
-
-    random: RandomState
-    gradients: dict[str, Any]
-    """Place in the accumulation of gradients, which all trainers of a process share."""
+GlobalState = tuple[RandomState, dict[str, Any]]
+"""Global state of one trial, as torch keeps it, and accelerate: the place in the accumulation of
+gradients, which all trainers of a process share."""
 
 
 def read_global_state() -> GlobalState:
     """Return the present state of the process."""
-    return GlobalState(read_random_state(), dict(vars(GradientState())))
+    return read_random_state(), dict(vars(GradientState()))
 
 
 def restore_global_state(state: GlobalState) -> None:
     """Make a state the present one."""
-    restore_random_state(state.random)
+    random, gradients = state
+    restore_random_state(random)
     shared = vars(GradientState())  # one dictionary, which every trainer's accelerator has
     shared.clear()
-    shared.update(state.gradients)
+    shared.update(gradients)

@@ -199,11 +199,7 @@ def restore_random_state(states: RandomState) -> None:
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
-        saved = states["cuda"]
-        if isinstance(saved, Tensor):  # an earlier version saved the current GPU alone
-            torch.cuda.random.set_rng_state(saved)
-            return
-        for device, state in zip(range(torch.cuda.device_count()), saved, strict=False):
+        for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
             torch.cuda.random.set_rng_state(state, device)
 
 

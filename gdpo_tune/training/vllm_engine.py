@@ -74,11 +74,13 @@ def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[
         arguments["vllm_importance_sampling_clip_max"] = settings.importance_sampling_cap
     if settings.vllm_mode == "server":
         return {**arguments, "vllm_server_base_url": settings.vllm_server}
+    longest = config.data.max_prompt_length + config.training.max_completion_length
+    limit = find_position_limit(model.config.to_dict()) or longest
     return {
         **arguments,
         # vLLM takes a share of the whole device, not of the trial's share.
         "vllm_gpu_memory_utilization": config.gpu_share * settings.vllm_memory_share,
-        "vllm_max_model_length": _count_positions(config, model),
+        "vllm_max_model_length": min(longest, limit),
     }
 
 
@@ -201,12 +203,6 @@ def _divide_gpu(config: TrialConfig, model: PreTrainedModel, trials: int) -> tup
     if config.sharded:
         moved //= distributed.count_processes()
     return cache, min(part + moved, config.gpu_share * device - 2 * CUDA_CONTEXT_BYTES)
-
-
-def _count_positions(config: TrialConfig, model: PreTrainedModel) -> int:
-    """Return the tokens of the longest prompt with its completion."""
-    longest = config.data.max_prompt_length + config.training.max_completion_length
-    return min(longest, find_position_limit(model.config.to_dict()) or longest)
 
 
 def _draw_from_seeds_alone(worker: Any) -> None:

@@ -321,7 +321,7 @@ def test_a_reference_policy_counts_where_beta_can_be_above_0(load, beta):
     )
     on_gpu = spec.model_copy(update={"resources": load("resources.gpus=1").resources})
     with pytest.raises(ResourcesError, match=r"--set space\.beta=0"):
-        check_gpu_share(on_gpu, policy_of(numbers), 20 * GIB, {})
+        check_gpu_share(on_gpu, policy_of(numbers), 20 * GIB)
 
 
 def test_an_engine_counts_its_workspace_and_one_completion(load, with_vllm):
@@ -346,14 +346,14 @@ def test_without_vllm_auto_leaves_the_gpu_to_the_trainer(load, monkeypatch):
 def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_vllm):
     spec = load("resources.gpus=0.1")
     with pytest.raises(ResourcesError) as caught:
-        check_gpu_share(spec, policy_of(1_500_000_000), 80 * GIB, {})
+        check_gpu_share(spec, policy_of(1_500_000_000), 80 * GIB)
     message = str(caught.value)
     assert "resources.gpus = 0.1: to train 1,500.0 million parameters" in message
     assert "at least 0.59 of a GPU of 80 GiB" in message
     assert "--set resources.gpus=0.59" in message
-    check_gpu_share(load("resources.gpus=0.59"), policy_of(1_500_000_000), 80 * GIB, {})
+    check_gpu_share(load("resources.gpus=0.59"), policy_of(1_500_000_000), 80 * GIB)
     with pytest.raises(ResourcesError, match="a GPU with more memory"):
-        check_gpu_share(load("resources.gpus=1"), policy_of(30_000_000_000), 80 * GIB, {})
+        check_gpu_share(load("resources.gpus=1"), policy_of(30_000_000_000), 80 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_
 def test_what_a_refusal_proposes_suffices(load, with_vllm, overrides, numbers, remedy):
     base = [*overrides, "resources.gpus=1"]
     with pytest.raises(ResourcesError) as caught:
-        check_gpu_share(load(*base), policy_of(numbers), 80 * GIB, {})
+        check_gpu_share(load(*base), policy_of(numbers), 80 * GIB)
     proposed = re.findall(r"--set (\S+=[^\s,]+)", str(caught.value))
     assert remedy is None or any(change.startswith(remedy) for change in proposed)
     assert remedy is not None or not any(change.startswith("space.beta") for change in proposed)
@@ -379,7 +379,7 @@ def test_what_a_refusal_proposes_suffices(load, with_vllm, overrides, numbers, r
         spec = load(*base, *([] if rank != change else [change]))
         if rank != change:  # peft may be missing
             spec = spec.model_copy(update={"model": ModelSettings(lora_rank=int(rank))})
-        check_gpu_share(spec, policy_of(numbers), 80 * GIB, {})
+        check_gpu_share(spec, policy_of(numbers), 80 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -392,9 +392,13 @@ def test_what_a_refusal_proposes_suffices(load, with_vllm, overrides, numbers, r
     ],
     ids=["no GPU", "unknown policy", "unknown device", "elsewhere"],
 )
-def test_what_is_not_known_is_not_refused(overrides, numbers, device, environment, load):
+def test_what_is_not_known_is_not_refused(
+    overrides, numbers, device, environment, load, monkeypatch
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     size = None if numbers is None else policy_of(numbers)
-    check_gpu_share(load(*overrides), size, device, environment)
+    check_gpu_share(load(*overrides), size, device)
 
 
 def test_a_dry_run_refuses_a_share_that_is_too_small(monkeypatch, tmp_path, capsys):

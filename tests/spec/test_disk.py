@@ -112,10 +112,10 @@ def test_a_disk_that_is_too_small(load, monkeypatch, tmp_path):
     spec = load(f"storage={tmp_path}", FIFO, trials, *ENDS_ONLY)
     peak = (2 * 36 + 9 * 4) * 10**6
     have_room(monkeypatch, peak)
-    check_disk(spec, SMALL, "my.yaml", {})
+    check_disk(spec, SMALL, "my.yaml")
     have_room(monkeypatch, peak - 1)
     with pytest.raises(ResourcesError) as caught:
-        check_disk(spec, SMALL, "my.yaml", {})
+        check_disk(spec, SMALL, "my.yaml")
     message = str(caught.value)
     assert f"my.yaml: storage = {tmp_path}: the checkpoints of this sweep need up to 108" in message
     assert f"{tmp_path} has room for 108" in message
@@ -123,8 +123,9 @@ def test_a_disk_that_is_too_small(load, monkeypatch, tmp_path):
     for fix in ("storage=DIRECTORY", "model.lora_rank=16", "keep=none", "search.trials=9"):
         assert f"--set {fix}" in message
     assert caught.value.exit_status == 2
-    check_disk(spec, None, "", {})  # nothing is known
-    check_disk(spec, SMALL, "", {"RAY_ADDRESS": "auto"})  # a single slot at least: 36 + 10 x 4
+    check_disk(spec, None)  # nothing is known
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    check_disk(spec, SMALL)  # a single slot at least: 36 + 10 x 4
 
 
 def test_the_remedies_suffice(load, monkeypatch, tmp_path):
@@ -132,25 +133,23 @@ def test_the_remedies_suffice(load, monkeypatch, tmp_path):
     trials = "search={trials: 10, replicates: {max_runs: 0}}"
     spec = load(f"storage={tmp_path}", FIFO, trials, *ENDS_ONLY)
     with pytest.raises(ResourcesError, match=r"search\.trials=3"):
-        check_disk(spec, SMALL, "", {})
+        check_disk(spec, SMALL)
     check_disk(
         load(
             f"storage={tmp_path}", FIFO, "search={trials: 3, replicates: {max_runs: 0}}", *ENDS_ONLY
         ),
         SMALL,
-        "",
-        {},
     )
-    check_disk(load(f"storage={tmp_path}", FIFO, "keep=none"), SMALL, "", {})
+    check_disk(load(f"storage={tmp_path}", FIFO, "keep=none"), SMALL)
     have_room(monkeypatch, 112 * 10**6)
     with pytest.raises(ResourcesError, match=r"search\.merges\.budget=0 --set search\.check"):
-        check_disk(load(f"storage={tmp_path}", FIFO, trials), SMALL, "", {})
+        check_disk(load(f"storage={tmp_path}", FIFO, trials), SMALL)
 
 
 def test_what_does_not_suffice_is_not_proposed(load, monkeypatch, tmp_path):
     have_room(monkeypatch, 70 * 10**6)  # less than the two trials that train
     with pytest.raises(ResourcesError) as caught:
-        check_disk(load(f"storage={tmp_path}", FIFO), SMALL, "", {})
+        check_disk(load(f"storage={tmp_path}", FIFO), SMALL)
     assert "keep=none" not in str(caught.value)
     assert "search.trials" not in str(caught.value)
 
@@ -170,16 +169,16 @@ def test_what_an_interrupted_sweep_has_already_counts_as_room(load, monkeypatch,
     checkpoint = spec.directory / "trials" / "3" / "checkpoint-4"
     checkpoint.mkdir(parents=True)
     with pytest.raises(ResourcesError):
-        check_disk(spec, SMALL, "", {})
+        check_disk(spec, SMALL)
     with (checkpoint / "model").open("wb") as file:
         file.truncate(8 * 10**6)
-    check_disk(spec, SMALL, "", {})
+    check_disk(spec, SMALL)
 
 
 def test_an_object_store_has_room(load, monkeypatch):
     have_room(monkeypatch, 0)
     ledger = "ledger=postgresql+psycopg2://me@host/db"
-    check_disk(load("storage=s3://bucket/sweeps", ledger), SMALL, "", {})
+    check_disk(load("storage=s3://bucket/sweeps", ledger), SMALL)
 
 
 def test_the_dry_run_states_the_peak(load, monkeypatch):

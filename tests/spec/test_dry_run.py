@@ -188,8 +188,9 @@ def test_lint_of_memory(settings, room, start, load, monkeypatch):
     assert len(warnings) == (start is not None)
     assert all(warning.startswith(start) for warning in warnings)
     # What is refused is not doubted as well, and a cluster is another machine.
-    assert bool([*list_sandbox_warnings(spec, {})]) == bool(start and "workers" in start)
-    assert not [*list_sandbox_warnings(spec, {"RAY_ADDRESS": "ray://cluster:10001"})]
+    assert bool([*list_sandbox_warnings(spec)]) == bool(start and "workers" in start)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://cluster:10001")
+    assert not [*list_sandbox_warnings(spec)]
 
 
 FORMAT = "objectives.format={direction: maximize, reference: 0}"

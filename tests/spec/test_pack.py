@@ -97,22 +97,22 @@ def test_more_trials_than_fit_are_refused_with_bytes_and_a_number_that_fits(spec
     assert measure_trial(crowded, SIZE).weights > 5 * measure_trial(alone, SIZE).weights
     assert measure_trial(crowded, SIZE).engine.least > measure_trial(alone, SIZE).engine.least
     with pytest.raises(ResourcesError) as caught:
-        check_gpu_share(crowded, SIZE, 24 * GIB, {})
+        check_gpu_share(crowded, SIZE, 24 * GIB)
     message = str(caught.value)
     assert "in 64 trials at a time takes at least" in message
     assert "GB for weights, gradients and moments" in message
     fit = int(message.partition("resources.pack=")[2].partition(",")[0])
     assert 1 <= fit < 64
-    check_gpu_share(spec(f"resources.pack={fit}", LORA), SIZE, 24 * GIB, {})
+    check_gpu_share(spec(f"resources.pack={fit}", LORA), SIZE, 24 * GIB)
     with pytest.raises(ResourcesError):
-        check_gpu_share(spec(f"resources.pack={fit + 1}", LORA), SIZE, 24 * GIB, {})
+        check_gpu_share(spec(f"resources.pack={fit + 1}", LORA), SIZE, 24 * GIB)
 
 
 def test_checkpoints_of_all_trials_of_a_process_count(spec, monkeypatch):
     monkeypatch.setattr(machine, "count_local_cpus", lambda: 8)
     monkeypatch.setattr(machine, "count_visible_gpus", lambda environment: 2)
     trials = spec("resources={pack: 4, gpus: 1, cpus: 1}", LORA)
-    assert machine.count_local_slots(trials, {}) == 8
+    assert machine.count_local_slots(trials) == 8
 
 
 def test_the_dry_run_tells_how_many_trials_share_a_process(spec):

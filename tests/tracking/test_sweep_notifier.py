@@ -177,13 +177,17 @@ def test_a_webhook_that_hangs_delays_only_the_end_and_not_for_long(
 
 def test_a_sweep_whose_webhook_is_not_set_is_refused(tmp_path, monkeypatch):
     spec = make_notified_spec(tmp_path)
-    (problem,) = find_unset_webhook(spec, {})
+    monkeypatch.delenv("HOOK", raising=False)
+    (problem,) = find_unset_webhook(spec)
     assert "notify.webhook_env = HOOK: the environment variable is not set" in str(problem)
-    (problem,) = find_unset_webhook(spec, {"HOOK": "secret"})
+    monkeypatch.setenv("HOOK", "secret")
+    (problem,) = find_unset_webhook(spec)
     assert "not the address of a webhook" in str(problem)
     assert "secret" not in str(problem)
-    assert not [*find_unset_webhook(spec, {"HOOK": "https://chat.example.org/x"})]
-    assert not [*find_unset_webhook(make_spec(tmp_path), {})]
+    monkeypatch.setenv("HOOK", "https://chat.example.org/x")
+    assert not [*find_unset_webhook(spec)]
+    monkeypatch.delenv("HOOK")
+    assert not [*find_unset_webhook(make_spec(tmp_path))]
 
 
 def test_the_webhook_is_no_part_of_the_identity_and_survives_the_stored_file(tmp_path):
