@@ -160,9 +160,9 @@ def test_each_trial_has_generators_and_gradient_accumulation_of_its_own():
     second = read_global_state()
     restore_global_state(first)
     assert [random.random(), np.random.random(), float(torch.rand(()))] == numbers
-    assert gradients.sync_gradients is first.gradients["sync_gradients"]
+    assert gradients.sync_gradients is first[1]["sync_gradients"]
     restore_global_state(second)
-    assert gradients.sync_gradients is not first.gradients["sync_gradients"]
+    assert gradients.sync_gradients is not first[1]["sync_gradients"]
     restore_global_state(first)
 
 
