@@ -295,7 +295,7 @@ def find_problems(spec: SweepSpec, file: str) -> Iterator[UsageError]:
     yield from find_machine_problems(spec)
     yield from find_unset_webhook(spec)
     try:
-        check_disk(spec, measure_policy(spec.policy), file)
+        check_disk(spec, measure_policy(spec.policy, spec.model.revision), file)
     except ResourcesError as error:
         yield error
 
@@ -437,4 +437,6 @@ def check_share(spec: SweepSpec) -> None:
         from gdpo_tune.spec import read_device_memory
         from gdpo_tune.spec.gpu import check_gpu_share
 
-        check_gpu_share(spec, measure_policy(spec.policy), read_device_memory())
+        check_gpu_share(
+            spec, measure_policy(spec.policy, spec.model.revision), read_device_memory()
+        )

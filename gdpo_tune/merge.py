@@ -107,7 +107,7 @@ def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapte
         request.choose(progress.evaluations)  # refuses a target before any work
         cli.prepare_machine(request.spec)
         # Room for the best merge so far and the next one.
-        policy = measure_policy(request.spec.policy)
+        policy = measure_policy(request.spec.policy, request.spec.model.revision)
         check_merge_room(request.spec, policy, directory, min(count, 2), whole=not adapters)
         with cli.hold_directory(directory, LOCK):
             try:

@@ -154,7 +154,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     from gdpo_tune.spec.gpu import settle_pack
 
     cli.set_written_variables(spec)
-    size = measure_policy(spec.policy)
+    size = measure_policy(spec.policy, spec.model.revision)
     description = describe_policy(spec.policy, spec.model.revision)
     template = read_chat_template(spec.policy, spec.model.revision)
     check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
@@ -195,7 +195,7 @@ def choose_trials_per_process(spec: SweepSpec) -> Choice[int]:
     from gdpo_tune.tuning.ray.preflight import read_cluster_memory
 
     is_joined = bool(os.environ.get(addresses.RAY_ADDRESS))
-    size, resources = measure_policy(spec.policy), spec.resources
+    size, resources = measure_policy(spec.policy, spec.model.revision), spec.resources
     read = (lambda: read_cluster_memory(resources)) if is_joined else read_device_memory
     return choose_pack(spec, size, read)
 

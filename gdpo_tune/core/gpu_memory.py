@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdpo_tune.core.engines import ADAPTER_RANKS
-from gdpo_tune.core.policy_shapes import PolicyShapes
+from gdpo_tune.core.policy_shapes import PolicyShapes, find_position_limit
 from gdpo_tune.core.settings import EVERY_LINEAR
 
 GIB = 2**30
@@ -76,7 +76,7 @@ class TrialMemory:
     """True if a prompt is computed once for its completions in a micro-batch, without padding."""
     micro_batch: int | str = "auto"
     """Completions of a forward and backward pass; 0: all of a worker's part of a mini-batch; auto:
-    as many as there is room for, of which this states a group."""
+    as many as fit, and the estimate is of a group."""
     mini_batch: int = 0
     """Completions of an optimizer step, over all workers; 0: all."""
     rank: int = 0
@@ -169,7 +169,8 @@ class TrialMemory:
     @property
     def tokens(self) -> int:
         """Most tokens of a prompt and its completion together."""
-        return self.prompt_tokens + self.completion_tokens
+        asked = self.prompt_tokens + self.completion_tokens
+        return min(asked, find_position_limit(self.policy.config) or asked)
 
     @property
     def micro_batch_size(self) -> tuple[int, int]:
@@ -238,7 +239,7 @@ class TrialMemory:
 
     @property
     def total(self) -> int:
-        """Bytes of the trainer with full-length completions, beside gradients of earlier ones.
+        """Bytes of the trainer with full-length completions and gradients of earlier ones.
 
         With recomputation, copies in bfloat16 live until the head is computed, and the gradient of
         the head from then on. Gathered weights, and what autograd keeps for each layer, live on.

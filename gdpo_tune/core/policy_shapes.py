@@ -10,7 +10,8 @@ from typing import Any
 
 from gdpo_tune.core.settings import EVERY_LINEAR
 
-_LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_EXPERTS = ".experts."
 _HEAD, _EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
@@ -34,13 +35,17 @@ def _read_size(config: Mapping[str, Any], *keys: str) -> int:
 
 @dataclass(frozen=True)
 class PolicyShapes:
-    """Shapes of a policy's tensors, and the sizes that its config.json tells; others are 0."""
+    """Shapes of a policy's tensors, and sizes from them or from its config.json.
+
+    Not all tensors tell: some architectures store queries, keys and values as one, or the halves of
+    the feed-forward network. And not every config.json has the defaults of its architecture. What
+    neither tells is 0.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     """Name of a tensor, as in the policy's files -> its shape."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The policy's config.json. Names of tensors do not tell sizes: some architectures store
-    queries, keys and values as one tensor, and the halves of the feed-forward network too."""
+    """The policy's config.json."""
 
     @property
     def parameters(self) -> int:
@@ -61,12 +66,14 @@ class PolicyShapes:
     @property
     def vocabulary(self) -> int:
         """Tokens of the vocabulary."""
-        return _read_size(self.config, "vocab_size")
+        found = (shape[0] for name, shape in self.shapes.items() if name.endswith(_EMBEDDING))
+        return next(found, 0) or _read_size(self.config, "vocab_size")
 
     @property
     def hidden_size(self) -> int:
         """Size of a hidden state."""
-        return _read_size(self.config, "hidden_size", "n_embd", "d_model")
+        found = (shape[1] for name, shape in self.shapes.items() if name.endswith(_EMBEDDING))
+        return next(found, 0) or _read_size(self.config, "hidden_size", "n_embd", "d_model")
 
     @property
     def intermediate_size(self) -> int:
@@ -77,13 +84,19 @@ class PolicyShapes:
     @property
     def kv_elements_per_token(self) -> int:
         """Elements of the KV cache per token: keys and values of every layer."""
+        ends = (".k_proj.weight", ".v_proj.weight")
+        if found := sum(shape[0] for name, shape in self.shapes.items() if name.endswith(ends)):
+            return found
         heads = _read_size(self.config, "num_attention_heads", "n_head", "n_heads")
         width = _read_size(self.config, "head_dim") or self.hidden_size // max(1, heads)
         kept = _read_size(self.config, "num_key_value_heads", "num_kv_heads") or heads
         return 2 * self.layers * width * kept
 
     def count_adapter_parameters(self, rank: int, targets: Sequence[str] = (EVERY_LINEAR,)) -> int:
-        """Return the trained parameters of LoRA: two factors for each module with an adapter."""
+        """Return the trained parameters of LoRA: two factors for each module with an adapter.
+
+        Experts have none: Transformers holds all of a layer as one parameter, which PEFT leaves.
+        """
         ends = tuple(f".{target}.weight" for target in targets)
         if EVERY_LINEAR in targets:
             ends = (".weight",)
@@ -91,6 +104,7 @@ class PolicyShapes:
             rank * sum(shape)
             for name, shape in self.shapes.items()
             if len(shape) == 2
+            and _EXPERTS not in name
             and f".{name}".endswith(ends)
             and not name.endswith((_HEAD, *_EMBEDDING))
         )
@@ -98,14 +112,20 @@ class PolicyShapes:
     def count_slot_parameters(self, rank: int) -> int:
         """Return the parameters of an adapter's slot in vLLM, whatever modules the trial adapts.
 
-        A slot spans every linear module. Of architectures that allow it, such as Llama and Qwen3,
-        it also spans embedding and head, even if they are tied. They count for every policy,
-        because the names of tensors do not tell.
+        A slot spans every linear module and every expert. Of architectures that allow it, such as
+        Llama and Qwen3, it also spans embedding and head, even if they are tied. They count for
+        every policy, because the names of tensors do not tell.
 
-        Source: `LoRAModelManager._create_lora_modules` of vLLM 0.31.
+        Source: `LoRAModelManager._create_lora_modules` and `FusedMoEWithLoRA` of vLLM 0.31.
         """
-        ends = 2 * rank * (self.vocabulary + self.hidden_size)
-        return self.count_adapter_parameters(rank) + ends
+        count = 2 * rank * (self.vocabulary + self.hidden_size)
+        count += self.count_adapter_parameters(rank)
+        for name, shape in self.shapes.items():
+            if _EXPERTS in name and len(shape) > 1:
+                # Gate and up have a factor each that reads the hidden state.
+                second = self.hidden_size if "gate_up" in name else 0
+                count += math.prod(shape[:-2]) * rank * (sum(shape[-2:]) + second)
+        return count
 
 
 def find_known_size(name: str) -> PolicyShapes | None:
@@ -129,9 +149,8 @@ class _QwenShape:
     vocabulary: int = 151_936
     is_tied: bool = True
     """True if the head is the embedding."""
-    head: int = 128
-    is_normed: bool = False
-    """True if queries and keys are normed, and have no bias."""
+    normed_head: int = 0
+    """Size of a head whose queries and keys are normed, and have no bias; 0 for the opposite."""
 
     def describe(self) -> PolicyShapes:
         hidden, ends = self.hidden, (self.vocabulary, self.hidden)
@@ -140,10 +159,10 @@ class _QwenShape:
             attention, inner = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
             for part, rows in (("q", self.queries), ("k", self.keys), ("v", self.keys)):
                 shapes[f"{attention}.{part}_proj.weight"] = (rows, hidden)
-                if not self.is_normed:
+                if not self.normed_head:
                     shapes[f"{attention}.{part}_proj.bias"] = (rows,)
                 elif part != "v":
-                    shapes[f"{attention}.{part}_norm.weight"] = (self.head,)
+                    shapes[f"{attention}.{part}_norm.weight"] = (self.normed_head,)
             shapes[f"{attention}.o_proj.weight"] = (hidden, self.queries)
             for part in ("gate", "up"):
                 shapes[f"{inner}.{part}_proj.weight"] = (self.intermediate, hidden)
@@ -153,20 +172,17 @@ class _QwenShape:
         shapes["model.norm.weight"] = (hidden,)
         if not self.is_tied:
             shapes["lm_head.weight"] = ends
-        sizes = {"hidden_size": hidden, "intermediate_size": self.intermediate}
-        heads = {"num_attention_heads": self.queries // self.head, "head_dim": self.head}
-        heads["num_key_value_heads"] = self.keys // self.head
-        return PolicyShapes(shapes, {"vocab_size": self.vocabulary, **sizes, **heads})
+        return PolicyShapes(shapes, {"intermediate_size": self.intermediate})
 
 
 _QWEN_2_5 = {
-    "0.5B": _QwenShape(24, 896, 4864, 896, 128, head=64),
+    "0.5B": _QwenShape(24, 896, 4864, 896, 128),
     "1.5B": _QwenShape(28, 1536, 8960, 1536, 256),
     "3B": _QwenShape(36, 2048, 11_008, 2048, 256),
     "7B": _QwenShape(28, 3584, 18_944, 3584, 512, 152_064, is_tied=False),
     "14B": _QwenShape(48, 5120, 13_824, 5120, 1024, 152_064, is_tied=False),
 }
-_QWEN_3_SMALLEST = _QwenShape(28, 1024, 3072, 2048, 1024, is_normed=True)
+_QWEN_3_SMALLEST = _QwenShape(28, 1024, 3072, 2048, 1024, normed_head=128)
 
 KNOWN_POLICIES = (
     *(

@@ -89,7 +89,7 @@ class TrialConfig:
         return int(self.params.get("num_iterations", 1)) * self.training.mini_batches
 
     @property
-    def most_ranks(self) -> int:
+    def largest_rank(self) -> int:
         """Rank of the largest adapter that vLLM can sample with."""
         return self.engine_rank or self.model.lora_rank
 

@@ -255,12 +255,12 @@ def read_position_limit(name: str, revision: str = "") -> int | None:
     return policy_shapes.find_position_limit(config or {})
 
 
-def measure_policy(name: str) -> policy_shapes.PolicyShapes | None:
+def measure_policy(name: str, revision: str = "") -> policy_shapes.PolicyShapes | None:
     """Return the size of a policy, from its config.json and the headers of its safetensors files.
 
     None if they are neither here nor in the cache of the Hub and no recipe names the policy.
     """
-    directory = find_local_directory(name)
+    directory = find_local_directory(name, revision)
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))
     if not files:
         return policy_shapes.find_known_size(name)

@@ -156,6 +156,10 @@ def _round_up(share: float) -> float:
 def _describe_least(memory: TrialMemory) -> str:
     parts = [("weights, gradients and moments", memory.weights + memory.gradients)]
     parts += [("their bfloat16 copies", memory.compute_copies), ("the reference", memory.reference)]
+    if memory.last_gradients > memory.compute_copies:
+        parts[1] = ("gradients of embedding and head", memory.last_gradients)
+    if memory.least == memory.full_policy:
+        parts = [("the whole policy, with which Transformers samples", memory.full_policy)]
     text = ", ".join(f"{format_bytes(count)} for {name}" for name, count in parts if count)
     least = format_bytes(memory.engine.least)
     return f"{text}, and {least} for vLLM" if memory.engine_share else text

@@ -28,7 +28,8 @@ from gdpo_tune.core.engines import (
 )
 from gdpo_tune.core.errors import ResourcesError, UsageError
 from gdpo_tune.core.files import is_directory
-from gdpo_tune.core.gpu_memory import NUMBER_BYTES
+from gdpo_tune.core.gpu_memory import MOMENTS, NUMBER_BYTES
+from gdpo_tune.core.gpu_memory import TRAINED_PARAMETER_BYTES as TRAINED
 from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.system import (
@@ -101,9 +102,8 @@ def _check_size(spec: SweepSpec, environment: Mapping[str, str], devices: Path) 
     gpus, cpus, trial = count_visible_gpus(environment, devices), count_local_cpus(), spec.resources
     if trial.gpus and "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", ""):
         raise ResourcesError(
-            "CUDA_VISIBLE_DEVICES names a part of a GPU (MIG), whose memory is not known here, and "
-            "trials would be planned for the whole GPU\n"
-            "    fix: name a whole GPU, and share it: --set resources.gpus=0.5"
+            "CUDA_VISIBLE_DEVICES names a part of a GPU (MIG), which vLLM takes for the whole GPU\n"
+            "    fix: turn MIG off, and share a whole GPU: --set resources.gpus=0.5"
         )
     for kind, share, present in (("GPUs", trial.gpus, gpus), ("CPUs", trial.cpus, cpus)):
         if share > present:
@@ -205,8 +205,6 @@ def find_unset_webhook(spec: SweepSpec) -> Iterator[UsageError]:
 
 MOST_KEPT = 2
 """Evaluated checkpoints before its end that a trial keeps."""
-WEIGHT, OPTIMIZER = 4, 8
-"""Bytes of a trained parameter and of its two moments: 32 bits each."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +262,8 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     rank, scheduler, most_parts = model.lora_rank, search.scheduler, search.merges.most_parts
     trained = size.count_adapter_parameters(rank, model.lora_targets) if rank else parameters
     on_gpu = spec.resources.gpus > 0
-    frozen = NUMBER_BYTES[model.dtype] if on_gpu or model.dtype != "auto" else WEIGHT
-    running, weights = (WEIGHT + OPTIMIZER) * trained, WEIGHT * trained
+    frozen = NUMBER_BYTES[model.dtype] if on_gpu or model.dtype != "auto" else TRAINED
+    running, weights = (TRAINED + MOMENTS["adamw"]) * trained, TRAINED * trained
     last = frozen * trained if rank else weights  # an adapter is rounded in the end
     whole = frozen * parameters + weights if rank else weights  # with the adapter in it
     ended = 0 if spec.keep == "none" else last

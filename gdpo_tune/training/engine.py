@@ -58,8 +58,8 @@ class Engine:
     def __init__(self, start: Callable[[], Any], threads: int) -> None:
         """Start an engine with `start`, which returns vLLM's `LLM`, on `threads` CPU threads."""
         self.is_broken = False
-        self.believed: set[object] = set()
-        """Names of trained weights with which it has shown that it follows them."""
+        self.followed: set[object] = set()
+        """Names of trained weights whose changes this engine has been seen to follow."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         self._thread = self._worker.submit(threading.get_ident).result()
         before = _read_reserved()

@@ -56,7 +56,7 @@ class MicroBatchLimit(NamedTuple):
 
 
 def estimate_memory(config: TrialConfig, model: Any, trials: int = 1) -> TrialMemory:
-    """Return the memory of a process with so many trials; `model` is its policy, no adapters."""
+    """Return the memory of a process with `trials` trials; `model` is without adapters."""
     training, rank, workers = config.training, config.model.lora_rank, distributed.count_processes()
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     return TrialMemory(
@@ -65,7 +65,7 @@ def estimate_memory(config: TrialConfig, model: Any, trials: int = 1) -> TrialMe
         prompt_tokens=config.data.max_prompt_length,
         completion_tokens=training.max_completion_length,
         rank=rank,
-        engine_rank=config.most_ranks,
+        engine_rank=config.largest_rank,
         targets=config.model.lora_targets,
         number_bytes=2 if uses_bfloat16(config) else 4,
         moment_bytes=MOMENTS[training.optimizer],
@@ -79,12 +79,12 @@ def estimate_memory(config: TrialConfig, model: Any, trials: int = 1) -> TrialMe
     )
 
 
-def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
-    """Return the limit that a trial's settings ask for; `model` is its policy without adapters."""
+def choose_limit(config: TrialConfig, model: Any, trials: int = 1) -> MicroBatchLimit:
+    """Return the limit that a trial's settings ask for; see `estimate_memory`."""
     training, room = config.training, float(CPU_ACTIVATIONS)
     if training.micro_batch_size != "auto":
         return MicroBatchLimit(training.micro_batch_size or training.completions_per_step)
-    memory = estimate_memory(config, model)
+    memory = estimate_memory(config, model, trials)
     if torch.cuda.is_available():
         whole = int(config.gpu_share * torch.cuda.mem_get_info()[1])
         room = USED * (memory.get_trainer_room(whole) - memory.total + memory.activations)
@@ -148,7 +148,7 @@ def wait_for_memory(needed: float, patience: float = PATIENCE, pause: float = 1.
             f"{total / GIB:.0f} GiB are free"
         )
         if time.monotonic() >= end:
-            raise CrowdedGpuError(f"{lack} since {patience:g} s: other processes hold the rest")
+            raise CrowdedGpuError(f"{lack} after {patience:g} s: other processes hold the rest")
         if not has_warned:
             _LOGGER.warning("%s: waiting for other processes to release memory", lack)
             has_warned = True

@@ -47,13 +47,13 @@ _TOKENS = 32
 _DRAWN = 4
 """Tokens that are drawn where an engine has no log-probabilities of its samples."""
 _MOVED = 0.5
-"""Least mean change of a token's log-probability by which an engine shows that, in nats."""
+"""Least mean change of a token's log-probability, in nats, that the noise has to cause."""
 _FOLLOWS = 4
 """An engine that follows is this many times closer than one that has missed the change."""
 _NOISE, _DOUBLINGS = 0.02, 8
 """Noise on the weights by their root mean square, and how often it may be doubled."""
 _BOUND, _ROUNDINGS = 0.05, 5
-"""Largest mean difference in a step: the larger one of this, in nats, and so many times that of the
+"""Largest mean difference in a step: the larger of `_BOUND` nats and `_ROUNDINGS` times that of the
 first step, which is rounding."""
 _LEAST_WEIGHT = 0.1
 """Least mean weight of what was sampled; below it next to nothing is learnt."""
@@ -64,6 +64,17 @@ _CAUSES = {
     "weights or another tokenizer in the engine, or a server without `--logprobs-mode "
     "processed_logprobs`",
 }
+
+
+_CAUSES_IN_VLLM = (
+    "Likely causes: weights or adapters that never reach the engine, an adapter whose modules are "
+    "under other names there, or a cache of prompts that outlives the weights\n"
+    "    fix: --set rollout.engine=transformers, or another version of vLLM"
+)
+_CAUSES_IN_MODULES = (
+    "Likely cause: modules of the policy that keep copies of their weights\n"
+    "    fix: another policy, or another version of Transformers"
+)
 
 
 def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool = False) -> None:
@@ -141,10 +152,10 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
         TrialFailure: it does not, in any process of the trial; it is raised in all of them.
     """
     steps: Any = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
-    believed: set[object] = steps.slot.engine.believed if hasattr(steps, "slot") else set()
+    followed: set[object] = steps.slot.engine.followed if hasattr(steps, "slot") else set()
     weights = trainer.policy.named_parameters()
     trained = frozenset(name for name, weight in weights if weight.requires_grad)
-    if trained in believed:
+    if trained in followed:
         return
 
     def list_texts(part: str) -> Iterator[list[int]]:
@@ -166,20 +177,20 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
                 trainer.policy.train(training)
             figures = FollowingFigures(0.0, apart, apart, 0.0, moved)
     parts = distributed.gather(figures)
-    apart = max((max(p.changed, p.cached, p.restored, key=_rank_gap) for p in parts), key=_rank_gap)
+    names = ("changed", "cached", "restored") if trainer.use_vllm else ("changed",)
+    gaps = {name: max((getattr(part, name) for part in parts), key=_rank_gap) for name in names}
+    apart = max(gaps.values(), key=_rank_gap)
     missed = min(part.missed for part in parts)
     limit = min(limit, missed / _FOLLOWS)
     if apart <= limit:
-        believed.add(trained)
+        followed.add(trained)
         return
     raise TrialFailure(
         f"self-check of the engine: after a change of the weights it differs by {apart:.3g} nats a "
         f"token from the policy, by {missed:.3g} from the one before, and the limit is "
         f"{limit:.3g}: it would sample from another policy than the one in training "
-        f"({figures}). Likely causes: weights or adapters that "
-        "never reach the engine, an adapter whose modules have other names there, or a cache of "
-        "prompts that outlives the weights\n"
-        "    fix: --set rollout.engine=transformers, or another version of vLLM"
+        f"({', '.join(f'{name} {gap:.3g}' for name, gap in gaps.items())}). "
+        + (_CAUSES_IN_VLLM if trainer.use_vllm else _CAUSES_IN_MODULES)
     )
 
 
@@ -234,7 +245,7 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
     # Only now: after a pass of its own a sharded policy may show its whole weights for a while.
     weights = [(n, w) for n, w in trainer.policy.named_parameters() if w.requires_grad]
     local = [(n, w.to_local() if isinstance(w, DTensor) else w) for n, w in weights]
-    kept = [weight.detach().clone() for _, weight in local]
+    kept = [weight.detach().to("cpu", copy=True) for _, weight in local]  # a GPU may be full
     draw = torch.Generator(trainer.policy.device)
     try:
         for _ in range(_DOUBLINGS + 1):
@@ -242,8 +253,9 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
             for (name, weight), old in zip(local, kept, strict=True):
                 noise = torch.randn(weight.shape, generator=draw, device=weight.device)
                 # One factor of an adapter is 0 at first.
-                scale = 1.0 if "lora_" in name else old.float().square().mean().sqrt()
-                weight.copy_(old + size * scale * noise)
+                scale = 1.0 if "lora_" in name else float(old.float().square().mean().sqrt())
+                weight.copy_(old)
+                weight.add_(noise, alpha=size * scale)
             change = (_read_completions(trainer, pairs) - before).abs().mean()
             moved = min(distributed.gather(float(change)))
             if moved >= _MOVED:

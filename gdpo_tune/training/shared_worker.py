@@ -124,12 +124,12 @@ class SharedWorker:
                     "    fix: train it in another process; trials of one may differ in parameters, "
                     "seed, lora_rank and lora_alpha"
                 )
-        room = (self._config or config).most_ranks
-        if uses_engine_in_process(config) and config.most_ranks > round_up_rank(room):
+        room = (self._config or config).largest_rank
+        if uses_engine_in_process(config) and config.largest_rank > round_up_rank(room):
             raise SharedWorkerError(
-                f"model.lora_rank = {config.model.lora_rank}: vLLM was started for adapters of "
-                f"rank {round_up_rank(room)} at most\n"
-                "    fix: give all trials of the process the largest rank as engine_rank"
+                f"{config.directory.name} needs adapters of rank {config.largest_rank}, and vLLM "
+                f"was started for rank {round_up_rank(room)} at most\n"
+                "    fix: train it in another process"
             )
         if self._cache is None:
             self._cache = build_worker_cache(config, shares_weights=True, engines=self._engine)

@@ -208,10 +208,10 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
             weights = weights[present] if weights.shape == present.shape else weights
             self._judge.judge(self, sampled[present], trained[present], weights)
         if self._check_batch is not None:
+            # It moves the weights for a moment, and needs the memory.
+            output = {name: value for name, value in output.items() if name not in KEPT_PASS}
             self._check_batch(self, output)
             self._check_batch = None
-            # It moves the weights for a moment, and may change how they are read.
-            output = {name: value for name, value in output.items() if name not in KEPT_PASS}
         rewards = self._rewards
         assert rewards is not None, "TRL no longer calls _calculate_rewards"
         self._rewards = None

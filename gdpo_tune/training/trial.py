@@ -179,10 +179,6 @@ def run_prepared_trial(
     elif config.parts and start is None:
         model, evaluator, merged = merge_and_validate(config, cache, clock, report)
         validation, checkpoint = merged.validation, merged.path
-        adapter = find_adapter(checkpoint)
-        rank = read_form(adapter, config.model).lora_rank if adapter else 0
-        if uses_engine_in_process(config) and rank > config.most_ranks:
-            notes[WITHOUT_ENGINE] = f"of rank {rank}, and vLLM has room for {config.most_ranks}"
     else:
         model, sampler = load_for_evaluation(config, cache, None if start is None else start.path)
         evaluator = Evaluator(config, cache, sampler)
@@ -192,9 +188,13 @@ def run_prepared_trial(
             cache.load_split("validation")  # counts the prompts that are left out
             validation = start.validation
         checkpoint = None if start is None else start.path
-    of_engine = uses_engine_in_process(config) and not config.supervised
-    if of_engine and WITHOUT_ENGINE not in notes and cache.engines.runner:
-        notes[RUNNER] = cache.engines.runner
+    adapter = find_adapter(checkpoint) if checkpoint and config.parts else None
+    rank = read_form(adapter, config.model).lora_rank if adapter else 0
+    if uses_engine_in_process(config) and not config.supervised:
+        if rank > config.largest_rank:
+            notes[WITHOUT_ENGINE] = f"of rank {rank}, and vLLM has room for {config.largest_rank}"
+        elif cache.engines.runner:
+            notes[RUNNER] = cache.engines.runner
     if _had_no_gradient(config):
         notes[UNCHANGED] = "every gradient was 0"
     return Outcome(
@@ -282,7 +282,7 @@ def load_for_evaluation(
     adapter = None if trained is None or config.supervised else find_adapter(trained)
     form = config.model if adapter is None else read_form(adapter, config.model)
     of_engine = uses_engine_in_process(config) and not config.supervised
-    of_engine = of_engine and form.lora_rank <= config.most_ranks
+    of_engine = of_engine and form.lora_rank <= config.largest_rank
     if not of_engine:
         PROCESS_ENGINES.close()  # its memory serves the evaluation
     model: Any
@@ -296,7 +296,7 @@ def load_for_evaluation(
         # The policy is not divided either, because nothing is computed with it.
         params = {**config.params, "beta": 0.0}
         plain = replace(
-            config, model=form, engine_rank=config.most_ranks, params=params, sharded=False
+            config, model=form, engine_rank=config.largest_rank, params=params, sharded=False
         )
         trainer, sampler = build_trainer(plain, cache, model)
         if adapter is not None:
@@ -394,7 +394,7 @@ def build_trainer(
             begin_scoring=build_early_scoring(cache.task, problems),
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
             shared_prompts=config.model.shared_prompts,
-            limit=memory.choose_limit(config, model),
+            limit=memory.choose_limit(config, model, cache.engines.slots),
             keeps_pass=not cache.shares_weights,  # others compute while its rewards are computed
             rollout_func=None
             if uses_vllm

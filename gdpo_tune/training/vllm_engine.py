@@ -150,7 +150,7 @@ def _choose_options(
     """Choose vLLM's options for which TRL has no argument, and the bytes that a start needs."""
     precision = "bfloat16" if bfloat16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
-    needed, rank = 0.0, config.most_ranks
+    needed, rank = 0.0, config.largest_rank
     options["max_num_seqs"] = min(
         source.slots * config.training.completions_per_step // distributed.count_processes(),
         MOST_SEQUENCES,
@@ -164,7 +164,7 @@ def _choose_options(
         options["enable_sleep_mode"] = True
     if torch.cuda.is_available():
         vllm = find_vllm()
-        if vllm is not None and vllm.must_be_told_v2:
+        if vllm is not None and vllm.must_be_told_v2 and model.config.model_type == "qwen2":
             os.environ.setdefault(V2_RUNNER, "1")  # it stays, because vLLM reads it again later
         parts = _divide_gpu(config, model, trials=source.slots)
         options["kv_cache_memory_bytes"], needed = parts
@@ -183,8 +183,8 @@ def _divide_gpu(config: TrialConfig, model: PreTrainedModel, trials: int) -> tup
     Left alone, vLLM measures the whole device while it starts, and takes what a neighbour allocates
     meanwhile for its own. Neighbours that keep to their shares leave the trial its own, less the
     contexts of CUDA. The trainer moves its weights to the GPU before the engine starts: those that
-    are still in the machine's memory, or of a divided policy the part of this process. The engine
-    is of `trials` trials.
+    are still in the machine's memory, or of a divided policy the part of this process. `trials`
+    share the engine.
     """
     memory, device = estimate_memory(config, model, trials), torch.cuda.mem_get_info()[1]
     engine, share = memory.engine, config.rollout.vllm_memory_share
@@ -296,9 +296,10 @@ class ColocatedEngine:
             path = str(directory)
             request = vllm_lora.LoRARequest(name, number, path, load_inplace=True)
             if llm.llm_engine.add_lora(request) is not True:
-                raise TrialFailure(_NOT_LOADED.format("vLLM has refused the adapter"))
-        if self._syncs == 1 and not any(llm.apply_model(_holds_adapter)):
-            raise TrialFailure(_NOT_LOADED.format("vLLM holds its modules under other names"))
+                raise TrialFailure(
+                    "vLLM has refused the adapter, and would sample without it\n"
+                    "    fix: --set rollout.engine=transformers, or --set model.lora_rank=0"
+                )
         # It is loaded: these requests would load it again, and its directory is gone.
         self._steps.adapter = vllm_lora.LoRARequest(name, number, path, load_inplace=False)
         forget_prompts(llm)
@@ -310,20 +311,6 @@ class ColocatedEngine:
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         llm.apply_model(_renew_output_heads)
         forget_prompts(llm)
-
-
-_NOT_LOADED = (
-    "{}, so it would sample without what is trained\n"
-    "    fix: --set rollout.engine=transformers, or --set model.lora_rank=0"
-)
-
-
-def _holds_adapter(model: Any) -> bool:
-    """Return whether some layer, of experts too, has a factor of an adapter that is not 0."""
-    names = ("lora_a_stacked", "lora_b_stacked")
-    values = (item for module in model.modules() for item in vars(module).items())
-    stacks = (stack for name, stack in values if name.endswith(names))
-    return any(bool(factor.any()) for factors in stacks for factor in factors)
 
 
 def _renew_output_heads(model: Any) -> None:

@@ -280,7 +280,7 @@ def test_gpus_of_a_machine_without(load, tmp_path):
 def test_a_part_of_a_gpu_is_refused_clearly(load, tmp_path):
     # Source: vllm#41776: it reads as the whole GPU.
     visible = {"CUDA_VISIBLE_DEVICES": "MIG-5f2b"}
-    with pytest.raises(ResourcesError, match=r"part of a GPU \(MIG\)(?s:.)*fix: name a whole GPU"):
+    with pytest.raises(ResourcesError, match=r"part of a GPU \(MIG\)(?s:.)*fix: turn MIG off"):
         check_resources(load("resources.gpus=1"), visible, devices(tmp_path, "nvidia0"))
     check_resources(load(), visible, tmp_path)
 

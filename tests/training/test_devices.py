@@ -73,13 +73,12 @@ def test_a_cpu_computes_in_bfloat16_where_it_is_faster_and_the_policy_is_large(
     assert choose_weights_dtype(configure(small, lora_rank=4)) is torch.bfloat16
 
 
-def test_a_cpu_is_asked_by_a_product(monkeypatch):
-    """Linux names the instructions in /proc/cpuinfo; the product measures what they are worth."""
+def test_a_cpu_is_asked_for_its_instructions():
+    """Linux names them in /proc/cpuinfo. A measured time would differ from process to process."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     if "flags" not in flags:
         pytest.skip("no flags to compare with")
     native = "avx512_bf16" in flags or "amx_bf16" in flags
-    trl_arguments.multiplies_bfloat16_faster.cache_clear()
     assert trl_arguments.multiplies_bfloat16_faster() is native
 
 

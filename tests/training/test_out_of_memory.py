@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gdpo_tune.core.engines import NEWEST, VLLM
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
+from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy, measure_policy
 from gdpo_tune.training import distributed, memory, rollout, train, worker_cache
@@ -219,7 +220,7 @@ def test_on_a_CPU_a_fixed_amount_of_memory_limits_tokens(config, monkeypatch):
     monkeypatch.setattr(memory, "CPU_ACTIVATIONS", 2**28)
     assert choose_limit(config, model).size == pytest.approx(2 * small.size, abs=1)
     monkeypatch.setattr(memory, "CPU_ACTIVATIONS", 1)
-    longest = config.data.max_prompt_length + config.training.max_completion_length
+    longest = model.config.max_position_embeddings  # fewer than the data could fill
     assert choose_limit(config, model) == MicroBatchLimit(longest, counts_tokens=True)
 
 
@@ -244,9 +245,10 @@ def test_on_a_GPU_the_share_of_the_trial_limits_tokens(config, monkeypatch, crow
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi3", "opt", "gemma3"])
 def test_the_size_of_other_architectures_is_known(config, family, tmp_path):
-    """Phi-3 stores queries, keys and values as one tensor, and Gemma 3 sizes in a section.
+    """Phi-3 stores queries, keys and values as one tensor.
 
-    The cache that the estimate states is what Transformers keeps of a token.
+    Gemma 3 has a section without what is a default of its architecture, as on the Hub. The cache
+    that the estimate states is what Transformers keeps of a token.
     """
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
     if family in ("phi3", "gemma3"):
@@ -257,7 +259,9 @@ def test_the_size_of_other_architectures_is_known(config, family, tmp_path):
     model.save_pretrained(tmp_path)
     if family == "gemma3":
         file = tmp_path / "config.json"
-        file.write_text(json.dumps({"text_config": json.loads(file.read_text())}))
+        kept = ("hidden_size", "intermediate_size", "num_hidden_layers")
+        section = {key: json.loads(file.read_text())[key] for key in kept}
+        file.write_text(json.dumps({"text_config": section}))
     layers = model(torch.tensor([[1]]), use_cache=True).past_key_values.layers
     kept = sum(layer.keys.numel() + layer.values.numel() for layer in layers)
     (inner,) = {
@@ -269,6 +273,39 @@ def test_the_size_of_other_architectures_is_known(config, family, tmp_path):
     for shapes in (in_memory, measure_policy(str(tmp_path))):
         assert (shapes.layers, shapes.hidden_size, shapes.vocabulary) == (2, 64, 99)
         assert (shapes.kv_elements_per_token, shapes.intermediate_size) == (kept, inner)
+
+
+def test_vllm_has_slots_for_experts_and_peft_leaves_them():
+    """Of each expert vLLM holds factors of gate, up and down, of which Transformers has two stacks.
+
+    Source: `FusedMoEWithLoRA.create_lora_weights` of vLLM 0.31, `Qwen3MoeExperts` of Transformers.
+    """
+    layer, hidden, inner, experts, rank = "model.layers.0.mlp.experts.", 64, 24, 4, 8
+    embedding = {"model.embed_tokens.weight": (99, hidden)}
+    stacked = {"gate_up_proj": (experts, 2 * inner, hidden), "down_proj": (experts, hidden, inner)}
+    apart = {
+        f"{number}.{half}_proj": (inner, hidden) for number in range(4) for half in ("gate", "up")
+    }
+    apart |= {f"{number}.down_proj": (hidden, inner) for number in range(4)}
+    for tensors, end in ((stacked, ""), (apart, ".weight")):
+        shapes = PolicyShapes(
+            {**embedding, **{f"{layer}{name}{end}": shape for name, shape in tensors.items()}}
+        )
+        assert shapes.count_adapter_parameters(rank) == 0
+        ends = 2 * rank * (99 + hidden)
+        assert shapes.count_slot_parameters(rank) - ends == 3 * experts * rank * (inner + hidden)
+
+
+def test_the_other_trials_of_a_pack_leave_less_for_a_micro_batch(config, crowd, monkeypatch):
+    crowd(80, 0)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(memory, "MOST_TOKENS", 10**12)
+    adapters = dataclasses.replace(config, model=ModelSettings(lora_rank=8), gpu_share=0.02)
+    model = load("embedded")
+    alone, together = (choose_limit(adapters, model, trials).size for trials in (1, 1000))
+    others = estimate_memory(adapters, model, 1000).total - estimate_memory(adapters, model).total
+    token = estimate_memory(adapters, model).position_bytes
+    assert alone - together == pytest.approx(memory.USED * others / token, abs=2)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc has it")

@@ -269,7 +269,8 @@ def test_an_engine_that_does_not_follow_is_found(follower, fault):
     # Source: trl#5312, vllm#34186, vllm#42125, trl#6166.
     trainer, batch = follower(fault)
     before = {name: w.clone() for name, w in trainer.policy.state_dict().items()}
-    with pytest.raises(TrialFailure, match=r"self-check of the engine: .*another policy"):
+    message = r"self-check of the engine: .*another policy.*changed .*, cached .*, restored "
+    with pytest.raises(TrialFailure, match=message):
         self_check.check_following(trainer, batch, 0.01)
     after = trainer.policy.state_dict()
     assert all(torch.equal(after[name], w) for name, w in before.items())
@@ -277,15 +278,15 @@ def test_an_engine_that_does_not_follow_is_found(follower, fault):
 
 def test_an_engine_is_believed_once_for_the_weights_that_are_trained(follower):
     trainer, batch = follower()
-    believed = set()
-    engine = SimpleNamespace(believed=believed)
+    followed = set()
+    engine = SimpleNamespace(followed=followed)
     trainer.vllm_generation.llm = SimpleNamespace(slot=SimpleNamespace(engine=engine))
     for _ in range(2):
         self_check.check_following(trainer, batch, 0.01)
-        assert (trainer.vllm_generation.syncs, len(believed)) == (2, 1)
+        assert (trainer.vllm_generation.syncs, len(followed)) == (2, 1)
     trainer.policy.model.norm.weight.requires_grad_(False)
     self_check.check_following(trainer, batch, 0.01)
-    assert (trainer.vllm_generation.syncs, len(believed)) == (4, 2)
+    assert (trainer.vllm_generation.syncs, len(followed)) == (4, 2)
 
 
 def test_weights_that_change_nothing_are_refused(follower):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
@@ -380,6 +381,9 @@ def download_trial(files: StoreDirectory, directory: Path, token: str) -> None:
             return  # otherwise it is damaged, and the checkpoint before it is tried
 
 
+_FETCHING = threading.Lock()
+
+
 def download_start(attempt: AttemptConfig, say: Callable[[str], None]) -> Path | None:
     """Fetch the policy after the supervised start, once for all trials of this process."""
     start = attempt.trial.start
@@ -387,8 +391,9 @@ def download_start(attempt: AttemptConfig, say: Callable[[str], None]) -> Path |
         return None
     name = f"start-{start.parent.name}"
     here = find_attempt_directory(name) / start.name
-    if not (here / MARKER).exists():
-        _download_policy(attempt, start, make_attempt_directory(name), say)
+    with _FETCHING:  # trials of a pack begin together
+        if not (here / MARKER).exists():
+            _download_policy(attempt, start, make_attempt_directory(name), say)
     return here
 
 
