@@ -170,8 +170,7 @@ class _QwenShape:
             for part in ("input", "post_attention"):
                 shapes[f"model.layers.{layer}.{part}_layernorm.weight"] = (hidden,)
         shapes["model.norm.weight"] = (hidden,)
-        if not self.is_tied:
-            shapes["lm_head.weight"] = ends
+        shapes |= {} if self.is_tied else {"lm_head.weight": ends}
         return PolicyShapes(shapes, {"intermediate_size": self.intermediate})
 
 

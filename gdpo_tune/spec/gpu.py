@@ -26,8 +26,6 @@ WORKERS = (2, 4, 8)
 MOST_PACKED = 8
 """Trials that `pack: auto` puts into a process: they compute their updates one after another, so
 more of them wait longer for each other."""
-
-
 MEASURE_BY_CUDA = """
 from torch import cuda
 for number in range(cuda.device_count()):

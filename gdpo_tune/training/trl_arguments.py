@@ -104,13 +104,10 @@ def uses_bfloat16(config: TrialConfig) -> bool:
     if torch.cuda.is_available():
         # Older GPUs, such as T4 and V100, only emulate it, and Transformers and vLLM refuse them.
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return is_large(config.policy) and multiplies_bfloat16_faster()
-
-
-def is_large(policy: str) -> bool:
-    """Return whether arithmetic decides how long a policy takes; one on the Hub counts as large."""
-    shapes = measure_policy(policy) if Path(resolve_policy(policy)).exists() else None
-    return shapes is None or shapes.parameters > MOST_PARAMETERS
+    is_on_disk = Path(resolve_policy(config.policy)).exists()
+    shapes = measure_policy(config.policy) if is_on_disk else None
+    is_large = shapes is None or shapes.parameters > MOST_PARAMETERS
+    return is_large and multiplies_bfloat16_faster()
 
 
 def multiplies_bfloat16_faster() -> bool:

@@ -87,6 +87,7 @@ TRIAL_TOKEN = "begun"
 """File that distinguishes a trial from an earlier one with its number, of a lost ledger."""
 
 _trials_served = 0
+_FETCHING = threading.Lock()
 
 
 def run_trial(config: dict[str, Any]) -> dict[str, Any]:
@@ -379,9 +380,6 @@ def download_trial(files: StoreDirectory, directory: Path, token: str) -> None:
         files.download({name: directory / name for name in wanted})
         if checkpoint is not None and find_newest_checkpoint(directory) is not None:
             return  # otherwise it is damaged, and the checkpoint before it is tried
-
-
-_FETCHING = threading.Lock()
 
 
 def download_start(attempt: AttemptConfig, say: Callable[[str], None]) -> Path | None:
