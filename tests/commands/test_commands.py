@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from importlib import import_module
 
 import mlflow
@@ -196,7 +197,12 @@ def test_the_readme_commands_exist(line, tmp_path, run_here):
 def test_a_shipped_space_in_full(space, tmp_path):
     run_command(["gdpo_tune.sweep", str(space)], tmp_path, timeout=3600)
     runs = list_runs(tmp_path, space.stem)
-    assert sum(run.data.tags["role"] == "search" for run in runs) == 16
+    roles = Counter(run.data.tags["role"] for run in runs)
+    # few long trainings and their merges, with all of the budget
+    assert roles["merge"] > roles["search"] >= 2
+    assert roles["untrained"] == roles["published"] == 1
+    spent = sum(run.data.metrics.get("cost/completions", 0) for run in runs)
+    assert 0.8 <= spent / load_spec(space).search.budget.completions <= 1
     front = [run for run in runs if run.data.tags.get("pareto") == "true"]
     assert len(front) >= 3
     reached = {
