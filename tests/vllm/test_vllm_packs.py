@@ -152,7 +152,7 @@ def test_a_rank_above_the_slots_of_the_engine_is_refused(build, open_pack):
     larger = build(1, "alone", model=ModelSettings(lora_rank=32), engine_rank=32)
     refused = run_trial(pack.train, larger).error
     assert isinstance(refused, SharedWorkerError)
-    assert "adapters of rank 16 at most" in str(refused)
+    assert "needs adapters of rank 32, and vLLM was started for rank 16 at most" in str(refused)
 
 
 def test_an_engine_that_died_costs_its_trials_an_attempt_and_is_replaced(build, open_pack):
