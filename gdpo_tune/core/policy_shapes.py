@@ -30,7 +30,7 @@ def _read_size(config: Mapping[str, Any], *keys: str) -> int:
     nested: Any = config.get("text_config")
     sections = [nested, config] if isinstance(nested, Mapping) else [config]
     sizes = [section.get(key) for section in sections for key in keys]
-    return next((size for size in sizes if isinstance(size, int) and size > 0), 0)
+    return next((size for size in sizes if type(size) is int and size > 0), 0)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,13 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> Any:
         raise PolicyError(f"{base}: give the one from which it was trained")
     peft: Any = import_module("peft")
     try:
-        return peft.PeftModel.from_pretrained(model, str(adapter))
-    except (ValueError, RuntimeError, KeyError) as error:  # PEFT has no type of its own
+        adapted = peft.PeftModel.from_pretrained(model, str(adapter))
+        stored = peft.load_peft_weights(str(adapter), device="cpu").keys()
+        built = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+        if stored != built:  # PEFT only warns
+            raise ValueError(f"they have no place for {', '.join(sorted(stored ^ built)[:1])}")
+        return adapted
+    except Exception as error:  # PEFT and safetensors have types of every kind
         reason = str(error).strip().rpartition("\n")[2].strip()
         raise PolicyError(f"{base}, or its files are damaged: {reason}") from error
 

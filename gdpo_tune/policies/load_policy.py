@@ -132,7 +132,6 @@ def load_policy(
         PolicyError: it cannot be read, has no end token, or its tokenizer is not the saved one.
     """
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     location = resolve_policy(name)
@@ -151,11 +150,13 @@ def load_policy(
             **({} if weights else version),
             **({} if attention == "auto" else {"attn_implementation": attention}),
         )
-    except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+    except Exception as error:  # of every kind, where a file has a wrong value
+        lines = [line.strip().rstrip(".:") for line in str(error).strip().splitlines()[:2]]
+        if not isinstance(error, ImportError | OSError | ValueError | RuntimeError):
+            lines.insert(0, type(error).__name__)
         raise PolicyError(
-            f"policy {name!r} cannot be loaded: {reason}. Check the name, or download it first "
-            "and give its directory"
+            f"policy {name!r} cannot be loaded: {': '.join(lines)}. Check the name, or download it "
+            "first and give its directory"
         ) from error
     model: PreTrainedModel = join_adapter(loaded[0], Path(location)) if is_adapter else loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):
@@ -272,10 +273,14 @@ def measure_policy(name: str, revision: str = "") -> policy_shapes.PolicyShapes 
                 if length > 100 * 2**20:  # the format's own limit
                     return None  # not a file of safetensors; `load_policy` reports broken files
                 header: dict[str, Any] = json.loads(stream.read(length))
-            shapes |= {n: tuple(each["shape"]) for n, each in header.items() if n != "__metadata__"}
+            header.pop("__metadata__", None)
+            ends = [each["data_offsets"][1] for each in header.values()]
+            if file.stat().st_size != 8 + length + max(ends, default=0):
+                return None  # torn
+            shapes |= {n: tuple(map(int, each["shape"])) for n, each in header.items()}
         config = _read_json(name, files[0].parent / "config.json")
         return policy_shapes.PolicyShapes(shapes, config) if config else None
-    except (OSError, ValueError, KeyError, struct.error, PolicyError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error, PolicyError):
         return None
 
 
@@ -302,6 +307,11 @@ def _check_directory(name: str, directory: Path) -> None:
     if not any(path for pattern in WEIGHTS for path in directory.glob(pattern)):
         raise PolicyError(
             f"policy {name!r}: {directory} has no weights: save the model there as safetensors"
+        )
+    if any(directory.glob("*.safetensors")) and measure_policy(name) is None:
+        raise PolicyError(
+            f"policy {name!r}: a safetensors file in {directory} is torn, or it is a pointer of "
+            "git-lfs: download it again, or run git lfs pull there"
         )
     tokenizer = _read_json(name, directory / "tokenizer_config.json")
     if tokenizer is None:
@@ -355,7 +365,7 @@ def _read_json(name: str, file: Path) -> dict[str, Any] | None:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PolicyError(f"policy {name!r}: {file} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise PolicyError(f"policy {name!r}: {file} does not hold a JSON object")

@@ -145,11 +145,14 @@ def write_whole_policy(
     Raises:
         DiskFullError: there is no room for it.
         PolicyError: the adapter was trained from another policy.
+        TrialFailure: the adapter's files have changed.
     """
     logging.disable_progress_bar()
     dtype = read_initial_policy(adapter, DTYPE) or "auto"
+    parts = (TrainedPart(adapter, 1.0),)
+    check_parts(parts)
     base, _ = load_policy(policy, dtype, revision, temperature=temperature, weights=start)
-    write_merge((TrainedPart(adapter, 1.0),), directory, lambda: base)
+    write_merge(parts, directory, lambda: base)
     with explain_full_disk(directory, "a policy"):
         restore_base_files(directory, policy, revision)
 

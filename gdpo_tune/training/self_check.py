@@ -46,8 +46,8 @@ _TOKENS = 32
 """Tokens of a completion that are read."""
 _DRAWN = 4
 """Tokens that are drawn where an engine has no log-probabilities of its samples."""
-_MOVED = 0.5
-"""Least mean change of a token's log-probability, in nats, that the noise has to cause."""
+_LEAST_MOVED, _MOVED = 0.05, 0.5
+"""Mean change of a token's log-probability, in nats, that the noise has to cause, and should."""
 _FOLLOWS = 4
 """An engine that follows is this many times closer than one that has missed the change."""
 _NOISE, _DOUBLINGS = 0.02, 8
@@ -261,10 +261,11 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
             if moved >= _MOVED:
                 break
             size *= 2
-        else:
+        if not moved >= _LEAST_MOVED:
             raise TrialFailure(
                 "self-check of the engine: noise on every trained weight moves the policy's "
-                f"log-probabilities by {moved:.3g} nats a token, so training could not change it"
+                f"log-probabilities by {moved:.3g} nats a token, so training could not change it\n"
+                "    fix: another policy, or --set model.lora_targets=[all-linear] with adapters"
             )
         yield moved
     finally:

@@ -25,7 +25,11 @@ from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.adapters import hash_policy, save_initial_policy
-from gdpo_tune.policies.load_policy import load_policy, restore_base_files
+from gdpo_tune.policies.load_policy import (
+    load_policy,
+    read_position_limit,
+    restore_base_files,
+)
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem, Split, Task
@@ -120,21 +124,26 @@ class WorkerCache:
         count: int = getattr(self.config.training, f"{split}_prompts")
         problems = self.task.problems(split, count, PROBLEM_SEED)
         prompts = self.prompts.encode([problem.turns or problem.prompt for problem in problems])
-        limit = self.config.data.max_prompt_length
+        limit, fix = self.config.data.max_prompt_length, "raise data.max_prompt_length"
+        bound = f"data.max_prompt_length = {limit}"
+        positions = read_position_limit(self.config.policy, self.config.model.revision)
+        if positions and positions - self.config.training.max_completion_length < limit:
+            limit = positions - self.config.training.max_completion_length
+            bound = f"the {limit} that {positions} positions of the policy leave for a prompt"
+            fix = "lower training.max_completion_length"
         short = [row for row, prompt in enumerate(prompts) if len(prompt) <= limit]
         left_out = count - len(short)
         if left_out > LARGEST_SHARE_LEFT_OUT * count:
             longest = max(map(len, prompts))
             raise DataError(
-                f"{left_out} of {count} {split} prompts have more tokens than "
-                f"data.max_prompt_length = {limit}, the longest has {longest}: raise "
-                "data.max_prompt_length, or use data with shorter prompts"
+                f"{left_out} of {count} {split} prompts have more tokens than {bound}, the longest "
+                f"has {longest}: {fix}, or use data with shorter prompts"
             )
         if left_out:
             self.left_out[f"{PROMPTS_LEFT_OUT}{split}"] = f"{left_out} of {count}"
             _LOGGER.warning(
-                "%d of %d %s prompts are left out: more than data.max_prompt_length = %d tokens",
-                *(left_out, count, split, limit),
+                "%d of %d %s prompts are left out: more tokens than %s",
+                *(left_out, count, split, bound),
             )
         chosen = ProblemSet([problems[row] for row in short], [prompts[row] for row in short])
         self._splits[split] = chosen

@@ -170,10 +170,46 @@ def test_the_embedded_policy_loads_from_any_directory_and_in_any_type(folder):
     assert tokenizer.padding_side == "left"
 
 
-def test_broken_weights_are_a_policy_error(folder):
-    (folder / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(PolicyError, match="cannot be loaded"):
+@pytest.mark.parametrize("kept", [0, 7, 400, -1])
+def test_torn_weights_are_refused_before_they_are_loaded(folder, kept):
+    """So is a pointer of git-lfs, which is a text in the file's place."""
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept] or b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(PolicyError, match="is torn, or it is a pointer of git-lfs"):
+        check_policy(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_size", "128"), ("num_attention_heads", 0), ("hidden_act", "sile")]
+)
+def test_a_wrong_value_in_a_configuration_is_a_policy_error(folder, key, value):
+    """Transformers raises errors of many kinds, of which Ray cannot send some."""
+    edit(folder / "config.json", lambda config: config.update({key: value}))
+    with pytest.raises(PolicyError, match=r"cannot be loaded: .+Check the name"):
         load_policy(str(folder))
+
+
+@pytest.mark.parametrize("change", ["torn", "fewer modules", "another kind of rank"])
+def test_damaged_files_of_an_adapter_are_a_policy_error(tmp_path, change):
+    """PEFT only warns of weights that have no place, and trains nothing of them."""
+    peft = pytest.importorskip("peft")
+    model, tokenizer = load_policy("embedded")
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    peft.get_peft_model(model, config).save_pretrained(tmp_path, save_embedding_layers=False)
+    tokenizer.save_pretrained(tmp_path)
+    edit(
+        tmp_path / "adapter_config.json",
+        lambda stored: stored.update(
+            {"base_model_name_or_path": "embedded"}
+            | ({"target_modules": ["q_proj"]} if change == "fewer modules" else {})
+            | ({"r": "4"} if change == "another kind of rank" else {})
+        ),
+    )
+    if change == "torn":
+        file = tmp_path / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(PolicyError, match="or its files are damaged: "):
+        load_policy(str(tmp_path))
 
 
 def test_more_tokens_than_embeddings_are_refused(folder):

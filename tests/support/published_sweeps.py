@@ -76,5 +76,6 @@ def make_policy(directory: Path) -> Path:
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "trainer_state.json").write_text('{"host": "gpu-box-17"}')
     (directory / "rng_state.pth").write_bytes(b"state")
-    (directory / MARKER).write_text("{}")
+    marker = {"step": 60, "cost": {}, "validation": {}, "files": {}}
+    (directory / MARKER).write_text(json.dumps(marker))
     return directory

@@ -300,6 +300,16 @@ def test_weights_that_change_nothing_are_refused(follower):
         self_check.check_following(trainer, batch, 0.01)
 
 
+def test_a_policy_that_noise_moves_little_is_no_fault_of_the_engine(follower, monkeypatch):
+    """Small and random policies are moved by less than is wished for, however large the noise."""
+    trainer, batch = follower()
+    monkeypatch.setattr(self_check, "_DOUBLINGS", 2)
+    monkeypatch.setattr(self_check, "_NOISE", 0.01)
+    with torch.no_grad(), self_check.change_weights(trainer, [([3, 4], [8, 9])]) as moved:
+        assert self_check._LEAST_MOVED <= moved < self_check._MOVED
+    self_check.check_following(trainer, batch, 0.01)
+
+
 def test_a_sampler_that_keeps_weights_of_its_own_is_found(llama_policy, tmp_path, monkeypatch):
     kept, own = [], self_check.LlamaDecoder
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+import shutil
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import NonFiniteError, NoSignalError, TrialFailure
+from gdpo_tune.core.errors import DataError, NonFiniteError, NoSignalError, TrialFailure
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.task_info import order_prompts
@@ -399,6 +402,23 @@ def test_long_prompts_are_counted_in_every_trial(policy, tmp_path):
             "prompts_left_out.test": "3 of 12",
             **devices.describe_device(config),
         }
+
+
+def test_prompts_that_leave_no_positions_for_a_completion_are_left_out(policy, tmp_path):
+    """GPT-2 has no embedding beyond its positions, and vLLM refuses what is longer."""
+    settings = QUICK.replace(steps=1, test_prompts=12)
+
+    def train_with(positions: int) -> Any:
+        few = shutil.copytree(policy, tmp_path / f"policy {positions}")
+        stored = json.loads((few / "config.json").read_text())
+        stored["max_position_embeddings"] = positions
+        (few / "config.json").write_text(json.dumps(stored))
+        return run(build_trial_config(str(few), tmp_path / f"{positions}", settings=settings))[1]
+
+    outcome = train_with(5 + settings.max_completion_length)
+    assert outcome.environment["prompts_left_out.train"] == "3 of 12"
+    with pytest.raises(DataError, match=r"the 1 that \d+ positions .* lower training\.max_comp"):
+        train_with(1 + settings.max_completion_length)
 
 
 TWO_PASSES = {"num_iterations": 2, "learning_rate": 0.05}
