@@ -145,7 +145,7 @@ def test_a_folder_reaches_the_metrics_of_our_trial(run_folder, ours, tmp_path, l
     request = make_request((), "code", CHOSEN)
     exported, directory = export_training(request, library, "", tmp_path / "out")
     run_folder(library, exported, directory)
-    trained = directory / "code-train" / "checkpoint-60"
+    trained = directory / "code-train" / f"checkpoint-{request.spec.training.steps}"
     theirs = evaluate_policy(request, trained, tmp_path / "evaluation")
     print(f"\nmetric        ours, by seed                {library}")
     for name, estimate in theirs.items():
