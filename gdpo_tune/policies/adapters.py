@@ -88,10 +88,10 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> Any:
     peft: Any = import_module("peft")
     try:
         adapted = peft.PeftModel.from_pretrained(model, str(adapter))
-        stored = peft.load_peft_weights(str(adapter), device="cpu").keys()
-        built = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
-        if stored != built:  # PEFT only warns
-            raise ValueError(f"they have no place for {', '.join(sorted(stored ^ built)[:1])}")
+        built = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        differing = built.keys() ^ peft.load_peft_weights(str(adapter), device="cpu").keys()
+        if factors := sorted(name for name in differing if "lora_" in name):  # PEFT only warns
+            raise ValueError(f"{len(factors)} factors have no counterpart, such as {factors[0]}")
         return adapted
     except Exception as error:  # PEFT and safetensors have types of every kind
         reason = str(error).strip().rpartition("\n")[2].strip()
