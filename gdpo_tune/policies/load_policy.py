@@ -259,9 +259,12 @@ def read_position_limit(name: str, revision: str = "") -> int | None:
 def measure_policy(name: str, revision: str = "") -> policy_shapes.PolicyShapes | None:
     """Return the size of a policy, from its config.json and the headers of its safetensors files.
 
-    None if they are neither here nor in the cache of the Hub and no recipe names the policy.
+    None if they are neither here nor in the cache of the Hub and no recipe names the policy. That
+    of an adapter is the size of its base.
     """
     directory = find_local_directory(name, revision)
+    if directory is not None and is_file(directory / ADAPTER_CONFIG):
+        return measure_policy(*read_base(directory))
     files = [] if directory is None else sorted(directory.glob("*.safetensors"))
     if not files:
         return policy_shapes.find_known_size(name)
