@@ -155,8 +155,7 @@ def load_policy(
         if not isinstance(error, ImportError | OSError | ValueError | RuntimeError):
             lines.insert(0, type(error).__name__)
         raise PolicyError(
-            f"policy {name!r} cannot be loaded: {': '.join(lines)}. Check the name, or download it "
-            "first and give its directory"
+            f"policy {name!r} cannot be loaded: {': '.join(lines)}. Check the name, or download it"
         ) from error
     model: PreTrainedModel = join_adapter(loaded[0], Path(location)) if is_adapter else loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):
