@@ -30,9 +30,10 @@ on demonstrations. A `checkpoint` or `merge` evaluates what other trials have tr
 INITIAL: tuple[Role, ...] = ("untrained", "start")
 """Roles of the policies at which trainings may begin: no parameter of the space made them."""
 State = Literal["running", "paused", "complete", "pruned", "failed"]
-"""`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
-Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline", "candidate"]
-"""Source of a trial's parameters: the sampler's model, its random start-up, or a rule."""
+"""`paused`: it reached a rung, its process ended with a checkpoint, and it waits to go on."""
+Proposer = Literal["model", "startup", "corner", "enqueued", "replicate", "baseline", "candidate"]
+"""Source of a trial's parameters: the sampler's model, its start-up, or a rule. A `corner` of the
+reward weights begins with the settings that the wide rung favours."""
 
 
 @dataclass(frozen=True)

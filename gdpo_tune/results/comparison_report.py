@@ -92,7 +92,7 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
             raise UsageError(
                 f"--modes {first} {second}: {guess}{sweep.spec.name} has no trial with "
                 f"normalization = {mode}; it has {join_names(modes) or 'none yet'}"
-                f"{fix if sweep.spec.search.plan == 'auto' and not guess else ''}"
+                f"{fix if sweep.spec.search.is_divided and not guess else ''}"
             )
     if first == second:
         raise UsageError(f"--modes {first} {second}: name two different modes")
@@ -117,8 +117,8 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     spec = sweep.spec
     names = {mode: f"{spec.name}_{mode}" for mode in (first, second)}
     more = ["--set", f"search.trials={ENOUGH}", "--set", f"storage={spec.storage}"]
-    if spec.search.plan == "auto":
-        more += ["--set", "search.plan=fixed", "--set", "search.scheduler={type: asha}"]
+    if spec.search.is_divided:
+        more += ["--set", "search.scheduler={type: fifo}"]
     begin = ["sweep", str(spec.directory / SPEC), "--name"]
     commands = [
         [*begin, name, "--set", f"space.normalization={mode}", *more]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from gdpo_tune.core.policy_shapes import PolicyShapes
@@ -9,10 +10,10 @@ from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.registry import SCHEDULERS
 from gdpo_tune.core.settings import StartSettings
 from gdpo_tune.core.text import align_columns, format_bytes, join_names, show
-from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
+from gdpo_tune.spec.first_trials import count_wide, find_wide_step, list_corners
 from gdpo_tune.spec.gpu import Choice, choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, measure_disk
-from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
+from gdpo_tune.spec.model import FULL_TRAININGS, SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
 
@@ -53,7 +54,7 @@ def render_dry_run(
         "# Prompts a step",
         *_align([(f"group_size {size}", f"{total // size} prompts") for size in sizes]),
         "",
-        "# Completions, " + ("as planned" if spec.search.plan == "auto" else "at most"),
+        "# Completions, " + ("as planned" if spec.search.is_divided else "at most"),
         *_align(_list_completions(spec)),
         "",
         *([f"# Policy: {policy}"] if policy else []),
@@ -106,7 +107,7 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     Every trial counts with its full budget, and so does every replicate, merge and checkpoint.
     Validations at rungs do not count.
     """
-    if spec.search.plan == "auto":
+    if spec.search.is_divided:
         return _list_planned_completions(spec)
     settings, search = spec.training, spec.search
     replicates = search.replicates.max_trainings
@@ -136,26 +137,28 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
 
 
 def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
-    """Return what the plan `auto` expects to spend on what; hours are not known in completions."""
-    settings, search, levels = spec.training, spec.search, list_growth_levels(spec)
-    each, count = settings.completions_per_step, count_first_trials(spec)
-    first, budget = count * levels[0] * each, spec.search_completions
-    rungs = f"{count} trainings x {levels[0]} steps, with the published setting"
-    shares = [("first rungs", first, rungs)]
+    """Return what a divided budget is expected to be spent on; hours are not in completions."""
+    settings, search = spec.training, spec.search
+    each, first, count = settings.completions_per_step, find_wide_step(spec), count_wide(spec) + 1
+    wide, budget = count * first * each, spec.search_completions
+    rungs = f"{count} trainings x {first} steps, with the published setting"
+    shares = [("wide rung", wide, rungs)]
+    long = max(FULL_TRAININGS - 1, len(list_corners(spec)) + 2)
     if budget:
-        levels_after = f"to {join_names(levels[1:])} steps, then " if levels[1:] else ""
-        longer = f"{levels_after}further trainings"
-        shares.append(("longer trainings", max(0, budget - first), longer))
+        longest = f"about {long} of them, or of corners that begin anew, to at most "
+        longest += f"{settings.steps} steps each"
+        shares.append(("long trainings", max(0, budget - wide), longest))
     if replicates := search.replicates.max_trainings:
         most = replicates * settings.steps * each
         shares.append(("replicates", most, f"{replicates} x at most {settings.steps} steps"))
     validation = settings.validation_completions
     test = settings.test_prompts * settings.samples_per_prompt
-    trained = count * (len(levels) * validation + test)
-    trained += (len(spec.baselines) - 1) * (validation + test)
-    shares.append(
-        ("held-out evaluation", trained, f"{len(levels)} x {validation} + {test} a training")
-    )
+    halvings = max(1, math.floor(math.log2(settings.steps / first)))
+    rungs = count + len(list_corners(spec)) + long * halvings
+    ends = long + replicates + len(spec.baselines) - 1
+    evaluated = (rungs + ends) * validation + ends * test
+    formula = f"{rungs} rungs x {validation}, {ends} ends x {validation + test}"
+    shares.append(("held-out evaluation", evaluated, formula))
     if spec.has_candidates:
         tried, merges = spec.most_merges, min(spec.most_merges, search.merges.budget)
         if tried:

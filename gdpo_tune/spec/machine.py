@@ -40,11 +40,10 @@ from gdpo_tune.core.system import (
 )
 from gdpo_tune.core.text import format_bytes
 from gdpo_tune.core.trial_files import NEWEST_KEPT
+from gdpo_tune.spec.first_trials import count_wide, list_corners
 from gdpo_tune.spec.gpu import RANK
 from gdpo_tune.spec.model import (
-    AshaSettings,
     Checkpoints,
-    GrowthSettings,
     Merges,
     Resources,
     SweepSpec,
@@ -259,7 +258,7 @@ class SweepDisk:
 def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     """Compute the disk of a sweep from the size of its policy."""
     model, search, parameters = spec.model, spec.search, size.parameters
-    rank, scheduler, most_parts = model.lora_rank, search.scheduler, search.merges.most_parts
+    rank, most_parts = model.lora_rank, search.merges.most_parts
     trained = size.count_adapter_parameters(rank, model.lora_targets) if rank else parameters
     on_gpu = spec.resources.gpus > 0
     frozen = NUMBER_BYTES[model.dtype] if on_gpu or model.dtype != "auto" else TRAINED
@@ -269,9 +268,7 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     ended = 0 if spec.keep == "none" else last
     if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
         ended = max(last, running)
-    if isinstance(scheduler, GrowthSettings) or (
-        isinstance(scheduler, AshaSettings) and scheduler.variant == "promote"
-    ):
+    if search.is_divided:
         ended = max(ended, NEWEST_KEPT * running)  # it waits with what it needs to continue
     evaluated, candidates = list_evaluated_steps(spec), 0
     if spec.has_candidates:
@@ -284,7 +281,8 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     every, steps = spec.training.checkpoint_every, spec.training.steps
     newest = sorted({*range(every, steps, every), *evaluated})[-NEWEST_KEPT:]
     # Configurations, replicates and the baseline.
-    planned = search.trials + search.replicates.max_trainings + 1
+    planned = search.replicates.max_trainings + 1
+    planned += count_wide(spec) + len(list_corners(spec)) if search.is_divided else search.trials
     return SweepDisk(
         running=running,
         last=last,
@@ -303,12 +301,10 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
 
     It keeps these checkpoints to choose from: earlier ones are seldom on the front.
     """
-    scheduler, steps = spec.search.scheduler, spec.training.steps
+    steps = spec.training.steps
     if not spec.has_candidates or not spec.search.checkpoints.budget:
         return []
-    rungs = scheduler.list_rungs(steps) if isinstance(scheduler, AshaSettings) else ()
-    if isinstance(scheduler, GrowthSettings):
-        rungs = [math.ceil(steps / 2), math.ceil(math.ceil(steps / 2) / 2)]
+    rungs = [math.ceil(steps / 2), math.ceil(steps / 4)] if spec.search.is_divided else []
     every = spec.training.evaluate_every
     return sorted({*range(every, steps, every), *rungs})[-MOST_KEPT:]
 
@@ -363,7 +359,7 @@ def check_disk(spec: SweepSpec, size: PolicyShapes | None, source: str = "") -> 
     others = disk.trials - spec.search.trials
     spent = disk.slots * disk.training + disk.candidates
     fits = math.floor((room - spent) / disk.ended) if disk.ended else 0
-    if fits + disk.slots > others:
+    if fits + disk.slots > others and not spec.search.is_divided:
         remedies.append(f"fewer trials: --set search.trials={fits + disk.slots - others}")
     where = f"{source}: " if source else ""
     raise ResourcesError(

@@ -69,7 +69,6 @@ POLL_SECONDS = 1.0
 """Seconds between two polls of the directory of requests."""
 FIRST_STEPS = 3
 """Steps of a trial without any advantage after which the sweep says so."""
-NEVER_PROMOTED = "waited to the end of the sweep and was not promoted; "
 FATAL_ERRORS = (
     DirectoryLostError,
     DiskFullError,
@@ -149,17 +148,19 @@ class Lifecycle:
                 if is_open or self._plan.get_next_trial(idle=True) is not None:
                     return WAIT
             with self._write_guard():
+                for number in self._scheduler.list_stopped():
+                    waiting = self._ledger.get_record(number)
+                    self._handle_end(self._prune(waiting, waiting.rungs[-1]))
                 record = self._promote() or self._start_trial() or self._end_waiting()
         if self.is_stopping:
             return FINISHED
         if record is None:
             if self._running or self._is_proposing or self._take_requests():
                 return WAIT
-            with self._write_guard():  # nothing can promote what still waits
+            with self._write_guard():  # nothing continues what still waits
                 for waiting in [r for r in self._ledger.get_records() if r.state == "paused"]:
                     _, rung = self._find_verdict(waiting)  # settings have changed if not its last
-                    rung = rung or waiting.rungs[-1]
-                    self._handle_end(self._prune(waiting, rung, NEVER_PROMOTED))
+                    self._handle_end(self._prune(waiting, rung or waiting.rungs[-1]))
             return FINISHED
         if record.number not in self._trials:
             self._trials[record.number] = OpenTrial(record.number)
@@ -461,8 +462,8 @@ class Lifecycle:
         _, reason = plan.judge_candidate(record, rung, self._ledger.get_records(), spec)
         if reason:
             return "stop"
-        # under `auto` later ones may make its test evaluation superfluous
-        waits = spec.search.plan == "auto" and record.replicate_of is None
+        # of a divided budget later ones may make its test evaluation superfluous
+        waits = spec.search.is_divided and record.replicate_of is None
         return "pause" if waits else "continue"
 
     def _find_verdict(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:
@@ -513,13 +514,13 @@ class Lifecycle:
         )
         self.stop()
 
-    def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
+    def _prune(self, record: TrialRecord, rung: Rung) -> TrialRecord:
         if record.parts:
             records, spec = self._ledger.get_records(), self._ledger.spec
             _, reason = plan.judge_candidate(record, rung, records, spec)
             reason = reason or "search.merges.budget is spent"
         else:
-            reason = prefix + self._scheduler.explain(record.number, rung)
+            reason = self._scheduler.explain(record.number, rung)
         pruned = self._ledger.prune(record.number, reason, record.cost)
         return trim_ended_trial(self._ledger, pruned)
 
@@ -532,7 +533,7 @@ class Lifecycle:
 
     def _handle_end(self, record: TrialRecord) -> None:
         self._trials.pop(record.number, None)
-        self._plan.note_end(record)
+        self._plan.invalidate()
         self._proposals.observe(record)
         self._emit_state(record)
 
