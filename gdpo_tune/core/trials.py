@@ -70,6 +70,10 @@ class Estimate:
             object.__setattr__(self, "high", self.mean + CLEAR * self.se)
 
 
+EVALUATED_WORK = 0.3
+"""Time of a completion in an evaluation, as a share of that of one in training."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """Cost of a trial so far, summed over the attempts that its result depends on.
@@ -84,6 +88,11 @@ class Cost:
     cpu_seconds: float = 0.0
     evaluation_completions: int = 0
     """Completions sampled in evaluations, which `completions` does not count."""
+
+    @property
+    def work(self) -> float:
+        """Completions in training, and those of evaluations for the share of time they take."""
+        return self.completions + EVALUATED_WORK * self.evaluation_completions
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:

@@ -51,7 +51,7 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
 from gdpo_tune.spec.first_trials import BEGINNINGS, count_least_wide
-from gdpo_tune.spec.model import LEAST_RESOURCE, HalvingSettings, SweepSpec
+from gdpo_tune.spec.model import FULL_TRAININGS, LEAST_RESOURCE, HalvingSettings, SweepSpec
 from gdpo_tune.spec.space import Choices, Uniform
 
 TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"
@@ -450,9 +450,12 @@ def _check_plan(spec: SweepSpec) -> Findings:
                 f" trainings may take {scheduler.wide_share:.2g} of them, {LEAST_RUNG} or more "
                 f"each: {_explain_wide(spec)}"
             )
-            total = needed * training.completions_per_step * budget.completions
+            # replicates have their part too; their length may follow from the budget
+            again = search.replicates.max_trainings
+            total = -(-needed * (FULL_TRAININGS + again) // FULL_TRAININGS)
+            total = max(total, needed + again * training.steps) * training.completions_per_step
             widest = _find_widest(spec)
-            fix = f"write {total // spec.search_completions + 1} or more; a useful sweep takes ten "
+            fix = f"write {total} or more; a useful sweep takes ten "
             fix += "times as many" + (f"; or fix space.{widest} at one value" if widest else "")
             inputs = ("training.completions_per_step", "search.replicates.max_runs")
             yield Finding("search.budget.completions", reason, fix, inputs)

@@ -535,7 +535,13 @@ class Lifecycle:
         self._trials.pop(record.number, None)
         self._plan.invalidate()
         self._proposals.observe(record)
+        self._emit_outlook()
         self._emit_state(record)
+
+    def _emit_outlook(self) -> None:
+        records, hours = self._ledger.get_records(), self._ledger.compute_hours(time.time())
+        added = self._ledger.steering.list_waiting(records)
+        self._emit(plan.estimate_outlook(self._ledger.spec, records, hours, added))
 
     def _emit_state(self, record: TrialRecord) -> None:
         self._emit(
@@ -595,11 +601,8 @@ class Lifecycle:
             self._proposals.close(wait=False)
             self._proposals, self._is_proposing = self._build_proposals(), False
         self._plan.invalidate()
-        spec, records = self._ledger.spec, self._ledger.get_records()
-        steering = self._ledger.steering
-        planned = plan.count_planned(spec, records, steering.list_waiting(records))
-        candidates = plan.count_merges_and_checkpoints(spec)
-        self._emit(events.SweepSteered(request, planned, candidates, steering.pause))
+        self._emit_outlook()
+        self._emit(events.SweepSteered(request, self._ledger.steering.pause))
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:

@@ -18,9 +18,18 @@ from gdpo_tune.analysis.merge_choice import choose_checkpoint, choose_merge
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
 from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core import task_files
+from gdpo_tune.core.events import Outlook
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import INITIAL, Part, Proposer, Role, Rung, TrialRecord
+from gdpo_tune.core.trials import (
+    EVALUATED_WORK,
+    INITIAL,
+    Part,
+    Proposer,
+    Role,
+    Rung,
+    TrialRecord,
+)
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget
 from gdpo_tune.spec import SweepSpec
@@ -31,7 +40,7 @@ from gdpo_tune.spec.first_trials import (
     list_corners,
     list_startup_choices,
 )
-from gdpo_tune.spec.model import MERGES_PER_TRAINING
+from gdpo_tune.spec.model import FULL_TRAININGS, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values, tighten_references
 from gdpo_tune.tuning.survivors import choose_survivors, find_corner, is_wide_over, list_wide
 
@@ -248,6 +257,39 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
     return f"all {spec.search.trials} configurations were tried"
+
+
+def estimate_outlook(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
+) -> Outlook:
+    """Estimate what is still to come, at most; `hours` and `added` as for `find_next_trial`."""
+    settings, search = spec.training, spec.search
+    each, validation = settings.completions_per_step, settings.validation_completions
+    test = settings.test_prompts * settings.samples_per_prompt
+    trained = [r for r in records if r.is_training and r.is_comparable]
+    replicates = [r for r in trained if r.role == "replicate"]
+    spent = sum(r.cost.completions for r in trained if r.role != "replicate")
+    if not search.is_divided:
+        ended = sum(r.role in ("search", "published") and not r.is_open for r in trained)
+        under_way = sum(r.cost.completions for r in trained if r.is_open)
+        count = max(0, search.trials + 1 - ended)
+        training = max(0, count * settings.steps * each - under_way)
+    elif not is_wide_over(spec, records) or any(r.is_open for r in trained):
+        whole = spec.search_completions or FULL_TRAININGS * settings.steps * each
+        training = max(0, whole - spent)
+    else:
+        training = 0
+    longest = max((r.last_step or 0 for r in trained if not r.is_open), default=0)
+    more = search.replicates.max_trainings - sum(not r.is_open for r in replicates)
+    training += max(0, more) * (longest or settings.steps) * each
+    rungs = (settings.steps / 2 if search.is_divided else settings.evaluate_every) * each
+    evaluated = training / rungs * validation + training / (settings.steps * each) * test
+    candidates = sum(bool(r.parts) and not r.is_open for r in records)
+    waiting = count_merges_and_checkpoints(spec) - candidates
+    work = training + EVALUATED_WORK * (evaluated + max(0, waiting) * (validation + test / 2))
+    limit = search.budget.hours
+    left = max(0.0, limit - hours) if limit else None
+    return Outlook(count_planned(spec, records, added), work, left)
 
 
 def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added = ()) -> int:
