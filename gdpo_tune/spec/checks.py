@@ -241,6 +241,7 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
     for section, kind, names in (
         ("objectives", "objective", spec.objectives),
         ("constraints", "metric", spec.constraints),
+        ("search.target", "metric", spec.search.target),
     ):
         for name in names:
             path = (section, name)
@@ -262,7 +263,14 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
             side = f"below {info.high:g}" if maximize else f"above {info.low:g}"
             fix = f"write the worst value of interest, {side}"
             yield Finding(("objectives", name, "reference"), reason, fix)
-    for name, constraint in spec.constraints.items():
+    limits = [(("constraints", name), bound) for name, bound in spec.constraints.items()]
+    for name, bound in spec.search.target.items():
+        limits.append((("search", "target", name), bound))
+        if bound.baseline:
+            fix = 'write a number, such as ">= 0.6"'
+            yield Finding(limits[-1][0], "a target is no difference to a baseline", fix)
+    for path, constraint in limits:
+        name = path[-1]
         if name not in metrics:
             continue
         info, least = metrics[name], constraint.op == ">="
@@ -271,7 +279,7 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
         bound = constraint.bound + (worst if constraint.baseline else 0.0)
         if best < bound if least else best > bound:
             fix = f"the metric lies between {info.low:g} and {info.high:g}"
-            yield Finding(("constraints", name), "no trial can ever meet this", fix)
+            yield Finding(path, "no trial can ever meet this", fix)
 
 
 def check_weights(spec: SweepSpec) -> Findings:

@@ -42,7 +42,14 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.task_info import STRICT, Scoring
 from gdpo_tune.core.text import format_count, join_names, show, suggest
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import Direction, Objective, Params, ParamValue, TrialRecord
+from gdpo_tune.core.trials import (
+    Direction,
+    Estimate,
+    Objective,
+    Params,
+    ParamValue,
+    TrialRecord,
+)
 from gdpo_tune.spec.document import PROJECT, dump_yaml
 from gdpo_tune.spec.sections import build_refusal, require_pattern
 from gdpo_tune.spec.space import Space, convert_to_notation
@@ -183,6 +190,70 @@ class Budget(Section):
     sleeping machine or a clock that was set."""
 
 
+class Constraint(Section):
+    """A bound on a held-out metric: trials that break it are never on the front.
+
+    A bound may refer to a baseline: `>= untrained - 0.02`. Until the baseline has a value on
+    validation prompts, every value meets it.
+    """
+
+    op: Literal[">=", "<="]
+    """Allowed side of the limit."""
+    bound: float
+    """The limit, itself allowed; with a baseline, its difference to the baseline's value."""
+    baseline: Baseline | None = None
+    value: float | None = None
+    """Value of the baseline, once it was measured."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if the limit is a number by now."""
+        return self.baseline is None or self.value is not None
+
+    @property
+    def limit(self) -> float:
+        """The limit as a number; one that every value meets while it is not known."""
+        if not self.is_known:
+            return -FARTHEST if self.op == ">=" else FARTHEST
+        return self.bound + (self.value or 0.0)
+
+    @property
+    def text(self) -> str:
+        """The constraint as a file has it."""
+        if self.baseline is None:
+            return f"{self.op} {show(self.bound)}"
+        sign = "-" if self.bound < 0 else "+"
+        return f"{self.op} {self.baseline}" + (
+            f" {sign} {show(abs(self.bound))}" if self.bound else ""
+        )
+
+    def holds(self, value: float) -> bool:
+        """Return whether `value` respects the limit; NaN does not."""
+        return value >= self.limit if self.op == ">=" else value <= self.limit
+
+    def __str__(self) -> str:
+        known = self.baseline is not None and self.is_known
+        return self.text + (f" ({self.limit:.3g})" if known else "")
+
+
+def read_constraint(data: object) -> Constraint:
+    """Return a constraint, which a file has as a text such as `>= 0.2` or `>= untrained - 0.02`."""
+    if isinstance(data, Constraint):
+        return data
+    match = CONSTRAINT.fullmatch(data) if isinstance(data, str) else None
+    number = float((match["number"] or "0").replace(" ", "")) if match else math.inf
+    baseline = match["baseline"] if match else None
+    if match is None or not math.isfinite(number) or not (baseline or match["number"]):
+        fix = 'write ">= 0.2", "<= 0.2" or ">= untrained - 0.02", with the quotes'
+        raise build_refusal("not a bound", fix)
+    if baseline not in (None, *BASELINES):
+        fix = f"{suggest(baseline, BASELINES)}write one of {join_names(BASELINES)}"
+        raise build_refusal(f"{baseline} is no baseline of a sweep", fix)
+    if baseline and match["number"] and match["number"][0] not in "+-":
+        raise build_refusal("not a bound", f'write "{match["op"]} {baseline} - 0.02"')
+    return Constraint.model_validate({"op": match["op"], "bound": number, "baseline": baseline})
+
+
 class Search(Section):
     """Search of the space, and its limits. May change and extend a finished sweep."""
 
@@ -205,6 +276,10 @@ class Search(Section):
     patience: Annotated[int, Ge(0), Le(10**6)] = 0
     """Stop proposing once this many consecutive trials did not improve the validation hypervolume
     by more than 1 % and its noise; 0: never stop for that."""
+    target: dict[str, Annotated[Constraint, BeforeValidator(read_constraint)]] = {}
+    """Metric -> limit, such as `{correctness: ">= 0.6", length: ">= 0.8"}`: a training that meets
+    all on validation prompts where it waits is tested, and the search stops once a policy meets
+    them there and on test prompts."""
     warm_start: tuple[str, ...] = ()
     """Directories of earlier sweeps over this task and these objectives, such as `runs/code`: the
     sampler learns from their trials, which are never on this sweep's front. Refused with `random`
@@ -380,70 +455,6 @@ class ObjectiveSpec(Section):
     """The worst value of interest: the hypervolume's reference point, the same for every sweep."""
 
 
-class Constraint(Section):
-    """A bound on a held-out metric: trials that break it are never on the front.
-
-    A bound may refer to a baseline: `>= untrained - 0.02`. Until the baseline has a value on
-    validation prompts, every value meets it.
-    """
-
-    op: Literal[">=", "<="]
-    """Allowed side of the limit."""
-    bound: float
-    """The limit, itself allowed; with a baseline, its difference to the baseline's value."""
-    baseline: Baseline | None = None
-    value: float | None = None
-    """Value of the baseline, once it was measured."""
-
-    @property
-    def is_known(self) -> bool:
-        """True if the limit is a number by now."""
-        return self.baseline is None or self.value is not None
-
-    @property
-    def limit(self) -> float:
-        """The limit as a number; one that every value meets while it is not known."""
-        if not self.is_known:
-            return -FARTHEST if self.op == ">=" else FARTHEST
-        return self.bound + (self.value or 0.0)
-
-    @property
-    def text(self) -> str:
-        """The constraint as a file has it."""
-        if self.baseline is None:
-            return f"{self.op} {show(self.bound)}"
-        sign = "-" if self.bound < 0 else "+"
-        return f"{self.op} {self.baseline}" + (
-            f" {sign} {show(abs(self.bound))}" if self.bound else ""
-        )
-
-    def holds(self, value: float) -> bool:
-        """Return whether `value` respects the limit; NaN does not."""
-        return value >= self.limit if self.op == ">=" else value <= self.limit
-
-    def __str__(self) -> str:
-        known = self.baseline is not None and self.is_known
-        return self.text + (f" ({self.limit:.3g})" if known else "")
-
-
-def read_constraint(data: object) -> Constraint:
-    """Return a constraint, which a file has as a text such as `>= 0.2` or `>= untrained - 0.02`."""
-    if isinstance(data, Constraint):
-        return data
-    match = CONSTRAINT.fullmatch(data) if isinstance(data, str) else None
-    number = float((match["number"] or "0").replace(" ", "")) if match else math.inf
-    baseline = match["baseline"] if match else None
-    if match is None or not math.isfinite(number) or not (baseline or match["number"]):
-        fix = 'write ">= 0.2", "<= 0.2" or ">= untrained - 0.02", with the quotes'
-        raise build_refusal("not a bound", fix)
-    if baseline not in (None, *BASELINES):
-        fix = f"{suggest(baseline, BASELINES)}write one of {join_names(BASELINES)}"
-        raise build_refusal(f"{baseline} is no baseline of a sweep", fix)
-    if baseline and match["number"] and match["number"][0] not in "+-":
-        raise build_refusal("not a bound", f'write "{match["op"]} {baseline} - 0.02"')
-    return Constraint.model_validate({"op": match["op"], "bound": number, "baseline": baseline})
-
-
 def read_ledger(data: object) -> str:
     """Return the address of a database that can hold a ledger; empty for a file."""
     if isinstance(data, str) and (not data or LEDGER.fullmatch(data)):
@@ -559,12 +570,21 @@ class SweepSpec(Section):
 
     @property
     def required_metrics(self) -> tuple[str, ...]:
-        """Metrics that objectives and constraints name."""
-        return tuple(dict.fromkeys([*self.objectives, *self.constraints]))
+        """Metrics that objectives, constraints and a target name."""
+        names = [*self.objectives, *self.constraints, *self.search.target]
+        return tuple(dict.fromkeys(names))
 
     def meets_constraints(self, means: Mapping[str, float]) -> bool:
         """Return whether metrics meet every constraint; one that was not measured meets none."""
         return all(n in means and bound.holds(means[n]) for n, bound in self.constraints.items())
+
+    def meets_target(self, estimates: Mapping[str, Estimate]) -> bool:
+        """Return whether measured metrics meet `search.target`; no, if there is none."""
+        target = self.search.target
+        return bool(target) and all(
+            name in estimates and limit.holds(estimates[name].mean)
+            for name, limit in target.items()
+        )
 
     def resolve_constraints(self, records: Iterable[TrialRecord]) -> SweepSpec:
         """Return a spec whose bounds have the values of the baselines among the records."""
@@ -734,6 +754,7 @@ class SweepSpec(Section):
         if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:
             plain["tracking"]["uri"] = redact_passwords(self.tracking.uri)  # no file may have it
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
+        plain["search"]["target"] = {n: limit.text for n, limit in self.search.target.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
         plain["space"] = {name: convert_to_notation(domain) for name, domain in grouped}

@@ -151,7 +151,12 @@ class Lifecycle:
                 for number in self._scheduler.list_stopped():
                     waiting = self._ledger.get_record(number)
                     self._handle_end(self._prune(waiting, waiting.rungs[-1]))
-                record = self._promote() or self._start_trial() or self._end_waiting()
+                record = (
+                    self._end_at_target()
+                    or self._promote()
+                    or self._start_trial()
+                    or self._end_waiting()
+                )
         if self.is_stopping:
             return FINISHED
         if record is None:
@@ -222,7 +227,7 @@ class Lifecycle:
                         path.mkdir(parents=True, exist_ok=True)
                 record = ledger.complete(number, outcome)
                 if record.role == ledger.spec.baselines[0]:
-                    self._report_equal_rewards(record)
+                    self._report_start(record)
                 if record.role == "start" and record.state == "failed":
                     self._end_without_start(record.reason)
                 self._handle_end(trim_ended_trial(self._ledger, record))
@@ -340,6 +345,17 @@ class Lifecycle:
             return None
         self._scheduler.promote(number)
         return self._ledger.resume(number)
+
+    def _end_at_target(self) -> TrialRecord | None:
+        """Let a waiting training that meets `search.target` on validation prompts be tested."""
+        spec = self._ledger.spec
+        for record in self._ledger.get_records() if spec.search.target else ():
+            waits = record.state == "paused" and record.is_training
+            if waits and spec.meets_target(record.rungs[-1].validation):
+                reason = "it meets search.target on validation prompts"
+                self._scheduler.promote(record.number)
+                return self._ledger.resume(record.number, ends=reason)
+        return None
 
     def _end_waiting(self) -> TrialRecord | None:
         """Let a waiting trial end where it waits, if no other one can go on; None if none does."""
@@ -568,13 +584,20 @@ class Lifecycle:
                 [number],
             )
 
-    def _report_equal_rewards(self, record: TrialRecord) -> None:
+    def _report_start(self, record: TrialRecord) -> None:
+        """Report an initial policy that earns the same everywhere, or nearly all there is."""
+        title = "supervised start" if record.role == "start" else "untrained policy"
         if equal := plan.find_equal_rewards(self._ledger.spec, record):
             values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
-            title = "supervised start" if record.role == "start" else "untrained policy"
             self.record_incident(
                 f"the {title} earns the same for every completion ({values}), so it may "
                 "learn nothing; see 'A start that can learn' in docs/policies.md"
+            )
+        elif ceiling := plan.find_ceiling(self._ledger.spec, record):
+            values = ", ".join(f"{name} {format_number(mean)}" for name, mean in ceiling.items())
+            self.record_incident(
+                f"the {title} earns nearly everything already ({values}), so few "
+                "groups differ; see 'A start at its ceiling' in docs/policies.md"
             )
 
     # Requests of people.

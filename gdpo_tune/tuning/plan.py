@@ -31,7 +31,7 @@ from gdpo_tune.core.trials import (
     TrialRecord,
 )
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.budget import count_started, describe_spent_budget
+from gdpo_tune.ledger.budget import count_started, describe_spent_budget, find_at_target
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import (
     count_wide,
@@ -46,6 +46,9 @@ from gdpo_tune.tuning.survivors import choose_survivors, find_corner, is_wide_ov
 
 DEAD_STARTS = 3
 """Trainings without a signal after which a sweep stops, if it had no other ones."""
+CEILING = 0.03
+"""Share of a reward's range that a policy at its ceiling misses at most: then nine in ten groups of
+4 are equal in a reward of 0 or 1."""
 PATIENCE = 2
 """Further configurations in a row of a divided budget that may leave the hypervolume as it is."""
 LEAST_GAIN = 0.002
@@ -82,6 +85,8 @@ def find_next_trial(
     """
     budget = spec.search.budget
     if budget.hours and hours >= budget.hours:
+        return None
+    if find_at_target(spec, records) is not None:
         return None
     if describe_spent_budget(spec, records, hours):
         return plan_merge_or_checkpoint(spec, records, at_end=True)
@@ -235,6 +240,25 @@ def find_equal_rewards(spec: SweepSpec, record: TrialRecord) -> Mapping[str, flo
     earned = {name: record.test[name] for name in names if name in record.test}
     equal = all(estimate.is_constant for estimate in earned.values())
     return {name: e.mean for name, e in earned.items()} if equal else {}
+
+
+def find_ceiling(spec: SweepSpec, record: TrialRecord) -> Mapping[str, float]:
+    """Return the held-out rewards if each has nearly the best value of its range; else nothing."""
+    info, earned = task_files.load_task_info(spec.task, spec.space.domains), dict[str, float]()
+    for name in info.rewards:
+        metric, estimate = info.metrics[name], record.test.get(name)
+        span = metric.high - metric.low
+        if estimate is None or not math.isfinite(span):
+            return {}
+        missing = (
+            metric.high - estimate.mean
+            if metric.direction == "maximize"
+            else (estimate.mean - metric.low)
+        )
+        if missing > CEILING * span:
+            return {}
+        earned[name] = estimate.mean
+    return earned
 
 
 def is_finished(

@@ -196,7 +196,11 @@ def _fit(features: Sequence[Floats], values: Floats) -> Callable[[Floats], Float
     mean, centre = x.mean(axis=0), values.mean(axis=0)
     x = x - mean
     slopes = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ (values - centre))
-    return lambda point: centre + (point - mean) @ slopes
+
+    def predict(point: Floats) -> Floats:
+        return centre + (point - mean) @ slopes
+
+    return predict
 
 
 def _move(spec: SweepSpec, params: Params, corner: Params) -> Params:
