@@ -51,7 +51,13 @@ from gdpo_tune.core.text import (
 )
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
 from gdpo_tune.spec.first_trials import BEGINNINGS, count_least_wide
-from gdpo_tune.spec.model import FULL_TRAININGS, LEAST_RESOURCE, HalvingSettings, SweepSpec
+from gdpo_tune.spec.model import (
+    FULL_TRAININGS,
+    LEAST_RESOURCE,
+    Constraint,
+    HalvingSettings,
+    SweepSpec,
+)
 from gdpo_tune.spec.space import Choices, Uniform
 
 TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"
@@ -263,7 +269,9 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
             side = f"below {info.high:g}" if maximize else f"above {info.low:g}"
             fix = f"write the worst value of interest, {side}"
             yield Finding(("objectives", name, "reference"), reason, fix)
-    limits = [(("constraints", name), bound) for name, bound in spec.constraints.items()]
+    limits: list[tuple[tuple[str, ...], Constraint]] = [
+        (("constraints", name), bound) for name, bound in spec.constraints.items()
+    ]
     for name, bound in spec.search.target.items():
         limits.append((("search", "target", name), bound))
         if bound.baseline:
