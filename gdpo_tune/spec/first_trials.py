@@ -27,7 +27,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Params, ParamValue, TrialRecord
-from gdpo_tune.spec.model import HalvingSettings, SweepSpec
+from gdpo_tune.spec.model import FULL_TRAININGS, HalvingSettings, SweepSpec
 from gdpo_tune.spec.space import Choices, Uniform
 
 WEIGHTS = "reward_weights."
@@ -237,3 +237,24 @@ def find_wide_step(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
         return max(1, spec.training.steps // UNKNOWN_BUDGET)
     affordable = settings.wide_share * budget / spec.training.completions_per_step
     return max(1, min(spec.training.steps, int(affordable / (count_wide(spec) + 1))))
+
+
+def divide_budget(
+    spec: SweepSpec, measured: int, begun: int = 0, records: Sequence[TrialRecord] = ()
+) -> tuple[int, int]:
+    """Return how many trainings are long, and the steps that the budget pays for of each.
+
+    `measured` trainings have been at the wide rung, and `begun` of the long ones are new. They are
+    more than the corners and one beside them where the budget would pay for more than
+    `training.steps` of each.
+    """
+    first, longest = find_wide_step(spec, records), spec.training.steps
+    least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_corners(spec)) + 2))
+    ended = [r.rungs[-1].step for r in records if r.role in GROWING and r.ends_at and r.rungs]
+    if ended:  # what an extended budget adds has the length of what is there
+        return least, max(ended)
+    if not spec.search_completions:
+        return least, longest
+    left = spec.search_completions // spec.training.completions_per_step - measured * first
+    count = max(least, min(measured + begun, left // max(1, longest - first)))
+    return count, max(first + 1, min(longest, (left + (count - begun) * first) // count))

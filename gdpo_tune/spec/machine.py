@@ -26,11 +26,12 @@ from gdpo_tune.core.engines import (
     find_vllm,
     select_engine,
 )
-from gdpo_tune.core.errors import ResourcesError, UsageError
+from gdpo_tune.core.errors import GdpoTuneError, ResourcesError, UsageError
 from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.gpu_memory import MOMENTS, NUMBER_BYTES
 from gdpo_tune.core.gpu_memory import TRAINED_PARAMETER_BYTES as TRAINED
 from gdpo_tune.core.http import find_webhook_problem
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
@@ -39,7 +40,7 @@ from gdpo_tune.core.system import (
     read_machine_memory,
 )
 from gdpo_tune.core.text import format_bytes
-from gdpo_tune.core.trial_files import NEWEST_KEPT
+from gdpo_tune.core.trial_files import NEWEST_KEPT, StepsReader
 from gdpo_tune.spec.first_trials import count_wide, list_corners
 from gdpo_tune.spec.gpu import RANK
 from gdpo_tune.spec.model import (
@@ -153,6 +154,10 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
     return min(end, present)
 
 
+RECENT = 8
+"""Sweeps among which one like another is looked for, the latest."""
+
+
 def list_other_sweeps() -> Iterator[str]:
     """Yield a warning for each other sweep of this user on these CPUs, found by its raylet."""
     for server in psutil.process_iter():
@@ -167,6 +172,32 @@ def list_other_sweeps() -> Iterator[str]:
                     "same GPU\n    fix: wait for its end, or give each its own: taskset -c 0-3 "
                     "gdpo-tune ..., and CUDA_VISIBLE_DEVICES=0"
                 )
+
+
+def find_pace(spec: SweepSpec) -> tuple[float, str] | None:
+    """Return the seconds of a unit of `Cost.work` in the last sweep like this one, and its name.
+
+    Like it is one in the same storage with the same task, policy, lengths and resources, in which a
+    trial has ended a step. None: there is no such sweep, or the storage is not on a disk.
+    """
+    from gdpo_tune.spec.load import load_spec  # late: it reads specs by way of this file
+
+    def list_settings(other: SweepSpec) -> list[object]:
+        training = other.training
+        lengths = training.completions_per_step, training.max_completion_length
+        settings = other.policy, other.model.lora_rank, other.rollout.engine, other.resources
+        return [other.task, *settings, *lengths]
+
+    files = [] if spec.address else [*Path(spec.storage).glob(f"*/{SPEC}")]
+    for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[:RECENT]:
+        with suppress(GdpoTuneError, OSError):  # a damaged one says nothing
+            other = load_spec(file, to_run=False)
+            steps = [StepsReader(path).read()[-1:] for path in file.parent.glob("trials/*")]
+            costs = [step.cost for last in steps for step in last]
+            work = sum(cost.work for cost in costs)
+            if work and list_settings(other) == list_settings(spec):
+                return sum(cost.seconds for cost in costs) / work, file.parent.name
+    return None
 
 
 def list_sandbox_warnings(spec: SweepSpec) -> Iterator[str]:

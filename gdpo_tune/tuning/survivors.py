@@ -30,13 +30,12 @@ from gdpo_tune.analysis.pareto import Floats, compute_hypervolume
 from gdpo_tune.core.trials import Objective, Params, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import (
-    GROWING,
     WEIGHTS,
     count_wide,
+    divide_budget,
     find_wide_step,
     list_corners,
 )
-from gdpo_tune.spec.model import FULL_TRAININGS
 from gdpo_tune.spec.space import Choices, Uniform
 from gdpo_tune.tuning.schedulers import read_values, tighten_references
 
@@ -127,7 +126,7 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
         elif other:
             begun.append(other[1])
             points.append(other[0])
-    count, end = _divide_budget(spec, records, len(corners), len(begun), len(rows))
+    count, end = divide_budget(spec, len(rows), len(begun), records)
     while len(numbers) + len(begun) < count and len(numbers) < len(rows):
         rest = [record.number for record in rows if record.number not in numbers]
         chosen = max(rest, key=lambda number: (_gain(points, smoothed[number], goals), -number))
@@ -142,27 +141,6 @@ def list_levels(spec: SweepSpec, records: Sequence[TrialRecord], end: int) -> tu
     while levels[0] / 2 > first * math.sqrt(2):
         levels.insert(0, math.ceil(levels[0] / 2))
     return (first, *(level for level in levels if level > first))
-
-
-def _divide_budget(
-    spec: SweepSpec, records: Sequence[TrialRecord], corners: int, begun: int, measured: int
-) -> tuple[int, int]:
-    """Return how many trainings go on or begin anew, and the steps that the budget pays for.
-
-    They are more than the corners and one beside them where the budget would pay for more than
-    `training.steps` of each.
-    """
-    first, longest = find_wide_step(spec, records), spec.training.steps
-    least = min(measured + begun, max(FULL_TRAININGS - 1, corners + 2))
-    ended = [r.rungs[-1].step for r in records if r.role in GROWING and r.ends_at and r.rungs]
-    if ended:  # what an extended budget adds has the length of what is there
-        return least, max(ended)
-    if not spec.search_completions:
-        return least, longest
-    left = spec.search_completions // spec.training.completions_per_step - measured * first
-    count = max(least, min(measured + begun, left // max(1, longest - first)))
-    going = count - begun
-    return count, max(first + 1, min(longest, (left + going * first) // count))
 
 
 def encode_params(spec: SweepSpec, params: Params) -> Floats:
