@@ -43,6 +43,8 @@ MOST_COVERING = 64
 """Most points that cover choices: conditions may forbid some combinations."""
 RATE = "learning_rate"
 MODE = "normalization"
+SPANNED = 3
+"""Spanning points of one searched weight, which all train long."""
 GROWING = ("search", "published")
 """Roles of the trainings that wait at the wide rung, and may go on from there."""
 UPPER_SHARE = 0.1
@@ -166,6 +168,15 @@ def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     return [corners[0], centre, *corners[1:]]
 
 
+def list_long_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+    """Return the reward weights that train long beside the published setting.
+
+    Of several searched weights the last corner is left out: the published setting takes its place.
+    """
+    spanning = list_spanning_weights(spec)
+    return spanning[:-1] if len(spanning) > SPANNED else spanning
+
+
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     """Return the corners of the searched reward weights; none without merges.
 
@@ -249,7 +260,7 @@ def divide_budget(
     `training.steps` of each.
     """
     first, longest = find_wide_step(spec, records), spec.training.steps
-    least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_corners(spec)) + 2))
+    least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_long_weights(spec)) + 2))
     ended = [r.rungs[-1].step for r in records if r.role in GROWING and r.ends_at and r.rungs]
     if ended:  # what an extended budget adds has the length of what is there
         return least, max(ended)
