@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import HOUR
@@ -77,7 +78,8 @@ def choose_spanning_mode(spec: SweepSpec) -> dict[str, ParamValue]:
     return {}
 
 
-def list_startup_choices(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+@lru_cache(maxsize=4)  # the plan asks again and again
+def list_startup_choices(spec: SweepSpec) -> tuple[dict[str, ParamValue], ...]:
     """Return the choices of the start-up points of a divided budget, from the first on.
 
     The points that span what can be traded come first, then as many as each choice of each
@@ -125,7 +127,7 @@ def list_startup_choices(spec: SweepSpec) -> list[dict[str, ParamValue]]:
             point[name] = domain.choices[min(ranks)[-1]]
         points.append(point)
         count(point)
-    return points
+    return tuple(points)
 
 
 def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:

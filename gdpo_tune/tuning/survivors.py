@@ -118,8 +118,8 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
         present = [r for r in present if r.number not in numbers]
         gains = {r.number: _gain(points, predicted[r.number], goals) for r in present}
         going = max(present, key=lambda record: gains[record.number], default=None)
-        keeps = going is not None and not _is_worse(spec, going, origin)
-        anew = [_move(spec, r.params, weights, going.params if keeps else {}) for r in rows]
+        kept = going.params if going and not _is_worse(spec, going, origin) else {}
+        anew = [_move(spec, r.params, weights, kept) for r in rows]
         values = [predict(encode_params(spec, params)) for params in anew]
         best = max(range(len(anew)), key=lambda index: _gain(points, values[index], goals))
         margin = CLEARLY_MORE * _measure(points, goals) + (gains[going.number] if going else 0)
@@ -162,7 +162,8 @@ def _extrapolate(
 def _is_worse(spec: SweepSpec, record: TrialRecord, origin: Floats) -> bool:
     """Return whether a policy at the wide rung is worse than the initial one in every objective."""
     goals = spec.list_objectives()
-    own, other = compute_losses([read_values(spec, record.rungs[0])[0], origin], goals)
+    values = [read_values(spec, record.rungs[0])[0], tuple(origin)]
+    own, other = compute_losses(values, goals)
     return bool((own > other).all())
 
 
