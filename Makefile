@@ -35,9 +35,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/samplers.py
 	python benchmarks/search/fronts.py
 	python benchmarks/candidates.py
-	python benchmarks/search/schedulers.py
 	python benchmarks/search/replay.py
-	python benchmarks/search/sweeps.py
 	python benchmarks/verdicts.py
 	python benchmarks/overlap.py
 	python benchmarks/importance.py
@@ -55,7 +53,6 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU without 
 	python benchmarks/driver.py --small
 	python benchmarks/tracking.py --small
 	python benchmarks/search/samplers.py --small
-	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
 	python benchmarks/candidates.py --small
