@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 import optuna
@@ -47,7 +48,7 @@ SIZES = (0.0, 0.0, 1.0, 2.0, 3.0, 4.0)
 EVALUATION, SPREAD = 0.03, 1.2
 """Standard error of an evaluation, and the deviation of the logarithm of a variance over its."""
 STEP, LAST, COMPLETIONS = 20, 60, 1280
-POINTS = 2000
+POINTS = 500
 """Points of the space over which true differences are means."""
 WEIGHTS = ("reward_weights.format", "reward_weights.length")
 PLAIN: dict[str, Domain] = {
@@ -71,7 +72,7 @@ def simulate(kind: str, seed: int, count: int, sampler: str) -> tuple[float, lis
         task="simulated",
         policy="simulated",
         objectives={n: ObjectiveSpec(direction="maximize", reference=0.0) for n in GOALS},
-        space=Space(domains=PLAIN | (GAMMA if kind == "conditional" else {})),
+        space=_build_space(kind),
         search=Search(trials=count, sampler="random" if sampler == "none" else sampler, seed=seed),
     )
     dimensions = list_dimensions(spec.space)
@@ -119,8 +120,9 @@ def simulate(kind: str, seed: int, count: int, sampler: str) -> tuple[float, lis
     effects = estimate_effects(records, spec.list_objectives(), dimensions)
     assert (effects.step, effects.trainings) == (STEP, count)
     rows, misses = [], False
+    points = _draw_points(kind)
     for goal in GOALS:
-        truths = _compute_truths(worths[goal], spec, np.random.default_rng(0))
+        truths = _compute_truths(worths[goal], points, spec)
         for found in (c for c in effects.contrasts if c.objective == goal):
             truth = truths[found.dimension, found.before, found.after]
             true = truth * deviations[goal]
@@ -190,15 +192,20 @@ def _draw_curve(d: Dimension, size: float, is_bent: bool, rng: np.random.Generat
     return compute
 
 
+@cache
+def _draw_points(kind: str) -> list[Params]:
+    domains, rng = _build_space(kind).domains, np.random.default_rng(0)
+    return [{name: _draw(domain, rng) for name, domain in domains.items()} for _ in range(POINTS)]
+
+
+def _build_space(kind: str) -> Space:
+    return Space(domains=PLAIN | (GAMMA if kind == "conditional" else {}))
+
+
 def _compute_truths(
-    worth: Worth, spec: SweepSpec, rng: np.random.Generator
+    worth: Worth, points: Sequence[Params], spec: SweepSpec
 ) -> dict[tuple[str, str, str], float]:
     """Return the true differences: of the linear model that fits the whole space best."""
-    domains = spec.space.domains
-    points = [
-        spec.space.complete({name: _draw(domain, rng) for name, domain in domains.items()})
-        for _ in range(POINTS)
-    ]
     goal = [Estimate(worth(params), 0.0) for params in points]
     records = [
         TrialRecord(i, "search", "complete", p, i, "model", rungs=(Rung(1, {"x": v}, Cost()),))

@@ -164,7 +164,7 @@ def estimate_effects(
         for rung in record.rungs
         if rung.step == step and (row := _build_row(dimensions, record.params)) is not None
     ]
-    if not found:
+    if not found or not dimensions:
         return Effects()
     design = np.array([row for row, _ in found])
     pairs = [(d.name, *pair) for d in dimensions for pair in d.list_pairs()]
@@ -253,7 +253,7 @@ def _answer(
         if is_told:
             interval = Interval(float(value - reach), float(value + reach))
         unit = count * spread**2 if is_told else usual
-        target = max(WORTH_FINDING, abs(value) / deviation if is_told else 0.0)
+        target = max(WORTH_FINDING, abs(value) / deviation if is_told and deviation else 0.0)
         df = fit.df if is_told else count - size
         more = _count_more(count, df, prior, alpha, unit / target**2)
         answers.append((float(value), interval, more))

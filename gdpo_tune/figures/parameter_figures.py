@@ -68,10 +68,9 @@ def draw_effects(effects: Effects) -> go.Figure:
             row=1,
             col=column,
         )
-        figure.add_vline(x=0, line={"color": style.FAINT, "dash": "dot"}, row=1, col=column)
     questions = len(effects.contrasts) // max(1, len(objectives))
     figure.update_layout(**make_layout(140 + 30 * questions, t=64, b=56))
-    figure.update_xaxes(title_text="difference")
+    figure.update_xaxes(title_text="difference", zeroline=True, zerolinecolor=style.FAINT)
     return figure
 
 
