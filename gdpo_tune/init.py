@@ -38,7 +38,8 @@ def build_parser() -> cli.Parser:
         "--policy", help="Hub id or directory (default: the small policy that ships for the task)"
     )
     parser.add_argument("--gpus", type=float, help="GPUs of one trial; fractions share one")
-    parser.add_argument("--trials", type=int, help="trainings of the search (default: 16)")
+    text = "completions in training that the sweep may sample (default: by the policy)"
+    parser.add_argument("--completions", type=int, help=text)
     parser.add_argument(
         "--data", metavar="SOURCE", help="Hub id or file of the prompts, or built-in (the task's)"
     )
@@ -118,9 +119,9 @@ def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     usual = "0" if first.chosen_policy in POLICIES else "1"
     gpus = _read_number(answer(_as_text(options.gpus), "GPUs of one trial", usual), "gpus", 0)
     data = answer(options.data, "Prompts: Hub id, file or built-in", first.suggest_data())
-    trials = _read_number(
-        answer(_as_text(options.trials), "Trainings of the search", str(first.trials)), "trials", 1
-    )
+    usual = str(first.usual_completions)
+    text = answer(_as_text(options.completions), "Budget: completions in training", usual)
+    completions = int(_read_number(text, "completions", 1))
     if options.layout and data == BUILT_IN:
         raise UsageError(
             f"--layout {options.layout} has no effect: the task writes its prompts itself\n"
@@ -128,12 +129,12 @@ def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
         )
     found = propose_layout(data, task, options.layout)
     if found is None:
-        return FirstFile(task, policy, gpus, int(trials), data, options.layout or "")
+        return FirstFile(task, policy, gpus, completions, data, options.layout or "")
     collected = collect_data(found)
     named = "".join(f", {name} is {column}" for name, column in found.columns.items())
     print(f"{data}: layout {found.layout}{named}; {collected}")
     return FirstFile(
-        *(task, policy, gpus, int(trials), data, found.layout, found.columns),
+        *(task, policy, gpus, completions, data, found.layout, found.columns),
         prompts={f"{name}_prompts": len(each) for name, each in collected.splits.items()},
     )
 
@@ -147,8 +148,8 @@ def _read_number(text: str, name: str, least: float) -> float:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not value >= least or value == float("inf") or (name == "trials" and value % 1):
-        kind = "a whole number" if name == "trials" else "a number"
+    if not value >= least or value == float("inf") or (name == "completions" and value % 1):
+        kind = "a whole number" if name == "completions" else "a number"
         raise UsageError(f"{name} {text!r}: write {kind} of at least {least:g}")
     return value
 

@@ -32,9 +32,7 @@ from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trials import Params, TrialRecord
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.web.live_sweep import Plan
 
 TOKEN = "watch.token"
 """File in the sweep's directory, for its owner alone: an open page goes on after a new start."""
@@ -70,6 +68,7 @@ def serve_page(options: argparse.Namespace) -> None:
     """Print the address of the page, and serve it."""
     load, target = find_spec(options.sweep)
 
+    from gdpo_tune.tuning.plan import estimate_outlook
     from gdpo_tune.web.live_sweep import LiveSweep
     from gdpo_tune.web.page_content import View
     from gdpo_tune.web.page_server import build_app, build_server, open_socket
@@ -92,7 +91,7 @@ def serve_page(options: argparse.Namespace) -> None:
             webbrowser.open(address)
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         os.nice(10)  # trials come first
-        app = build_app(View(sweep, make_plan, target), guard, options.root_path)
+        app = build_app(View(sweep, estimate_outlook, target), guard, options.root_path)
         build_server(app).run(sockets=[listener])
 
 
@@ -136,16 +135,6 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
         return load_spec(file, [f"storage={asked.storage}"], asked.name, to_run=False)
 
     return load, asked.location
-
-
-def make_plan(
-    spec: SweepSpec, records: Sequence[TrialRecord], waiting: Sequence[tuple[str, Params]]
-) -> Plan:
-    """Return how many trials a sweep will have; `waiting` are those that requests have added."""
-    from gdpo_tune.tuning.plan import count_merges_and_checkpoints, count_planned
-    from gdpo_tune.web.live_sweep import Plan
-
-    return Plan(count_planned(spec, records, waiting), count_merges_and_checkpoints(spec))
 
 
 def read_token(directory: Path) -> str:

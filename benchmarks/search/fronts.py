@@ -1,19 +1,16 @@
-"""Fronts of real sweeps for equal completions: a divided budget against a fixed plan.
+"""Fronts of real sweeps for equal completions: a divided budget against other plans.
 
-    python benchmarks/search/fronts.py [--tasks code math tools] [--seeds 3] [--out DIRECTORY]
-                                       [--rows auto equal random asha promote tpe]
+    python benchmarks/search/fronts.py [--tasks code math tools] [--seeds 0 1 2] [--out DIRECTORY]
+                                       [--rows halving sixteen equal random tpe]
 
 For each task and seed, sweeps of `search_spaces/<task>.yaml` run with the ordinary command, one
 trial at a time and without replicates:
 
-    fixed    16 configurations of 60 steps, of which ASHA stops some; merges and checkpoints
-    auto     `search.plan: auto`, with a budget for what `fixed` has spent at its end
-    third    the same for a third of it
-    equal    four configurations of equal length: three that span the weights, and one of a model
-    random   four configurations of equal length, drawn at random
-    asha     up to 16 configurations of that length, of which ASHA stops some
-    promote  the same, but what it would stop waits
-    tpe      16 configurations of 60 steps by TPE, without merges, checkpoints and stops
+    halving  a wide rung of many configurations, then few long trainings: the default of a budget
+    sixteen  16 configurations of 60 steps, with merges and checkpoints
+    equal    five configurations of equal length, which a model proposes after three that span
+    random   the same, drawn at random
+    tpe      16 configurations of 60 steps by TPE, without merges and checkpoints
 
 All completions count, those of evaluations included; the published baseline counts on every
 side, the untrained policy on none. A sweep's front is chosen by its own test values. Then the
@@ -51,42 +48,35 @@ from gdpo_tune.figures import style
 from gdpo_tune.figures.front_png import DPI, FONT_SIZE, SIDE, style_axis
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import FULL_TRAININGS
 
 SPACES = Path(__file__).resolve().parents[2] / "search_spaces"
-SHARES = (1 / 3, 2 / 3, 1.0)
-"""Shares of what `fixed` spends at which its own front is measured."""
 BOXES = {"code": 1.0, "math": 1.0, "tools": 6.0}
 """Task -> largest hypervolume that its objectives allow."""
 FRESH_SEEDS = (1_000_001, 1_000_002)
 """Seeds of the evaluations that are compared; no trial has them."""
-COMPLETIONS_PER_STEP = 64
-EVALUATED, RUNGS = 0.3, 4_000
-"""Completions of evaluating merges for each one in training, and of evaluations at rungs."""
-PLAN = ("search.plan=fixed", "search.budget.completions=0")
-EQUAL = (*PLAN, "search.trials=4", "search.scheduler={type: fifo}")
-SIXTEEN = (*PLAN, "search.trials=16", "training.steps=60")
+TOTALS = {"code": 83_000, "math": 83_000, "tools": 60_500}
+"""Task -> completions of a sweep, those of evaluations included: what the divided budget of commit
+2de9f153 has spent, whose fronts docs/growth.md lists."""
+TRAINING = 0.745
+"""Share of them in training, of a divided budget."""
+COMPLETIONS_PER_STEP, EQUAL_TRAININGS = 64, 5
+SIXTEEN = ("search.scheduler={type: fifo}", "search.budget.completions=0", "training.steps=60")
 CONTESTANTS: Mapping[str, Sequence[str]] = {
-    "fixed": (*SIXTEEN, "search.scheduler={type: asha}"),
-    "auto": (),
-    "third": (),
-    "equal": EQUAL,
-    "random": (*EQUAL, "search.sampler=random"),
-    "asha": (*PLAN, "search.trials=16", "search.scheduler={type: asha}"),
-    "promote": (*PLAN, "search.trials=16", "search.scheduler={type: asha, variant: promote}"),
+    "halving": (),
+    "sixteen": SIXTEEN,
+    "equal": (),
+    "random": ("search.sampler=random",),
     "tpe": (
         *SIXTEEN,
         "search.sampler=tpe",
-        "search.scheduler={type: fifo}",
         "search.merges.budget=0",
         "search.checkpoints.budget=0",
     ),
 }
 """Contestant -> its changes of the file."""
 SMALL = ("training={validation_prompts: 8, test_prompts: 8}",)
-SMALL_PLAN = ("search.trials=3", "training.steps=4")
-LEAST_BUDGET = 4_096
-"""Completions, for small runs."""
+SMALL_BUDGET = 4_096
+"""Completions in training, for small runs."""
 
 
 @dataclass(frozen=True)
@@ -130,20 +120,16 @@ def run_sweep(task: str, seed: int, name: str, out: Path, changes: Sequence[str]
     return Side(task, seed, name, spec, records)
 
 
-def list_limits(name: str, total: float, *, small: bool) -> list[str]:
-    """Return the settings by which a contestant spends about `total` completions, or a third."""
-    if name in ("fixed", "tpe"):
-        return [*SMALL_PLAN] if small else []
-    share = 1 / 3 if name == "third" else 1.0
-    training = max(LEAST_BUDGET, int((share * total - RUNGS) / (1 + EVALUATED)))
-    steps = int(training / (FULL_TRAININGS * COMPLETIONS_PER_STEP))
-    lengths = [f"training.steps={steps}", f"training.evaluate_every={steps}"]
+def list_limits(task: str, name: str, *, small: bool) -> list[str]:
+    """Return the settings by which a contestant spends about what it may."""
+    training = SMALL_BUDGET if small else int(TRAINING * TOTALS[task])
+    if name == "halving":
+        return [f"search.budget.completions={training}"]
     if name in ("equal", "random"):
-        return lengths
-    budget = f"search.budget.completions={training}"
-    if name in ("asha", "promote"):
-        return [budget, *lengths]
-    return ["search.plan=auto", "search.scheduler={type: growth}", budget, *lengths]
+        steps = training // (EQUAL_TRAININGS * COMPLETIONS_PER_STEP)
+        fifo = ["search.scheduler={type: fifo}", "search.budget.completions=0"]
+        return [*fifo, f"search.trials={EQUAL_TRAININGS - 1}", f"training.steps={steps}"]
+    return []
 
 
 def evaluate_fresh(side: Side, candidates: Sequence[Configuration], out: Path) -> dict[int, Any]:
@@ -183,20 +169,19 @@ def evaluate_policy(spec: SweepSpec, record: TrialRecord) -> dict[str, float]:
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
-def measure(side: Side, shares: Sequence[float], total: float, out: Path) -> dict[str, Any]:
-    """Build the figures of one sweep: its front at shares of what it spent, with fresh seeds."""
+def measure(side: Side, out: Path) -> dict[str, Any]:
+    """Build the figures of one sweep: its front with fresh seeds, and what was begun."""
     spent, goals = side.list_spent(count_completions)[-1], side.spec.list_objectives()
-    volumes: list[float] = []
-    for share in shares:
-        front = side.choose_front(share * spent)
-        fresh = evaluate_fresh(side, front, out)
-        points = [[fresh[c.first][goal.name] for goal in goals] for c in front]
-        volumes.append(round(compute_hypervolume(points, goals), 4))
+    front = side.choose_front(spent)
+    fresh = evaluate_fresh(side, front, out)
+    points = [[fresh[c.first][goal.name] for goal in goals] for c in front]
     roles = [record.role for record in side.ended]
+    modes = [str(r.params["normalization"]) for r in side.ended if r.is_training]
     return {
-        "shares": [round(share * spent / total, 3) for share in shares],
-        "hypervolume": volumes,
+        "share": round(spent / TOTALS[side.task], 3),
+        "hypervolume": round(compute_hypervolume(points, goals), 4),
         "trials": {role: roles.count(role) for role in sorted({*roles})},
+        "modes": {mode: modes.count(mode) for mode in sorted({*modes})},
         "training_completions": sum(r.cost.completions for r in side.ended),
         "evaluation_completions": sum(r.cost.evaluation_completions for r in side.ended),
         "cpu_seconds": round(sum(r.cost.cpu_seconds for r in side.ended), 1),
@@ -208,19 +193,16 @@ def compare_sides(
 ) -> dict[str, Any]:
     """Run the missing sweeps of one task and seed, and build their figures."""
     figures: dict[str, Any] = {"task": task, "seed": seed}
-    changes, total = SMALL if small else (), 0.0
-    for name in ("fixed", *names):
-        limits = list_limits(name, total, small=small)
-        side = run_sweep(task, seed, name, out, [*changes, *limits])
-        total = total or side.list_spent(count_completions)[-1]
-        figures[name] = measure(side, SHARES if name == "fixed" else (1.0,), total, out)
+    for name in names:
+        changes = [*(SMALL if small else ()), *list_limits(task, name, small=small)]
+        figures[name] = measure(run_sweep(task, seed, name, out, changes), out)
     return figures
 
 
 def render_markdown(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Render a row for each sweep; `fixed` at each share of what it spent."""
+    """Render a row for each sweep."""
     lines = [
-        "| task | seed | | completions | share | hypervolume | trainings, merges, checkpoints "
+        "| task | seed | | completions | hypervolume | trainings, merges, checkpoints | modes "
         "| CPU s |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -231,29 +213,24 @@ def render_markdown(figures: Sequence[Mapping[str, Any]]) -> str:
             spent += row["evaluation_completions"]
             trained = sum(n for role, n in trials.items() if role not in ("merge", "checkpoint"))
             counts = f"{trained}, {trials.get('merge', 0)}, {trials.get('checkpoint', 0)}"
-            shares = ", ".join(f"{share:.2f}" for share in row["shares"])
-            volumes = ", ".join(f"{volume:.3f}" for volume in row["hypervolume"])
+            modes = ", ".join(f"{count} {mode}" for mode, count in row["modes"].items())
             lines.append(
-                f"| {figure['task']} | {figure['seed']} | {name} | {spent:,} | {shares} | {volumes}"
-                f" | {counts} | {row['cpu_seconds']:,.0f} |"
+                f"| {figure['task']} | {figure['seed']} | {name} | {spent:,} "
+                f"| {row['hypervolume']:.3f} | {counts} | {modes} | {row['cpu_seconds']:,.0f} |"
             )
     return "\n".join([*lines, ""])
 
 
 def summarise(figures: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """Return the leads of each contestant over the end of `fixed`, as shares of the box."""
-    result: dict[str, Any] = {"of": len(figures)}
-    for name in names:
-        leads = [
-            (f[name]["hypervolume"][-1] - f["fixed"]["hypervolume"][-1]) / BOXES[f["task"]]
-            for f in figures
-        ]
-        result[name] = {
-            "ahead": sum(lead >= 0 for lead in leads),
-            "median_lead": round(median(leads), 4),
-            "leads": [round(lead, 4) for lead in leads],
+    """Return the median hypervolume of each contestant over the seeds, task by task."""
+    return {
+        name: {
+            task: round(median(volumes), 4)
+            for task in BOXES
+            if (volumes := [f[name]["hypervolume"] for f in figures if f["task"] == task])
         }
-    return result
+        for name in names
+    }
 
 
 def compare(
@@ -265,7 +242,7 @@ def compare(
     for seed, task in product(seeds, tasks):
         figures.append(compare_sides(task, seed, names, out, small=small))
         (out / "table.md").write_text(render_markdown(figures), encoding="utf-8")
-    write_fronts_picture(figures, ["fixed", *names], out / "fronts.png")
+    write_fronts_picture(figures, names, out / "fronts.png")
     print(render_markdown(figures))
     found = {"benchmark": "search/fronts", **summarise(figures, names), "figures": figures}
     print(json.dumps(found))
@@ -278,14 +255,13 @@ def main() -> None:
     )
     parser.add_argument("--tasks", nargs="+", default=[*BOXES], choices=[*BOXES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    others = [name for name in CONTESTANTS if name != "fixed"]
-    parser.add_argument("--rows", nargs="+", default=others, choices=others)
+    parser.add_argument("--rows", nargs="+", default=[*CONTESTANTS], choices=[*CONTESTANTS])
     parser.add_argument("--out", type=Path, default=Path("runs/search/fronts"))
     parser.add_argument("--small", action="store_true", help="one task and seed, short trials")
     options = parser.parse_args()
     if options.small:
         with tempfile.TemporaryDirectory() as directory:
-            compare(["code"], [0], ["auto"], Path(directory), small=True)
+            compare(["code"], [0], ["halving"], Path(directory), small=True)
         return
     compare(options.tasks, options.seeds, options.rows, options.out.absolute(), small=False)
 
@@ -296,31 +272,19 @@ COLORS = [mark.color for mark in style.MODES.values()]
 def write_fronts_picture(
     figures: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path
 ) -> None:
-    """Draw the hypervolume of each contestant against what it spent; write it atomically.
-
-    The rows of `auto` with different budgets are points of one line.
-    """
+    """Draw the hypervolume of each contestant against what it spent; write it atomically."""
     tasks = list(dict.fromkeys(figure["task"] for figure in figures))
     figure = Figure(figsize=(len(tasks) * 1.1 * SIDE, SIDE + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(tasks), squeeze=False)[0]
-    lines = {name: [name] for name in names if name != "third"}
-    if "auto" in lines and "third" in names:
-        lines["auto"] = ["third", "auto"]
     for axis, task in zip(axes, tasks, strict=True):
-        for (name, rows), color in zip(lines.items(), COLORS, strict=False):
-            of_task = [f for f in figures if f["task"] == task and {*rows} <= f.keys()]
-            if not of_task:
-                continue
-            shares, volumes = (
-                np.array([[x for row in rows for x in f[row][key]] for f in of_task])
-                for key in ("shares", "hypervolume")
-            )
-            axis.plot(shares.T, volumes.T, color=color, linewidth=0.7, marker=".", alpha=0.45)
-            middle = np.median(shares, axis=0), np.median(volumes, axis=0)
-            axis.plot(*middle, color=color, linewidth=2, marker="o", label=name)
+        for name, color in zip(names, COLORS, strict=False):
+            rows = [f[name] for f in figures if f["task"] == task]
+            shares, volumes = ([row[key] for row in rows] for key in ("share", "hypervolume"))
+            axis.plot(shares, volumes, color=color, linewidth=0, marker=".", alpha=0.6)
+            axis.plot(median(shares), median(volumes), color=color, marker="o", label=name)
         axis.set_title(task, size=10, color=style.INK)
-        style_axis(axis, "completions, as a share of what `fixed` spends", "hypervolume")
+        style_axis(axis, "completions, as a share of the budget", "hypervolume")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=FONT_SIZE

@@ -121,16 +121,24 @@ class SweepStarted:
     """Start of a sweep; `records` are those that the ledger already holds."""
 
     records: tuple[TrialRecord, ...]
-    planned: int
-    """Trials that will exist at the end, replicates and baselines included, as far as known."""
     moved_aside: Path | None = None
     """Where an earlier sweep of this name was moved, if there was one."""
-    candidates: int = 0
-    """Checkpoints and merges among the planned trials, which train nothing."""
     pause: RecordedRequest | None = None
     """The request that paused the sweep; None if it is not paused."""
     sweep_id: str = ""
     """Id of the ledger; empty if an older version began it."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is still to come, as far as the plan knows: at the start, and after each change."""
+
+    planned: int
+    """Trials that exist at the end, at most: baselines, replicates, merges included."""
+    work: float
+    """Work to come, at most, in the unit of `Cost.work`."""
+    hours: float | None = None
+    """Hours that `search.budget.hours` leaves; None: it has no limit."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +194,8 @@ class SweepSteered:
     """A request that was applied or refused, with the state of the sweep after it."""
 
     request: RecordedRequest
-    planned: int
-    """As in `SweepStarted`, and so are the next two."""
-    candidates: int
     pause: RecordedRequest | None
+    """As in `SweepStarted`."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,7 @@ class SweepFinished:
 
 Event = (
     SweepStarted
+    | Outlook
     | SearchStarted
     | TrialStarted
     | TrialProgress

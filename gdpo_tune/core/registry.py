@@ -99,23 +99,33 @@ SAMPLERS: dict[str, SamplerInfo] = {
 }
 
 SCHEDULERS: dict[str, SchedulerInfo] = {
-    "growth": SchedulerInfo(
-        "gdpo_tune.tuning.growth:Growth",
-        "few trainings that grow together: always the shortest goes on",
+    "halving": SchedulerInfo(
+        "gdpo_tune.tuning.halving:Halving",
+        "many configurations to a short first rung, then a few of them long",
     ),
     "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers:Scheduler", "every trial to its end"),
-    "asha": SchedulerInfo(
-        "gdpo_tune.tuning.halving:Asha",
-        "successive halving by dominance: trials that others dominate end at the next rung",
-    ),
 }
 REMOVED_SCHEDULERS: dict[str, tuple[str, str]] = {
     "pbt": (
         "population-based training has left: at equal completions it led on no task",
         "leave search.scheduler out, or write type: fifo",
     ),
+    **dict.fromkeys(
+        ("asha", "growth"),
+        (
+            "it has become part of halving, which divides a budget",
+            "leave search.scheduler out: halving with a search.budget, fifo with search.trials",
+        ),
+    ),
 }
 """Name of a scheduler that is gone -> the reason, and what to write instead."""
+REMOVED_KEYS = {
+    "search.plan": (
+        "search.scheduler decides it",
+        "remove the key: a search.budget without search.trials is divided by halving",
+    ),
+}
+"""Key that is gone -> the reason, and what to write instead."""
 
 LAYOUTS: dict[str, str] = {
     "gsm8k": "gdpo_tune.tasks.layouts:GSM8K",

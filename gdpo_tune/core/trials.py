@@ -30,9 +30,10 @@ on demonstrations. A `checkpoint` or `merge` evaluates what other trials have tr
 INITIAL: tuple[Role, ...] = ("untrained", "start")
 """Roles of the policies at which trainings may begin: no parameter of the space made them."""
 State = Literal["running", "paused", "complete", "pruned", "failed"]
-"""`paused`: it reached a rung, its process ended with a checkpoint, and it waits for promotion."""
-Proposer = Literal["model", "startup", "enqueued", "replicate", "baseline", "candidate"]
-"""Source of a trial's parameters: the sampler's model, its random start-up, or a rule."""
+"""`paused`: it reached a rung, its process ended with a checkpoint, and it waits to go on."""
+Proposer = Literal["model", "startup", "corner", "enqueued", "replicate", "baseline", "candidate"]
+"""Source of a trial's parameters: the sampler's model, its start-up, or a rule. A `corner` of the
+reward weights begins with the settings that the wide rung favours."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Estimate:
             object.__setattr__(self, "high", self.mean + CLEAR * self.se)
 
 
+EVALUATED_WORK = 0.3
+"""Time of a completion in an evaluation, as a share of that of one in training."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """Cost of a trial so far, summed over the attempts that its result depends on.
@@ -83,6 +88,11 @@ class Cost:
     cpu_seconds: float = 0.0
     evaluation_completions: int = 0
     """Completions sampled in evaluations, which `completions` does not count."""
+
+    @property
+    def work(self) -> float:
+        """Completions in training, and those of evaluations for the share of time they take."""
+        return self.completions + EVALUATED_WORK * self.evaluation_completions
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:

@@ -103,7 +103,7 @@ class LiveDisplay(CloseableResource):
         front, counts = self._state.get_front(), self._state.count_states()
         elapsed = format_duration(time.monotonic() - self._started)
         head = f": {self._describe_counts()}, {elapsed} so far{self._describe_time_left()}"
-        ended, total = sum(counts[state] for state in ENDED), max(self._state.planned, 1)
+        ended, total = sum(counts[state] for state in ENDED), max(self._state.outlook.planned, 1)
         bar = ProgressBar(total, ended, 60, complete_style="green", finished_style="green")
         parts: list[RenderableType] = [Text.assemble((self._spec.name, "bold"), head), bar]
         state = self._tracking()
@@ -129,14 +129,14 @@ class LiveDisplay(CloseableResource):
         parts += [
             f"{counts[s]} {name_state(s)}" for s in ("paused", "pruned", "failed") if counts[s]
         ]
-        return f"{ended} of at most {self._state.planned} trials done, {', '.join(parts)}"
+        return f"{ended} of at most {self._state.outlook.planned} trials done, {', '.join(parts)}"
 
     def _describe_time_left(self) -> str:
         seconds = self._state.estimate_seconds_left()
         return "" if seconds is None else f", about {format_duration(seconds)} left"
 
     def _describe_event(self, event: events.Event) -> str:
-        if isinstance(event, events.TrialProgress):
+        if isinstance(event, events.TrialProgress | events.Outlook):
             return ""
         if isinstance(event, events.SweepStarted):
             parts = [self._describe_counts(), self._spec.location, self._describe_pause()]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gdpo_tune.core.metrics import HOUR, count_gpu_hours
-from gdpo_tune.core.trials import TrialRecord
+from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.spec import SweepSpec
 
 
@@ -35,8 +35,22 @@ def compute_spending(
     }
 
 
+def find_at_target(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the first trial that meets `search.target` on validation and on test prompts."""
+    for record in records if spec.search.target else ():
+        tested = record.state == "complete" and record.is_comparable and record.feasible
+        if tested and spec.meets_target(record.validation) and spec.meets_target(record.test):
+            return record
+    return None
+
+
 def describe_spent_budget(spec: SweepSpec, records: Sequence[TrialRecord], hours: float) -> str:
-    """Describe which part of `search.budget` is spent; empty if some of every part is left."""
+    """Describe why nothing more may train: a spent part of `search.budget`, or `search.target` met.
+
+    It is empty if some of every part is left and no policy meets the target.
+    """
+    if met := find_at_target(spec, records):
+        return f"{title_candidate(met.name)} meets search.target"
     budget = spec.search.budget
     if not any((budget.trials, budget.completions, budget.gpu_hours, budget.hours)):
         return ""  # saves adding up all trials before each new one

@@ -120,6 +120,8 @@ def _decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     if isinstance(number, int) and number < started:
         raise UsageError(f"trials = {number}: {started} have started already; write at least that")
     _check_section(Search, "trials", number)
+    if sweep.spec.search.is_divided:
+        raise UsageError("halving decides how many train; give it a larger budget, with: budget")
     if number > sweep.spec.search.trials:
         _refuse_spent_budget(sweep)
     return _change(sweep, {"trials": number})

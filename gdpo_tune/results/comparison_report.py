@@ -124,8 +124,8 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     spec = sweep.spec
     names = {mode: f"{spec.name}_{mode}" for mode in (first, second)}
     more = ["--set", f"search.trials={ENOUGH}", "--set", f"storage={spec.storage}"]
-    if spec.search.plan == "auto":
-        more += ["--set", "search.plan=fixed", "--set", "search.scheduler={type: asha}"]
+    if spec.search.is_divided:
+        more += ["--set", "search.scheduler={type: fifo}"]
     begin = ["sweep", str(spec.directory / SPEC), "--name"]
     commands = [
         [*begin, name, "--set", f"space.normalization={mode}", *more]

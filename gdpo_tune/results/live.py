@@ -10,13 +10,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 from gdpo_tune.analysis.front import Front, build_front
 from gdpo_tune.core import events
-from gdpo_tune.core.trials import Measurement, Objective, TrialRecord
+from gdpo_tune.core.metrics import HOUR
+from gdpo_tune.core.trials import Cost, Measurement, Objective, TrialRecord
 
 T = TypeVar("T")
 ENDED = ("complete", "pruned", "failed")
 """States of a trial in which nothing more follows."""
-EVALUATION = 0.1
-"""Time of a trial that trains nothing, as a share of a training's: the unit of work."""
+LEAST_WORK = 64.0
+"""Completions from which a pace is known."""
 
 
 class Paced(Generic[T]):
@@ -69,8 +70,7 @@ class LiveState:
         self.objectives = objectives
         self.steps = steps
         """Training steps of a trial."""
-        self.planned = 0
-        """Trials at the end of the sweep, at most."""
+        self.outlook = events.Outlook(0, 0.0)
         self.pause: events.RecordedRequest | None = None
         """The request that paused the sweep; None if it is not paused."""
         self.ending = ""
@@ -81,7 +81,9 @@ class LiveState:
         self._latest: dict[int, Measurement] = {}
         self._validated: dict[int, Measurement] = {}
         self._started_any = False
-        self._planned_work = self._done_before = self._paused_at = 0.0
+        self._done_before = self._paused_at = 0.0
+        self._outlook_done = 0.0
+        """Work that was done when the outlook was computed."""
         self._began = clock()
         """Start of this session, later by the time that it was paused."""
         self._front = Paced[Front](share=20, least=1.0, clock=clock)
@@ -92,8 +94,6 @@ class LiveState:
             if isinstance(event, events.SweepStarted | events.SweepFinished):
                 self._records = {record.number: record for record in event.records}
             if isinstance(event, events.SweepStarted | events.SweepSteered):
-                self.planned = event.planned
-                self._planned_work = measure_planned_work(event.planned, event.candidates)
                 if self.pause is None:
                     self._paused_at = self._clock()
                 elif event.pause is None:
@@ -103,6 +103,8 @@ class LiveState:
                 case events.SweepStarted():
                     self._began = self._clock()
                     self._done_before = self._measure_work()
+                case events.Outlook():
+                    self.outlook, self._outlook_done = event, self._measure_work()
                 case events.SweepFinished():
                     self._front.expire()
                     why = f" ({event.reason})" if event.reason else ""
@@ -156,37 +158,22 @@ class LiveState:
             return None
         with self._lock:
             done = self._measure_work()
+            left = self.outlook.work - (done - self._outlook_done)
         seconds = self._clock() - self._began
-        return estimate_seconds_left(self._planned_work, done, self._done_before, seconds)
+        found = estimate_seconds_left(left, done - self._done_before, seconds)
+        hours = self.outlook.hours
+        return found if hours is None or found is None else min(found, hours * HOUR)
 
     def _measure_work(self) -> float:
-        latest = {number: measurement.step for number, measurement in self._latest.items()}
-        return measure_work_done(self._records.values(), latest, self.steps)
+        latest = {number: measurement.cost for number, measurement in self._latest.items()}
+        return measure_work(self._records.values(), latest)
 
 
-def measure_planned_work(planned: int, candidates: int) -> float:
-    """Return the work of so many trials, `candidates` of which train nothing."""
-    return planned - (1 - EVALUATION) * candidates
+def measure_work(records: Iterable[TrialRecord], latest: Mapping[int, Cost]) -> float:
+    """Sum the work of trials; `latest` holds the costs of running ones at their last step."""
+    return sum(latest.get(record.number, record.cost).work for record in records)
 
 
-def measure_work_done(
-    records: Iterable[TrialRecord], latest_steps: Mapping[int, int], steps: int
-) -> float:
-    """Return the work of the trials that ended, and the shares of the running ones.
-
-    `latest_steps` holds the last step of each running trial, by number, of `steps` in all.
-    """
-    ended = sum(EVALUATION if record.parts else 1.0 for record in records if not record.is_open)
-    return ended + sum(min(step / steps, 1.0) for step in latest_steps.values())
-
-
-def estimate_seconds_left(
-    planned_work: float, done: float, done_before: float, seconds: float
-) -> float | None:
-    """Return the time left; None while too little is done.
-
-    In the last `seconds` the work done grew from `done_before` to `done`.
-    """
-    gained = done - done_before
-    left = max(0.0, planned_work - done)
-    return None if gained < 0.1 else left * seconds / gained  # too little work for an estimate
+def estimate_seconds_left(left: float, done: float, seconds: float) -> float | None:
+    """Return the time that some work takes at the pace of the last `seconds`; None: unknown."""
+    return None if done < LEAST_WORK else max(0.0, left) * seconds / done

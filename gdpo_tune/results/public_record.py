@@ -40,8 +40,8 @@ _TRIAL = r"#?(?:merge-)?\d+(?:@\d+)?"
 _TRIALS = rf"{_TRIAL}(?:, {_TRIAL})*(?: and \d+ more)?"
 _PHRASES = (
     rf"(?:(?:, )?(?:before|after) (?:{_KIND}) changed \([\d: -]+\))+"
-    r"|(?:waited to the end of the sweep and was not promoted; )?stopped at rung [\d,]+"
-    rf"(?:: dominated by {_TRIALS})?|dominated on validation prompts by {_TRIALS}"
+    r"|stopped at the wide rung: others there span the front further"
+    rf"|dominated on validation prompts by {_TRIALS}"
     r"|adds [\d.]+% to the hypervolume on validation prompts|stopped by someone"
     r"|breaks a constraint on validation prompts|changed, and a trial needs one content"
     r"|(?:loss|gradient norm|WORD)(?: of completion \d+)? is (?:nan|-?inf|missing)"
@@ -79,7 +79,7 @@ _FIELDS = {
     "id|request": "[0-9a-f]{1,32}",
     "trial|state": "pruned|failed",
     "role|proposer": "search|replicate|untrained|start|published|checkpoint|merge|model|startup"
-    "|enqueued|baseline|candidate",
+    "|corner|enqueued|baseline|candidate",
     "checkpoint": r"trials/\d+/checkpoint-\d+",
     "sandbox": "full|seccomp|seccomp[+]landlock|seccomp[+]namespaces|external|unsafe",
     "device": r"(?:CPU|(?:NVIDIA|Tesla|AMD|Quadro)[\w .-]*, \d+ GiB), (?:bfloat16|float32)",

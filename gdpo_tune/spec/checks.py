@@ -50,13 +50,19 @@ from gdpo_tune.core.text import (
     suggest,
 )
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
-from gdpo_tune.spec.first_trials import count_first_trials
-from gdpo_tune.spec.model import LEAST_RESOURCE, AshaSettings, GrowthSettings, SweepSpec
-from gdpo_tune.spec.space import Uniform
+from gdpo_tune.spec.first_trials import BEGINNINGS, count_least_wide
+from gdpo_tune.spec.model import (
+    FULL_TRAININGS,
+    LEAST_RESOURCE,
+    Constraint,
+    HalvingSettings,
+    SweepSpec,
+)
+from gdpo_tune.spec.space import Choices, Uniform
 
 TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"
 LEAST_RUNG = 2
-"""Fewest steps of the first rung under the plan `auto`."""
+"""Fewest steps of the wide rung."""
 LONGEST_NAME = 100
 """Most characters of a sweep's name; the names of directories and pages append to it."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}")
@@ -241,6 +247,7 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
     for section, kind, names in (
         ("objectives", "objective", spec.objectives),
         ("constraints", "metric", spec.constraints),
+        ("search.target", "metric", spec.search.target),
     ):
         for name in names:
             path = (section, name)
@@ -262,7 +269,16 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
             side = f"below {info.high:g}" if maximize else f"above {info.low:g}"
             fix = f"write the worst value of interest, {side}"
             yield Finding(("objectives", name, "reference"), reason, fix)
-    for name, constraint in spec.constraints.items():
+    limits: list[tuple[tuple[str, ...], Constraint]] = [
+        (("constraints", name), bound) for name, bound in spec.constraints.items()
+    ]
+    for name, bound in spec.search.target.items():
+        limits.append((("search", "target", name), bound))
+        if bound.baseline:
+            fix = 'write a number, such as ">= 0.6"'
+            yield Finding(limits[-1][0], "a target is no difference to a baseline", fix)
+    for path, constraint in limits:
+        name = path[-1]
         if name not in metrics:
             continue
         info, least = metrics[name], constraint.op == ">="
@@ -271,7 +287,7 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
         bound = constraint.bound + (worst if constraint.baseline else 0.0)
         if best < bound if least else best > bound:
             fix = f"the metric lies between {info.low:g} and {info.high:g}"
-            yield Finding(("constraints", name), "no trial can ever meet this", fix)
+            yield Finding(path, "no trial can ever meet this", fix)
 
 
 def check_weights(spec: SweepSpec) -> Findings:
@@ -405,7 +421,7 @@ def _check_pack(spec: SweepSpec) -> Findings:
 
 
 def _check_search(spec: SweepSpec) -> Findings:
-    search, scheduler, steps = spec.search, spec.search.scheduler, spec.training.steps
+    search = spec.search
     if search.sampler not in registry.SAMPLERS:
         reason, fix = explain_unknown_name("sampler", search.sampler, registry.SAMPLERS)
         yield Finding("search.sampler", reason, fix)
@@ -414,44 +430,29 @@ def _check_search(spec: SweepSpec) -> Findings:
         reason = "no trial has a GPU, so it is never spent"
         yield Finding("search.budget.gpu_hours", reason, fix, ("resources.gpus",))
     yield from _check_plan(spec)
-    if isinstance(scheduler, AshaSettings):
-        factor, grace = scheduler.reduction_factor, scheduler.grace
-        if not scheduler.list_rungs(steps) and math.ceil(steps / factor) < grace * steps:
-            reason = (
-                f"the last rung lies at 1 / {show(factor)} of the budget, and {show(grace)} of it "
-                "is grace, so no trial would be compared with another"
-            )
-            fix = f"write grace: {0.9 / factor:.2g}, or scheduler: {{type: fifo}}"
-            key, other = "search.scheduler.grace", "search.scheduler.reduction_factor"
-            inputs = ("training.steps", "search.scheduler")
-            yield Finding(key, reason, fix, inputs, instead=other)
 
 
 def _check_plan(spec: SweepSpec) -> Findings:
     search, training, budget = spec.search, spec.training, spec.search.budget
     scheduler = search.scheduler
-    grows = isinstance(scheduler, GrowthSettings)
-    if search.plan == "fixed":
-        if grows:
-            reason = "it belongs to search.plan: auto, which decides how long each trial trains"
-            fix = "write plan: auto and a budget, or another scheduler"
-            yield Finding("search.scheduler.type", reason, fix, ("search.plan",))
+    if not isinstance(scheduler, HalvingSettings):
+        if not search.trials:
+            yield Finding("search.trials", "must be at least 1", "write a number of at least 1")
         return
-    if not grows:
-        reason = "search.plan is auto, which decides itself which trainings go on"
-        fix = "remove the key, or write plan: fixed with trials"
-        yield Finding("search.scheduler.type", reason, fix, ("search.plan",))
     if not any((budget.completions, budget.gpu_hours, budget.hours)):
-        product = search.trials * training.steps * training.completions_per_step
-        fix = f"write budget: {{completions: {product}}}, or gpu_hours or hours; or plan: fixed"
-        yield Finding("search.plan", "auto divides a budget, and there is none", fix)
-    elif budget.completions and isinstance(scheduler, GrowthSettings):
+        fix = "write search.budget: {completions: ...}, or gpu_hours or hours; or type: fifo"
+        reason = "halving divides a budget, and there is none"
+        yield Finding("search.scheduler.type", reason, fix, ("search.budget.completions",))
+    least = count_least_wide(spec)
+    if search.trials and search.trials < least:
+        reason = f"the wide rung needs {least} configurations: {_explain_wide(spec)}"
+        fix = f"write {least} or more, or remove the key; or search fewer choices"
+        yield Finding("search.trials", reason, fix, ("search.scheduler",))
+    elif budget.completions:
         steps = spec.search_completions // training.completions_per_step
-        least, count = 0, count_first_trials(spec)
-        if steps < LEAST_RUNG * count / scheduler.first_share:
-            least = math.ceil(LEAST_RUNG * count / scheduler.first_share)
-            least *= training.completions_per_step
-        if least and search.replicates.max_trainings and steps < training.steps:
+        count = (search.trials or least) + 1
+        needed = math.ceil(LEAST_RUNG * count / scheduler.wide_share)
+        if steps < needed and search.replicates.max_trainings and steps < training.steps:
             reason = (
                 f"{search.replicates.max_trainings} replicates of up to {training.steps} steps "
                 f"leave {steps} steps of the budget for the search"
@@ -459,13 +460,19 @@ def _check_plan(spec: SweepSpec) -> Findings:
             fix = "write max_runs: 0, a larger search.budget.completions or fewer training.steps"
             inputs = ("search.budget.completions", "training.steps")
             yield Finding("search.replicates.max_runs", reason, fix, inputs)
-        elif least:
+        elif steps < needed:
             reason = (
-                f"it pays for {steps} steps of all trainings together, and the first rungs of "
-                f"{count} trainings may take {scheduler.first_share:.2g} of them"
+                f"it pays for {steps} steps of all trainings together, and the wide rung of {count}"
+                f" trainings may take {scheduler.wide_share:.2g} of them, {LEAST_RUNG} or more "
+                f"each: {_explain_wide(spec)}"
             )
-            fix = f"write {least * budget.completions // spec.search_completions + 1} or more; a "
-            fix += "useful sweep takes ten times as many"
+            # replicates have their part too; their length may follow from the budget
+            again = search.replicates.max_trainings
+            total = -(-needed * (FULL_TRAININGS + again) // FULL_TRAININGS)
+            total = max(total, needed + again * training.steps) * training.completions_per_step
+            widest = _find_widest(spec)
+            fix = f"write {total} or more; a useful sweep takes ten "
+            fix += "times as many" + (f"; or fix space.{widest} at one value" if widest else "")
             inputs = ("training.completions_per_step", "search.replicates.max_runs")
             yield Finding("search.budget.completions", reason, fix, inputs)
     for key, value, plain in (
@@ -473,9 +480,24 @@ def _check_plan(spec: SweepSpec) -> Findings:
         ("warmup_share", training.warmup_share, 0.0),
     ):
         if value != plain:
-            reason = "it follows from the length of a training, which search.plan: auto decides"
-            fix = f"write {key}: {show(plain)}, or plan: fixed"
-            yield Finding(f"training.{key}", reason, fix, ("search.plan",))
+            reason = "it follows from the length of a training, which halving decides"
+            fix = f"write {key}: {show(plain)}, or search.scheduler: {{type: fifo}} with trials"
+            yield Finding(f"training.{key}", reason, fix, ("search.scheduler",))
+
+
+def _find_widest(spec: SweepSpec) -> str:
+    """Return the searched dimension with most choices; empty without one."""
+    domains = spec.space.searched_domains.items()
+    counts = {name: len(d.choices) for name, d in domains if isinstance(d, Choices)}
+    return max(counts, key=lambda name: counts[name], default="")
+
+
+def _explain_wide(spec: SweepSpec) -> str:
+    widest = _find_widest(spec)
+    if not widest:
+        return "those that span what can be traded"
+    count = len(spec.space.list_reachable(widest) or ())
+    return f"each choice begins at least {BEGINNINGS} times, and {widest} has {count}"
 
 
 def _check_storage(spec: SweepSpec) -> Findings:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.registry import SCHEDULERS
 from gdpo_tune.core.settings import StartSettings
-from gdpo_tune.core.text import align_columns, format_bytes, join_names, show
-from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
+from gdpo_tune.core.text import align_columns, format_bytes, format_duration, join_names, show
+from gdpo_tune.core.trials import EVALUATED_WORK
+from gdpo_tune.spec.first_trials import count_wide, divide_budget, find_wide_step
 from gdpo_tune.spec.gpu import Choice, choose_sampler, measure_trial
-from gdpo_tune.spec.machine import count_local_slots, measure_disk
+from gdpo_tune.spec.machine import count_local_slots, find_pace, measure_disk
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
+
+EVALUATIONS = ("held-out evaluation", "merges", "checkpoints")
+"""Parts of a sweep that train nothing."""
 
 
 def render_dry_run(
@@ -53,7 +59,9 @@ def render_dry_run(
         "# Prompts a step",
         *_align([(f"group_size {size}", f"{total // size} prompts") for size in sizes]),
         "",
-        "# Completions, " + ("as planned" if spec.search.plan == "auto" else "at most"),
+        f"# Time: {_describe_time(spec)}",
+        "",
+        "# Completions, " + ("as planned" if spec.search.is_divided else "at most"),
         *_align(_list_completions(spec)),
         "",
         *([f"# Policy: {policy}"] if policy else []),
@@ -100,13 +108,32 @@ def _list_dimensions(spec: SweepSpec) -> list[tuple[str, ...]]:
     return rows
 
 
+def _describe_time(spec: SweepSpec) -> str:
+    """Return how long the sweep may take, at the pace of the last one like it in its storage."""
+    if (pace := find_pace(spec)) is None:
+        return "unknown before a first sweep of this task and policy here"
+    each, name = pace
+    if spec.search.is_divided and not spec.search_completions:
+        return f"until the budget is spent; {each:.3g} s a completion, as in {name}"
+    rows = [row for row in _list_completions(spec) if row[0] != "total"]
+    counts = {row[0]: int(row[1].replace(",", "")) for row in rows}
+    evaluated = sum(counts.get(name, 0) for name in EVALUATIONS)
+    seconds = each * (sum(counts.values()) - evaluated + EVALUATED_WORK * evaluated)
+    slots = count_local_slots(spec)
+    text = f"at most {format_duration(seconds / (slots or 1))}"
+    text += f", {slots} at a time" if slots else " of one trial at a time"
+    if gpus := spec.resources.total_gpus:
+        text += f", {seconds * gpus / HOUR:.3g} GPU-hours"
+    return f"{text}, at the pace of {name}"
+
+
 def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     """Return the completions of each part of a sweep, in order of time, and their sum.
 
     Every trial counts with its full budget, and so does every replicate, merge and checkpoint.
     Validations at rungs do not count.
     """
-    if spec.search.plan == "auto":
+    if spec.search.is_divided:
         return _list_planned_completions(spec)
     settings, search = spec.training, spec.search
     replicates = search.replicates.max_trainings
@@ -136,26 +163,27 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
 
 
 def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
-    """Return what the plan `auto` expects to spend on what; hours are not known in completions."""
-    settings, search, levels = spec.training, spec.search, list_growth_levels(spec)
-    each, count = settings.completions_per_step, count_first_trials(spec)
-    first, budget = count * levels[0] * each, spec.search_completions
-    rungs = f"{count} trainings x {levels[0]} steps, with the published setting"
-    shares = [("first rungs", first, rungs)]
+    """Return what a divided budget is expected to be spent on; hours are not in completions."""
+    settings, search = spec.training, spec.search
+    each, first, count = settings.completions_per_step, find_wide_step(spec), count_wide(spec) + 1
+    wide, budget = count * first * each, spec.search_completions
+    rungs = f"{count} trainings x {first} steps, with the published setting"
+    shares = [("wide rung", wide, rungs)]
+    long, end = divide_budget(spec, count)
     if budget:
-        levels_after = f"to {join_names(levels[1:])} steps, then " if levels[1:] else ""
-        longer = f"{levels_after}further trainings"
-        shares.append(("longer trainings", max(0, budget - first), longer))
+        longest = f"about {long} of these, or new ones at corners, to about {end} steps"
+        shares.append(("long trainings", max(0, budget - wide), longest))
     if replicates := search.replicates.max_trainings:
         most = replicates * settings.steps * each
         shares.append(("replicates", most, f"{replicates} x at most {settings.steps} steps"))
     validation = settings.validation_completions
     test = settings.test_prompts * settings.samples_per_prompt
-    trained = count * (len(levels) * validation + test)
-    trained += (len(spec.baselines) - 1) * (validation + test)
-    shares.append(
-        ("held-out evaluation", trained, f"{len(levels)} x {validation} + {test} a training")
-    )
+    halvings = max(1, math.floor(math.log2(settings.steps / first)))
+    rungs = count + long * halvings
+    ends = long + replicates + len(spec.baselines) - 1
+    evaluated = (rungs + ends) * validation + ends * test
+    formula = f"{rungs} rungs x {validation}, {ends} ends x {validation + test}"
+    shares.append(("held-out evaluation", evaluated, formula))
     if spec.has_candidates:
         tried, merges = spec.most_merges, min(spec.most_merges, search.merges.budget)
         if tried:

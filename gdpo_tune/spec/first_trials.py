@@ -1,13 +1,18 @@
-"""The first configurations of a sweep, before a sampler's model can propose any, and their lengths.
+"""The first configurations of a sweep, and how a budget is divided between many and few.
 
-Without merges they cover the space evenly. With merges they span it: a merge is about as good as
-what lies between its parents, so the parents have to lie at the corners of what can be traded.
-First all searched reward weights have the largest value of their range. The centre comes next, then
-each weight in turn, from the last one on, has its largest and the others their least.
+Without merges the first configurations cover the space evenly. With merges they span it: a merge is
+about as good as what lies between its parents, so the parents have to lie at the corners of what
+can be traded. First all searched reward weights have the largest value of their range. The centre
+comes next, then each weight in turn, from the last one on, has its largest and the others their
+least.
 
 A merge moves no further from the initial policy than its parents did. So these points have a
 learning rate near the upper end of its range, and, if it is searched, a normalization mode that
 normalises every reward by itself: else a reward with a wide range outweighs any weight.
+
+Where a budget is divided (`halving`), the wide rung has to answer for every choice. So further
+points follow until each choice of each dimension has begun twice; the sampler's model proposes the
+others. All train to one short first rung, together for `wide_share` of the budget.
 
 Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488; docs/search.md compares designs.
 """
@@ -15,21 +20,34 @@ Source: Rame et al. 2023, Rewarded soups, arXiv 2306.04488; docs/search.md compa
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.model import GrowthSettings, SweepSpec
+from gdpo_tune.core.metrics import HOUR
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.trials import Params, ParamValue, TrialRecord
+from gdpo_tune.spec.model import FULL_TRAININGS, HalvingSettings, SweepSpec
 from gdpo_tune.spec.space import Choices, Uniform
 
 WEIGHTS = "reward_weights."
 UNKNOWN_BUDGET = 8
 """Part of the bound at which trainings first wait where the budget is not in completions."""
-EVALUATED = 0.25
-"""Largest share of a level's completions that its evaluation may cost."""
-FIRST_POINTS = 4
-"""Configurations that the plan `auto` begins with where none span what can be traded."""
+EVALUATED = 0.3
+"""Share of the first rung's completions that its evaluation may cost, where a budget allows it."""
+BEGINNINGS = 2
+"""Least number of times that each choice begins in the wide rung."""
+FROM_MODEL = 4
+"""Least number of configurations of a whole wide rung that a model proposes."""
+MOST_COVERING = 64
+"""Most points that cover choices: conditions may forbid some combinations."""
 RATE = "learning_rate"
 MODE = "normalization"
+SPANNED = 3
+"""Spanning points of one searched weight, which all train long."""
+GROWING = ("search", "published")
+"""Roles of the trainings that wait at the wide rung, and may go on from there."""
 UPPER_SHARE = 0.1
 """Upper part of the learning rate's range, on its own scale, from which corners take it."""
 GOLDEN = 0.6180339887498949
@@ -39,19 +57,77 @@ GOLDEN = 0.6180339887498949
 def draw_startup_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
     """Draw start-up point `index`: a value for every dimension, without conditions."""
     point, spanning = draw_point(spec, index), list_spanning_weights(spec)
+    if spec.search.is_divided:
+        points = list_startup_choices(spec)
+        point.update(points[index] if index < len(points) else {})
     if index >= len(spanning):
         return point
-    domains = spec.space.searched_domains
-    rate, modes = domains.get(RATE), domains.get(MODE)
+    rate = spec.space.searched_domains.get(RATE)
     if isinstance(rate, Uniform):
         point[RATE] = map_share(rate, 1 - UPPER_SHARE * (index * GOLDEN % 1))
-    if isinstance(modes, Choices):
-        for mode in modes.choices:
-            info = registry.NORMALIZATIONS[str(mode)]
-            if info.divides_by_group_std and not info.sums_first:
-                point[MODE] = mode
-                break
-    return {**point, **spanning[index]}
+    return {**point, **choose_spanning_mode(spec), **spanning[index]}
+
+
+def choose_spanning_mode(spec: SweepSpec) -> dict[str, ParamValue]:
+    """Return the first searched mode that normalises each reward by itself; empty without one."""
+    modes = spec.space.searched_domains.get(MODE)
+    for mode in modes.choices if isinstance(modes, Choices) else ():
+        info = registry.NORMALIZATIONS[str(mode)]
+        if info.divides_by_group_std and not info.sums_first:
+            return {MODE: mode}
+    return {}
+
+
+@lru_cache(maxsize=4)  # the plan asks again and again
+def list_startup_choices(spec: SweepSpec) -> tuple[dict[str, ParamValue], ...]:
+    """Return the choices of the start-up points of a divided budget, from the first on.
+
+    The points that span what can be traded come first, then as many as each choice of each
+    dimension needs to begin `BEGINNINGS` times, the published setting and `enqueue:` counted. Each
+    point takes the choices that are short, of these the ones that met least often.
+    """
+    space, begun = spec.space, Counter[tuple[str, ParamValue]]()
+    met, points = Counter[frozenset[tuple[str, ParamValue]]](), list[dict[str, ParamValue]]()
+    dimensions = {n: d for n, d in space.searched_domains.items() if isinstance(d, Choices)}
+
+    def count(point: Params) -> None:
+        active = space.select_active(point)
+        taken = [(n, point[n]) for n in dimensions if n in active and n in point]
+        begun.update(taken)
+        met.update(frozenset((one, other)) for one in taken for other in taken)
+
+    count(space.complete_baseline(load_task_info(spec.task, space.domains).published))
+    for enqueued in spec.enqueue:
+        count(enqueued)
+    spanning = list_spanning_weights(spec)
+    while len(points) < max(len(spanning), MOST_COVERING):
+        if (
+            len(points) >= len(spanning)
+            and min(
+                (begun[n, c] for n, d in dimensions.items() for c in d.choices), default=BEGINNINGS
+            )
+            >= BEGINNINGS
+        ):
+            break
+        point: dict[str, ParamValue] = {}
+        if len(points) < len(spanning):
+            point = {**choose_spanning_mode(spec), **spanning[len(points)]}
+        for name, domain in dimensions.items():
+            if name in point or name not in space.select_active(point):
+                continue
+            ranks = [
+                (
+                    min(begun[name, choice] - BEGINNINGS, 0),
+                    sum(met[frozenset(((name, choice), taken))] for taken in point.items()),
+                    begun[name, choice],
+                    index,
+                )
+                for index, choice in enumerate(domain.choices)
+            ]
+            point[name] = domain.choices[min(ranks)[-1]]
+        points.append(point)
+        count(point)
+    return tuple(points)
 
 
 def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
@@ -94,6 +170,15 @@ def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     return [corners[0], centre, *corners[1:]]
 
 
+def list_long_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+    """Return the reward weights that train long beside the published setting.
+
+    Of several searched weights the last corner is left out: the published setting takes its place.
+    """
+    spanning = list_spanning_weights(spec)
+    return spanning[:-1] if len(spanning) > SPANNED else spanning
+
+
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     """Return the corners of the searched reward weights; none without merges.
 
@@ -118,30 +203,71 @@ def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
     return [largest, *singles] if has_anchor else singles
 
 
-def count_first_trials(spec: SweepSpec) -> int:
-    """Count the trainings that the plan `auto` begins together, with the published setting.
-
-    That one takes the place of the last spanning point: it lies inside of what can be traded, and
-    so does what a model proposes once these have ended.
-    """
+def count_least_wide(spec: SweepSpec) -> int:
+    """Count the configurations that the wide rung needs, without the published setting."""
     enqueued = len({tuple(sorted(point.items())) for point in spec.enqueue})
-    return enqueued + (len(list_spanning_weights(spec)) or 1 + FIRST_POINTS)
+    return enqueued + max(1, len(list_startup_choices(spec)))
 
 
-def list_growth_levels(spec: SweepSpec) -> tuple[int, ...]:
-    """Return the steps at which trainings of the plan `auto` wait, and last their bound.
+def count_wide(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
+    """Count the configurations of the wide rung, without the published setting.
 
-    From each level to the next the steps double. At the first level the first configurations have
-    cost at most `first_share` of a budget in completions; without one it is an eighth of the bound.
-    No level is so short that its evaluation costs more than `EVALUATED` of its completions.
+    They are twice as many as effects are asked for, one of each further choice and of each range,
+    or fewer where the budget would make their rungs shorter than their evaluations allow. What a
+    rung costs in hours is known from the one of the published setting among the records.
     """
-    settings, training = spec.search.scheduler, spec.training
-    assert isinstance(settings, GrowthSettings)
-    budget = spec.search_completions / training.completions_per_step
-    affordable = settings.first_share * budget / count_first_trials(spec)
-    most = affordable if budget else training.steps / UNKNOWN_BUDGET
-    evaluation = training.validation_completions / training.completions_per_step
-    levels = [training.steps]
-    while levels[0] > max(most, 1) and levels[0] / 2 * EVALUATED >= evaluation:
-        levels.insert(0, math.ceil(levels[0] / 2))
-    return tuple(levels)
+    if spec.search.trials:
+        return spec.search.trials
+    least, domains = count_least_wide(spec), spec.space.searched_domains.values()
+    effects = sum(len(d.choices) - 1 if isinstance(d, Choices) else 1 for d in domains)
+    whole = max(least + FROM_MODEL, 2 * effects)
+    settings, budget, training = spec.search.scheduler, spec.search.budget, spec.training
+    assert isinstance(settings, HalvingSettings)
+    affordable = float(whole)
+    if spec.search_completions:
+        shortest = training.validation_completions / EVALUATED
+        affordable = settings.wide_share * spec.search_completions / shortest - 1
+    published = next((r for r in records if r.role == "published" and r.rungs), None)
+    if published is not None:
+        hours = published.rungs[0].cost.seconds / HOUR
+        for limit, each in (
+            (budget.hours, hours),
+            (budget.gpu_hours, hours * spec.resources.total_gpus),
+        ):
+            if limit and each:
+                affordable = min(affordable, settings.wide_share * limit / each - 1)
+    return max(least, min(whole, int(affordable)))
+
+
+def find_wide_step(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
+    """Return the steps of the wide rung: those of the first one that is recorded, if any."""
+    for record in records:
+        if record.role in GROWING and record.rungs and record.is_comparable:
+            return record.rungs[0].step
+    settings, budget = spec.search.scheduler, spec.search_completions
+    assert isinstance(settings, HalvingSettings)
+    if not budget:
+        return max(1, spec.training.steps // UNKNOWN_BUDGET)
+    affordable = settings.wide_share * budget / spec.training.completions_per_step
+    return max(1, min(spec.training.steps, int(affordable / (count_wide(spec) + 1))))
+
+
+def divide_budget(
+    spec: SweepSpec, measured: int, begun: int = 0, records: Sequence[TrialRecord] = ()
+) -> tuple[int, int]:
+    """Return how many trainings are long, and the steps that the budget pays for of each.
+
+    `measured` trainings have been at the wide rung, and `begun` of the long ones are new. They are
+    more than the corners and one beside them where the budget would pay for more than
+    `training.steps` of each.
+    """
+    first, longest = find_wide_step(spec, records), spec.training.steps
+    least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_long_weights(spec)) + 2))
+    ended = [r.rungs[-1].step for r in records if r.role in GROWING and r.ends_at and r.rungs]
+    if ended:  # what an extended budget adds has the length of what is there
+        return least, max(ended)
+    if not spec.search_completions:
+        return least, longest
+    left = spec.search_completions // spec.training.completions_per_step - measured * first
+    count = max(least, min(measured + begun, left // max(1, longest - first)))
+    return count, max(first + 1, min(longest, (left + (count - begun) * first) // count))

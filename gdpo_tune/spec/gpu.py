@@ -16,6 +16,7 @@ from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec.checks import check_lengths_and_batches, check_resource_settings
+from gdpo_tune.spec.first_trials import count_wide
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.space import Choices
 
@@ -259,7 +260,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> Choice[str]:
     elif slots is not None and slots > CROWDED:
         why = f"{slots} slots would wait for proposals of a Gaussian process"
     else:
-        most = "at most " if search.plan == "auto" else ""
+        most = "at most " if search.is_divided else ""
         counts = f"{most}{trials} trials of {len(domains)} parameters and {objectives} objective"
         plural = "s" if objectives > 1 else ""
         name, why = "gp", f"{counts}{plural}: small enough for Gaussian-process search"
@@ -269,7 +270,7 @@ def choose_sampler(spec: SweepSpec, slots: int | None = None) -> Choice[str]:
 def count_affordable_trials(spec: SweepSpec) -> int:
     """Return how many configurations the sweep can afford, at most."""
     search = spec.search
-    limits = [search.trials]
+    limits = [count_wide(spec) if search.is_divided else search.trials]
     if search.budget.trials:
         limits.append(search.budget.trials)
     if search.budget.completions and search.scheduler.type == "fifo":

@@ -26,11 +26,12 @@ from gdpo_tune.core.engines import (
     find_vllm,
     select_engine,
 )
-from gdpo_tune.core.errors import ResourcesError, UsageError
+from gdpo_tune.core.errors import GdpoTuneError, ResourcesError, UsageError
 from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.gpu_memory import MOMENTS, NUMBER_BYTES
 from gdpo_tune.core.gpu_memory import TRAINED_PARAMETER_BYTES as TRAINED
 from gdpo_tune.core.http import find_webhook_problem
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
@@ -39,12 +40,11 @@ from gdpo_tune.core.system import (
     read_machine_memory,
 )
 from gdpo_tune.core.text import format_bytes
-from gdpo_tune.core.trial_files import NEWEST_KEPT
+from gdpo_tune.core.trial_files import NEWEST_KEPT, StepsReader
+from gdpo_tune.spec.first_trials import count_wide, list_long_weights
 from gdpo_tune.spec.gpu import RANK
 from gdpo_tune.spec.model import (
-    AshaSettings,
     Checkpoints,
-    GrowthSettings,
     Merges,
     Resources,
     SweepSpec,
@@ -154,6 +154,10 @@ def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) 
     return min(end, present)
 
 
+RECENT = 8
+"""Sweeps among which one like another is looked for, the latest."""
+
+
 def list_other_sweeps() -> Iterator[str]:
     """Yield a warning for each other sweep of this user on these CPUs, found by its raylet."""
     for server in psutil.process_iter():
@@ -168,6 +172,32 @@ def list_other_sweeps() -> Iterator[str]:
                     "same GPU\n    fix: wait for its end, or give each its own: taskset -c 0-3 "
                     "gdpo-tune ..., and CUDA_VISIBLE_DEVICES=0"
                 )
+
+
+def find_pace(spec: SweepSpec) -> tuple[float, str] | None:
+    """Return the seconds of a unit of `Cost.work` in the last sweep like this one, and its name.
+
+    Like it is one in the same storage with the same task, policy, lengths and resources, in which a
+    trial has ended a step. None: there is no such sweep, or the storage is not on a disk.
+    """
+    from gdpo_tune.spec.load import load_spec  # late: it reads specs by way of this file
+
+    def list_settings(other: SweepSpec) -> list[object]:
+        training = other.training
+        lengths = training.completions_per_step, training.max_completion_length
+        settings = other.policy, other.model.lora_rank, other.rollout.engine, other.resources
+        return [other.task, *settings, *lengths]
+
+    files = [] if spec.address else [*Path(spec.storage).glob(f"*/{SPEC}")]
+    for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[:RECENT]:
+        with suppress(GdpoTuneError, OSError):  # a damaged one says nothing
+            other = load_spec(file, to_run=False)
+            steps = [StepsReader(path).read()[-1:] for path in file.parent.glob("trials/*")]
+            costs = [step.cost for last in steps for step in last]
+            work = sum(cost.work for cost in costs)
+            if work and list_settings(other) == list_settings(spec):
+                return sum(cost.seconds for cost in costs) / work, file.parent.name
+    return None
 
 
 def list_sandbox_warnings(spec: SweepSpec) -> Iterator[str]:
@@ -259,7 +289,7 @@ class SweepDisk:
 def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     """Compute the disk of a sweep from the size of its policy."""
     model, search, parameters = spec.model, spec.search, size.parameters
-    rank, scheduler, most_parts = model.lora_rank, search.scheduler, search.merges.most_parts
+    rank, most_parts = model.lora_rank, search.merges.most_parts
     trained = size.count_adapter_parameters(rank, model.lora_targets) if rank else parameters
     on_gpu = spec.resources.gpus > 0
     frozen = NUMBER_BYTES[model.dtype] if on_gpu or model.dtype != "auto" else TRAINED
@@ -269,9 +299,7 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     ended = 0 if spec.keep == "none" else last
     if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
         ended = max(last, running)
-    if isinstance(scheduler, GrowthSettings) or (
-        isinstance(scheduler, AshaSettings) and scheduler.variant == "promote"
-    ):
+    if search.is_divided:
         ended = max(ended, NEWEST_KEPT * running)  # it waits with what it needs to continue
     evaluated, candidates = list_evaluated_steps(spec), 0
     if spec.has_candidates:
@@ -284,7 +312,10 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     every, steps = spec.training.checkpoint_every, spec.training.steps
     newest = sorted({*range(every, steps, every), *evaluated})[-NEWEST_KEPT:]
     # Configurations, replicates and the baseline.
-    planned = search.trials + search.replicates.max_trainings + 1
+    planned = search.replicates.max_trainings + 1
+    planned += (
+        count_wide(spec) + len(list_long_weights(spec)) if search.is_divided else search.trials
+    )
     return SweepDisk(
         running=running,
         last=last,
@@ -303,12 +334,10 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
 
     It keeps these checkpoints to choose from: earlier ones are seldom on the front.
     """
-    scheduler, steps = spec.search.scheduler, spec.training.steps
+    steps = spec.training.steps
     if not spec.has_candidates or not spec.search.checkpoints.budget:
         return []
-    rungs = scheduler.list_rungs(steps) if isinstance(scheduler, AshaSettings) else ()
-    if isinstance(scheduler, GrowthSettings):
-        rungs = [math.ceil(steps / 2), math.ceil(math.ceil(steps / 2) / 2)]
+    rungs = [math.ceil(steps / 2), math.ceil(steps / 4)] if spec.search.is_divided else []
     every = spec.training.evaluate_every
     return sorted({*range(every, steps, every), *rungs})[-MOST_KEPT:]
 
@@ -363,7 +392,7 @@ def check_disk(spec: SweepSpec, size: PolicyShapes | None, source: str = "") -> 
     others = disk.trials - spec.search.trials
     spent = disk.slots * disk.training + disk.candidates
     fits = math.floor((room - spent) / disk.ended) if disk.ended else 0
-    if fits + disk.slots > others:
+    if fits + disk.slots > others and not spec.search.is_divided:
         remedies.append(f"fewer trials: --set search.trials={fits + disk.slots - others}")
     where = f"{source}: " if source else ""
     raise ResourcesError(

@@ -42,7 +42,14 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.task_info import STRICT, Scoring
 from gdpo_tune.core.text import format_count, join_names, show, suggest
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import Direction, Objective, Params, ParamValue, TrialRecord
+from gdpo_tune.core.trials import (
+    Direction,
+    Estimate,
+    Objective,
+    Params,
+    ParamValue,
+    TrialRecord,
+)
 from gdpo_tune.spec.document import PROJECT, dump_yaml
 from gdpo_tune.spec.sections import build_refusal, require_pattern
 from gdpo_tune.spec.space import Space, convert_to_notation
@@ -56,15 +63,15 @@ FARTHEST = 1e30
 MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
 MERGED = 0.08
-"""Completions of evaluating merges on validation prompts for each one in training, under `auto`."""
-FULL_TRAININGS = 5
-"""Trainings of full length that a budget pays for, where `training.steps` is not given: the
-published setting, those that span two reward weights beside a third, and one that a model
-proposes."""
+"""Completions of evaluating merges on validation prompts for each one in training, under
+`halving`."""
+FULL_TRAININGS = 6
+"""Trainings of full length that a budget pays for, where `training.steps` is not given: five that
+train on after the wide rung, and that rung, which costs about as much as one."""
 MORE_TRIALS, MORE = 8, 2
 """Further trials, and factor of a budget, that are proposed to extend a sweep."""
 AUTO_REPLICATES = 4
-"""Most replicates under the plan `auto`: a fresh seed of each of those trainings."""
+"""Most replicates under `halving`: a fresh seed of each long training but one."""
 CONSTRAINT = re.compile(
     r"\s*(?P<op>>=|<=)\s*(?P<baseline>[a-z]+)?"
     r"\s*(?P<number>[-+]?\s*(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)?\s*"
@@ -99,7 +106,7 @@ EnvironmentName = Annotated[
     ),
 ]
 
-OWN_SETTINGS = ("asha", "growth")
+OWN_SETTINGS = ("halving",)
 """Schedulers with more settings than their name."""
 if TYPE_CHECKING:
     PlainScheduler = Literal["fifo"]
@@ -108,49 +115,25 @@ else:  # also those that a line of the registry adds
 
 
 class FifoSettings(Section):
-    """First in, first out: no trial is stopped early."""
+    """First in, first out: `search.trials` configurations train for `training.steps` each."""
 
     type: PlainScheduler = "fifo"
     """One of the schedulers below."""
 
 
-class AshaSettings(Section):
-    """Asynchronous successive halving by dominance: most trials end early."""
+class HalvingSettings(Section):
+    """Divides `search.budget`: many configurations to a short first rung, then few of them long.
 
-    type: Literal["asha"] = "asha"
+    `search.trials`, if it is written, is the number of the many.
+    """
+
+    type: Literal["halving"] = "halving"
     """One of the schedulers below."""
-    reduction_factor: Annotated[float, Ge(1.01)] = 3.0
-    """At each rung, one in this many trials continues, and every trial on the front of that rung.
-    Rungs are at the budget divided by this number once, twice, and so on."""
-    grace: Annotated[float, Ge(0), Lt(1)] = 0.3
-    """Share of a trial's budget before its first comparison with other trials."""
-    variant: Literal["stop", "promote"] = "stop"
-    """Treatment of a trial that does not continue: `stop` ends it; `promote` lets it wait, without
-    a process, until enough later trials rank behind it."""
-
-    def list_rungs(self, steps: int) -> tuple[int, ...]:
-        """Return the steps at which trials of so many steps are compared: before their end."""
-        rungs: set[int] = set()
-        level = steps / self.reduction_factor
-        while math.ceil(level) >= self.grace * steps:
-            rungs.add(math.ceil(level))
-            if level <= 1:
-                break
-            level /= self.reduction_factor
-        return tuple(sorted(rungs - {steps}))
+    wide_share: Annotated[float, Gt(0), Lt(1)] = 0.25
+    """Share of the budget that the first rungs of all configurations may cost together."""
 
 
-class GrowthSettings(Section):
-    """Few trainings that grow together, always the shortest first: `search.plan: auto`."""
-
-    type: Literal["growth"] = "growth"
-    """One of the schedulers below."""
-    first_share: Annotated[float, Gt(0), Le(1)] = 0.16
-    """Share of the budget that the first rungs of the first configurations may cost together, where
-    they are not too short for their evaluations."""
-
-
-SchedulerSettings = FifoSettings | AshaSettings | GrowthSettings
+SchedulerSettings = FifoSettings | HalvingSettings
 
 
 class Replicates(Section):
@@ -159,8 +142,8 @@ class Replicates(Section):
     per_point: Annotated[int, Ge(0), Le(10**6)] = 2
     """Fresh seeds for each front configuration, besides the first run."""
     max_runs: Annotated[int, Ge(0), Le(10**6)] = 8
-    """Most replicate trainings in all; 0 leaves every front point provisional. Under `plan: auto`
-    by default 4, for which the budget is reserved."""
+    """Most replicate trainings in all; 0 leaves every front point provisional. Under `halving` by
+    default 4, for which the budget is reserved."""
 
     @property
     def max_trainings(self) -> int:
@@ -176,7 +159,7 @@ class Merges(Section):
 
     budget: Annotated[int, Ge(0), Le(10**6)] = 40
     """Most merges that are evaluated, spread over the sweep as its trainings end, and at most five
-    for each training; 0: none. Under `plan: auto` the most that are evaluated on test prompts."""
+    for each training; 0: none. Under `halving` the most that are evaluated on test prompts."""
     most_parts: Annotated[int, Ge(2), Le(16)] = 3
     """Most policies of one merge."""
 
@@ -207,19 +190,81 @@ class Budget(Section):
     sleeping machine or a clock that was set."""
 
 
+class Constraint(Section):
+    """A bound on a held-out metric: trials that break it are never on the front.
+
+    A bound may refer to a baseline: `>= untrained - 0.02`. Until the baseline has a value on
+    validation prompts, every value meets it.
+    """
+
+    op: Literal[">=", "<="]
+    """Allowed side of the limit."""
+    bound: float
+    """The limit, itself allowed; with a baseline, its difference to the baseline's value."""
+    baseline: Baseline | None = None
+    value: float | None = None
+    """Value of the baseline, once it was measured."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if the limit is a number by now."""
+        return self.baseline is None or self.value is not None
+
+    @property
+    def limit(self) -> float:
+        """The limit as a number; one that every value meets while it is not known."""
+        if not self.is_known:
+            return -FARTHEST if self.op == ">=" else FARTHEST
+        return self.bound + (self.value or 0.0)
+
+    @property
+    def text(self) -> str:
+        """The constraint as a file has it."""
+        if self.baseline is None:
+            return f"{self.op} {show(self.bound)}"
+        sign = "-" if self.bound < 0 else "+"
+        return f"{self.op} {self.baseline}" + (
+            f" {sign} {show(abs(self.bound))}" if self.bound else ""
+        )
+
+    def holds(self, value: float) -> bool:
+        """Return whether `value` respects the limit; NaN does not."""
+        return value >= self.limit if self.op == ">=" else value <= self.limit
+
+    def __str__(self) -> str:
+        known = self.baseline is not None and self.is_known
+        return self.text + (f" ({self.limit:.3g})" if known else "")
+
+
+def read_constraint(data: object) -> Constraint:
+    """Return a constraint, which a file has as a text such as `>= 0.2` or `>= untrained - 0.02`."""
+    if isinstance(data, Constraint):
+        return data
+    match = CONSTRAINT.fullmatch(data) if isinstance(data, str) else None
+    number = float((match["number"] or "0").replace(" ", "")) if match else math.inf
+    baseline = match["baseline"] if match else None
+    if match is None or not math.isfinite(number) or not (baseline or match["number"]):
+        fix = 'write ">= 0.2", "<= 0.2" or ">= untrained - 0.02", with the quotes'
+        raise build_refusal("not a bound", fix)
+    if baseline not in (None, *BASELINES):
+        fix = f"{suggest(baseline, BASELINES)}write one of {join_names(BASELINES)}"
+        raise build_refusal(f"{baseline} is no baseline of a sweep", fix)
+    if baseline and match["number"] and match["number"][0] not in "+-":
+        raise build_refusal("not a bound", f'write "{match["op"]} {baseline} - 0.02"')
+    return Constraint.model_validate({"op": match["op"], "bound": number, "baseline": baseline})
+
+
 class Search(Section):
     """Search of the space, and its limits. May change and extend a finished sweep."""
 
-    plan: Literal["auto", "fixed"] = "fixed"
-    """`fixed` trains `trials` configurations. `auto` decides how many to train, and how long
-    each: it takes `budget.completions` or hours, and `training.steps` is the most that one may
-    have. Default: `auto` for a budget in completions or hours without `trials`."""
-    trials: Annotated[int, Ge(1), Le(10**6)] = 16
-    """Configurations to train, without baselines and replicates; at most, if `plan` is `auto`."""
+    trials: Annotated[int, Ge(0), Le(10**6)] = 16
+    """Configurations to train, without baselines and replicates. Under `halving` the number that
+    begins, where 0, the default, lets the budget decide."""
     sampler: str = "auto"
     """One of the samplers below."""
-    scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = AshaSettings()
-    """Rule that stops trials before their end."""
+    scheduler: Annotated[SchedulerSettings, Field(discriminator="type")] = FifoSettings()
+    """Rule that decides how long each trial trains. Default: `halving` for a budget in completions
+    or hours without `trials`."""
     replicates: Replicates = Replicates()
     """Repeated training of the front, to confirm it."""
     merges: Merges = Merges()
@@ -231,6 +276,10 @@ class Search(Section):
     patience: Annotated[int, Ge(0), Le(10**6)] = 0
     """Stop proposing once this many consecutive trials did not improve the validation hypervolume
     by more than 1 % and its noise; 0: never stop for that."""
+    target: dict[str, Annotated[Constraint, BeforeValidator(read_constraint)]] = {}
+    """Metric -> limit, such as `{correctness: ">= 0.6", length: ">= 0.8"}`: a training that meets
+    all on validation prompts where it waits is tested, and the search stops once a policy meets
+    them there and on test prompts."""
     warm_start: tuple[str, ...] = ()
     """Directories of earlier sweeps over this task and these objectives, such as `runs/code`: the
     sampler learns from their trials, which are never on this sweep's front. Refused with `random`
@@ -238,22 +287,25 @@ class Search(Section):
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
 
+    @property
+    def is_divided(self) -> bool:
+        """True if the scheduler divides a budget: it decides how many trials train, how long."""
+        return self.scheduler.type == "halving"
+
     @model_validator(mode="before")
     @classmethod
-    def _fill_in_plan(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
+    def _fill_in_scheduler(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not divides_budget(data):
             return data
-        settings = {"plan": choose_plan(data), **data}
-        if settings["plan"] == "auto":
-            settings.setdefault("scheduler", {"type": "growth"})
-            replicates = settings.get("replicates", {})
-            if isinstance(replicates, Mapping):
-                settings["replicates"] = {"max_runs": AUTO_REPLICATES, **replicates}
+        settings = {"scheduler": {"type": "halving"}, "trials": 0, **data}
+        replicates = settings.get("replicates", {})
+        if isinstance(replicates, Mapping):
+            settings["replicates"] = {"max_runs": AUTO_REPLICATES, **replicates}
         return settings
 
 
 def _count_replicates(search: Mapping[str, Any]) -> int:
-    """Return the most replicate trainings of a file with the plan `auto`; 0 if it is invalid."""
+    """Return the most replicate trainings of a file with a divided budget; 0 if it is invalid."""
     written = search.get("replicates", {})
     try:
         return Replicates(**{"max_runs": AUTO_REPLICATES, **written}).max_trainings
@@ -261,14 +313,16 @@ def _count_replicates(search: Mapping[str, Any]) -> int:
         return 0
 
 
-def choose_plan(search: Mapping[str, Any]) -> Any:
-    """Return `search.plan` of a file, or what stands for it where the file has none."""
-    budget = search.get("budget")
+def divides_budget(search: Mapping[str, Any]) -> bool:
+    """Return whether the scheduler of a file's `search` is `halving`, written or by default."""
+    scheduler, budget = search.get("scheduler"), search.get("budget")
+    if scheduler is not None:
+        kind = scheduler.get("type") if isinstance(scheduler, Mapping) else scheduler
+        return kind == "halving" or isinstance(kind, HalvingSettings)
     is_limited = isinstance(budget, Mapping) and any(
         budget.get(name) for name in ("completions", "gpu_hours", "hours")
     )
-    default = "auto" if is_limited and "trials" not in search else "fixed"
-    return search.get("plan", default)
+    return is_limited and "trials" not in search
 
 
 def read_pack(value: object) -> object:
@@ -401,70 +455,6 @@ class ObjectiveSpec(Section):
     """The worst value of interest: the hypervolume's reference point, the same for every sweep."""
 
 
-class Constraint(Section):
-    """A bound on a held-out metric: trials that break it are never on the front.
-
-    A bound may refer to a baseline: `>= untrained - 0.02`. Until the baseline has a value on
-    validation prompts, every value meets it.
-    """
-
-    op: Literal[">=", "<="]
-    """Allowed side of the limit."""
-    bound: float
-    """The limit, itself allowed; with a baseline, its difference to the baseline's value."""
-    baseline: Baseline | None = None
-    value: float | None = None
-    """Value of the baseline, once it was measured."""
-
-    @property
-    def is_known(self) -> bool:
-        """True if the limit is a number by now."""
-        return self.baseline is None or self.value is not None
-
-    @property
-    def limit(self) -> float:
-        """The limit as a number; one that every value meets while it is not known."""
-        if not self.is_known:
-            return -FARTHEST if self.op == ">=" else FARTHEST
-        return self.bound + (self.value or 0.0)
-
-    @property
-    def text(self) -> str:
-        """The constraint as a file has it."""
-        if self.baseline is None:
-            return f"{self.op} {show(self.bound)}"
-        sign = "-" if self.bound < 0 else "+"
-        return f"{self.op} {self.baseline}" + (
-            f" {sign} {show(abs(self.bound))}" if self.bound else ""
-        )
-
-    def holds(self, value: float) -> bool:
-        """Return whether `value` respects the limit; NaN does not."""
-        return value >= self.limit if self.op == ">=" else value <= self.limit
-
-    def __str__(self) -> str:
-        known = self.baseline is not None and self.is_known
-        return self.text + (f" ({self.limit:.3g})" if known else "")
-
-
-def read_constraint(data: object) -> Constraint:
-    """Return a constraint, which a file has as a text such as `>= 0.2` or `>= untrained - 0.02`."""
-    if isinstance(data, Constraint):
-        return data
-    match = CONSTRAINT.fullmatch(data) if isinstance(data, str) else None
-    number = float((match["number"] or "0").replace(" ", "")) if match else math.inf
-    baseline = match["baseline"] if match else None
-    if match is None or not math.isfinite(number) or not (baseline or match["number"]):
-        fix = 'write ">= 0.2", "<= 0.2" or ">= untrained - 0.02", with the quotes'
-        raise build_refusal("not a bound", fix)
-    if baseline not in (None, *BASELINES):
-        fix = f"{suggest(baseline, BASELINES)}write one of {join_names(BASELINES)}"
-        raise build_refusal(f"{baseline} is no baseline of a sweep", fix)
-    if baseline and match["number"] and match["number"][0] not in "+-":
-        raise build_refusal("not a bound", f'write "{match["op"]} {baseline} - 0.02"')
-    return Constraint.model_validate({"op": match["op"], "bound": number, "baseline": baseline})
-
-
 def read_ledger(data: object) -> str:
     """Return the address of a database that can hold a ledger; empty for a file."""
     if isinstance(data, str) and (not data or LEDGER.fullmatch(data)):
@@ -534,9 +524,9 @@ class SweepSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_length(cls, data: Any) -> Any:
-        """Fill in the bound of a training's length, which follows from the budget of a plan."""
+        """Fill in the bound of a training's length, which follows from a budget to divide."""
         search = data.get("search") if isinstance(data, Mapping) else None
-        if not isinstance(search, Mapping) or choose_plan(search) != "auto":
+        if not isinstance(search, Mapping) or not divides_budget(search):
             return data
         training, budget = data.get("training") or {}, search.get("budget") or {}
         if not isinstance(training, Mapping) or not isinstance(budget, Mapping):
@@ -580,12 +570,21 @@ class SweepSpec(Section):
 
     @property
     def required_metrics(self) -> tuple[str, ...]:
-        """Metrics that objectives and constraints name."""
-        return tuple(dict.fromkeys([*self.objectives, *self.constraints]))
+        """Metrics that objectives, constraints and a target name."""
+        names = [*self.objectives, *self.constraints, *self.search.target]
+        return tuple(dict.fromkeys(names))
 
     def meets_constraints(self, means: Mapping[str, float]) -> bool:
         """Return whether metrics meet every constraint; one that was not measured meets none."""
         return all(n in means and bound.holds(means[n]) for n, bound in self.constraints.items())
+
+    def meets_target(self, estimates: Mapping[str, Estimate]) -> bool:
+        """Return whether measured metrics meet `search.target`; no, if there is none."""
+        target = self.search.target
+        return bool(target) and all(
+            name in estimates and limit.holds(estimates[name].mean)
+            for name, limit in target.items()
+        )
 
     def resolve_constraints(self, records: Iterable[TrialRecord]) -> SweepSpec:
         """Return a spec whose bounds have the values of the baselines among the records."""
@@ -629,7 +628,7 @@ class SweepSpec(Section):
     def extension(self) -> str:
         """An override that extends a finished sweep, as text for `--set`."""
         search, budget = self.search, self.search.budget
-        if search.plan == "fixed":
+        if not search.is_divided:
             return f"search.trials={search.trials + MORE_TRIALS}"
         if budget.completions:
             return f"search.budget.completions={MORE * budget.completions}"
@@ -640,12 +639,12 @@ class SweepSpec(Section):
     def most_merges(self) -> int:
         """Most merges that are evaluated on validation prompts."""
         search, most = self.search, self.search.merges.budget
-        if search.plan == "fixed":
+        if not search.is_divided:
             return min(most, MERGES_PER_TRAINING * search.trials)
         return self.count_merges(self.search_completions) if self.search_completions else most
 
     def count_merges(self, completions: int) -> int:
-        """Return how many merges the plan `auto` evaluates after so many completions in training.
+        """Return how many merges `halving` evaluates after so many completions in training.
 
         Those that join the front are as many as `search.merges.budget` at most.
         """
@@ -709,7 +708,7 @@ class SweepSpec(Section):
         """
         decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
         decisive["training"] = self.training.list_decisive(later=False)
-        if self.search.plan == "auto":  # a bound, which moves with the budget
+        if self.search.is_divided:  # a bound, which moves with the budget
             del decisive["training"]["steps"], decisive["training"]["evaluate_every"]
         if self.scoring != STRICT:
             decisive["scoring"] = self.scoring
@@ -755,6 +754,7 @@ class SweepSpec(Section):
         if self.tracking.origins.get("uri") == TRACKING_VARIABLES["uri"]:
             plain["tracking"]["uri"] = redact_passwords(self.tracking.uri)  # no file may have it
         plain["constraints"] = {name: limit.text for name, limit in self.constraints.items()}
+        plain["search"]["target"] = {n: limit.text for n, limit in self.search.target.items()}
         # `reward_weights` and its like stay together, because a key may be written only once.
         grouped = sorted(self.space.domains.items(), key=lambda item: item[0].rpartition(".")[0])
         plain["space"] = {name: convert_to_notation(domain) for name, domain in grouped}

@@ -19,7 +19,7 @@ from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.gpu import count_affordable_trials
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
-from gdpo_tune.spec.model import AshaSettings, SweepSpec, list_decisive_values, list_differences
+from gdpo_tune.spec.model import SweepSpec, list_decisive_values, list_differences
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""
@@ -221,7 +221,9 @@ def _check_candidates(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_search(spec: SweepSpec) -> Iterator[str]:
-    search, trials, steps = spec.search, spec.search.trials, spec.training.steps
+    search, trials = spec.search, spec.search.trials
+    if search.is_divided and not trials:
+        return
     if search.patience >= trials:
         yield (
             f"search.patience = {search.patience}: with search.trials = {trials} it never ends the "
@@ -232,11 +234,6 @@ def _check_search(spec: SweepSpec) -> Iterator[str]:
         yield (
             f"enqueue: {len(points)} different points, and search.trials = {trials}, so the last "
             f"ones are never run. Write trials: {len(points)} or more, or fewer points."
-        )
-    if isinstance(search.scheduler, AshaSettings) and not search.scheduler.list_rungs(steps):
-        yield (
-            f"training.steps = {steps}: no rung lies before the last step, so all trials run to "
-            "their end. Train longer, or write search.scheduler: {type: fifo}."
         )
 
 

@@ -46,6 +46,9 @@ LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""
 LARGEST_COST_EMBEDDED = 0.25
 """The same share for the policies that ship, whose fronts are wider."""
+EMBEDDED_BUDGET, LARGE_BUDGET = 89_600, 409_600
+"""Completions in training of a first file: for a policy that ships about 175 steps of 64 for each
+of five long trainings, else 100 steps of 512."""
 BUILT_IN = "built-in"
 """Source of prompts: those that the task writes itself."""
 
@@ -106,7 +109,8 @@ class FirstFile:
     """Empty: the one that ships for the task."""
     gpus: float = 0.0
     """GPUs of one trial."""
-    trials: int = 16
+    completions: int = 0
+    """Completions in training, for which the sweep has a budget; 0: `usual_completions`."""
     data: str = ""
     """Source of the prompts; empty: `suggest_data`."""
     layout: str = ""
@@ -124,6 +128,11 @@ class FirstFile:
     def chosen_policy(self) -> str:
         """Name of the policy in the file."""
         return self.policy or self.info.embedded
+
+    @property
+    def usual_completions(self) -> int:
+        """Completions in training that a first sweep of such a policy takes."""
+        return EMBEDDED_BUDGET if self.chosen_policy in POLICIES else LARGE_BUDGET
 
     def suggest_data(self) -> str:
         """Return the usual source of prompts for this task and policy."""
@@ -174,8 +183,7 @@ class FirstFile:
             prompts=known.prompts if known and source == known.source["source"] else few,
             tokens=tokens,
             limit=limit,
-            trials=self.trials,
-            runs=max(4, self.trials // 2),
+            completions=self.completions or self.usual_completions,
             cpus=4 if self.gpus else 1,
             gpus=f"{self.gpus:g}",
         )

@@ -69,7 +69,6 @@ POLL_SECONDS = 1.0
 """Seconds between two polls of the directory of requests."""
 FIRST_STEPS = 3
 """Steps of a trial without any advantage after which the sweep says so."""
-NEVER_PROMOTED = "waited to the end of the sweep and was not promoted; "
 FATAL_ERRORS = (
     DirectoryLostError,
     DiskFullError,
@@ -149,17 +148,24 @@ class Lifecycle:
                 if is_open or self._plan.get_next_trial(idle=True) is not None:
                     return WAIT
             with self._write_guard():
-                record = self._promote() or self._start_trial() or self._end_waiting()
+                for number in self._scheduler.list_stopped():
+                    waiting = self._ledger.get_record(number)
+                    self._handle_end(self._prune(waiting, waiting.rungs[-1]))
+                record = (
+                    self._end_at_target()
+                    or self._promote()
+                    or self._start_trial()
+                    or self._end_waiting()
+                )
         if self.is_stopping:
             return FINISHED
         if record is None:
             if self._running or self._is_proposing or self._take_requests():
                 return WAIT
-            with self._write_guard():  # nothing can promote what still waits
+            with self._write_guard():  # nothing continues what still waits
                 for waiting in [r for r in self._ledger.get_records() if r.state == "paused"]:
                     _, rung = self._find_verdict(waiting)  # settings have changed if not its last
-                    rung = rung or waiting.rungs[-1]
-                    self._handle_end(self._prune(waiting, rung, NEVER_PROMOTED))
+                    self._handle_end(self._prune(waiting, rung or waiting.rungs[-1]))
             return FINISHED
         if record.number not in self._trials:
             self._trials[record.number] = OpenTrial(record.number)
@@ -221,7 +227,7 @@ class Lifecycle:
                         path.mkdir(parents=True, exist_ok=True)
                 record = ledger.complete(number, outcome)
                 if record.role == ledger.spec.baselines[0]:
-                    self._report_equal_rewards(record)
+                    self._report_start(record)
                 if record.role == "start" and record.state == "failed":
                     self._end_without_start(record.reason)
                 self._handle_end(trim_ended_trial(self._ledger, record))
@@ -339,6 +345,17 @@ class Lifecycle:
             return None
         self._scheduler.promote(number)
         return self._ledger.resume(number)
+
+    def _end_at_target(self) -> TrialRecord | None:
+        """Let a waiting training that meets `search.target` on validation prompts be tested."""
+        spec = self._ledger.spec
+        for record in self._ledger.get_records() if spec.search.target else ():
+            waits = record.state == "paused" and record.is_training
+            if waits and spec.meets_target(record.rungs[-1].validation):
+                reason = "it meets search.target on validation prompts"
+                self._scheduler.promote(record.number)
+                return self._ledger.resume(record.number, ends=reason)
+        return None
 
     def _end_waiting(self) -> TrialRecord | None:
         """Let a waiting trial end where it waits, if no other one can go on; None if none does."""
@@ -461,8 +478,8 @@ class Lifecycle:
         _, reason = plan.judge_candidate(record, rung, self._ledger.get_records(), spec)
         if reason:
             return "stop"
-        # under `auto` later ones may make its test evaluation superfluous
-        waits = spec.search.plan == "auto" and record.replicate_of is None
+        # of a divided budget later ones may make its test evaluation superfluous
+        waits = spec.search.is_divided and record.replicate_of is None
         return "pause" if waits else "continue"
 
     def _find_verdict(self, record: TrialRecord) -> tuple[Verdict, Rung | None]:
@@ -513,13 +530,13 @@ class Lifecycle:
         )
         self.stop()
 
-    def _prune(self, record: TrialRecord, rung: Rung, prefix: str = "") -> TrialRecord:
+    def _prune(self, record: TrialRecord, rung: Rung) -> TrialRecord:
         if record.parts:
             records, spec = self._ledger.get_records(), self._ledger.spec
             _, reason = plan.judge_candidate(record, rung, records, spec)
             reason = reason or "search.merges.budget is spent"
         else:
-            reason = prefix + self._scheduler.explain(record.number, rung)
+            reason = self._scheduler.explain(record.number, rung)
         pruned = self._ledger.prune(record.number, reason, record.cost)
         return trim_ended_trial(self._ledger, pruned)
 
@@ -532,9 +549,15 @@ class Lifecycle:
 
     def _handle_end(self, record: TrialRecord) -> None:
         self._trials.pop(record.number, None)
-        self._plan.note_end(record)
+        self._plan.invalidate()
         self._proposals.observe(record)
+        self._emit_outlook()
         self._emit_state(record)
+
+    def _emit_outlook(self) -> None:
+        records, hours = self._ledger.get_records(), self._ledger.compute_hours(time.time())
+        added = self._ledger.steering.list_waiting(records)
+        self._emit(plan.estimate_outlook(self._ledger.spec, records, hours, added))
 
     def _emit_state(self, record: TrialRecord) -> None:
         self._emit(
@@ -561,13 +584,20 @@ class Lifecycle:
                 [number],
             )
 
-    def _report_equal_rewards(self, record: TrialRecord) -> None:
+    def _report_start(self, record: TrialRecord) -> None:
+        """Report an initial policy that earns the same everywhere, or nearly all there is."""
+        title = "supervised start" if record.role == "start" else "untrained policy"
         if equal := plan.find_equal_rewards(self._ledger.spec, record):
             values = ", ".join(f"{name} {format_number(mean)}" for name, mean in equal.items())
-            title = "supervised start" if record.role == "start" else "untrained policy"
             self.record_incident(
                 f"the {title} earns the same for every completion ({values}), so it may "
                 "learn nothing; see 'A start that can learn' in docs/policies.md"
+            )
+        elif ceiling := plan.find_ceiling(self._ledger.spec, record):
+            values = ", ".join(f"{name} {format_number(mean)}" for name, mean in ceiling.items())
+            self.record_incident(
+                f"the {title} earns nearly everything already ({values}), so few "
+                "groups differ; see 'A start at its ceiling' in docs/policies.md"
             )
 
     # Requests of people.
@@ -594,11 +624,8 @@ class Lifecycle:
             self._proposals.close(wait=False)
             self._proposals, self._is_proposing = self._build_proposals(), False
         self._plan.invalidate()
-        spec, records = self._ledger.spec, self._ledger.get_records()
-        steering = self._ledger.steering
-        planned = plan.count_planned(spec, records, steering.list_waiting(records))
-        candidates = plan.count_merges_and_checkpoints(spec)
-        self._emit(events.SweepSteered(request, planned, candidates, steering.pause))
+        self._emit_outlook()
+        self._emit(events.SweepSteered(request, self._ledger.steering.pause))
 
     @contextmanager
     def _write_guard(self) -> Generator[None]:

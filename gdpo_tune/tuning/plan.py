@@ -11,34 +11,49 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gdpo_tune.analysis.convergence import has_stagnated
 from gdpo_tune.analysis.merge_choice import choose_checkpoint, choose_merge
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
 from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core import task_files
+from gdpo_tune.core.events import Outlook
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import INITIAL, Objective, Part, Proposer, Role, Rung, TrialRecord
+from gdpo_tune.core.trials import (
+    EVALUATED_WORK,
+    INITIAL,
+    Part,
+    Proposer,
+    Role,
+    Rung,
+    TrialRecord,
+)
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.budget import count_started, describe_spent_budget
+from gdpo_tune.ledger.budget import count_started, describe_spent_budget, find_at_target
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import (
-    count_first_trials,
+    count_wide,
     draw_point,
     draw_startup_point,
     list_corners,
+    list_long_weights,
+    list_startup_choices,
 )
-from gdpo_tune.spec.model import MERGES_PER_TRAINING
-from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values
+from gdpo_tune.spec.model import FULL_TRAININGS, MERGES_PER_TRAINING
+from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values, tighten_references
+from gdpo_tune.tuning.survivors import choose_survivors, find_corner, is_wide_over, list_wide
 
 DEAD_STARTS = 3
 """Trainings without a signal after which a sweep stops, if it had no other ones."""
+CEILING = 0.03
+"""Share of a reward's range that a policy at its ceiling misses at most: then nine in ten groups of
+4 are equal in a reward of 0 or 1."""
 PATIENCE = 2
-"""Further configurations in a row of the plan `auto` that may leave the hypervolume as it is."""
+"""Further configurations in a row of a divided budget that may leave the hypervolume as it is."""
 LEAST_GAIN = 0.002
-"""Share of the validation hypervolume that a merge or checkpoint of a fixed plan has to add."""
+"""Share of the validation hypervolume that a merge or checkpoint has to add for a test."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,8 @@ def find_next_trial(
     budget = spec.search.budget
     if budget.hours and hours >= budget.hours:
         return None
+    if find_at_target(spec, records) is not None:
+        return None
     if describe_spent_budget(spec, records, hours):
         return plan_merge_or_checkpoint(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
@@ -93,8 +110,8 @@ def find_next_trial(
         return PlannedTrial(
             "search", "enqueued", _fill_point(spec, point, records), request=request
         )
-    if spec.search.plan == "auto":
-        return _plan_growing(spec, records)
+    if spec.search.is_divided:
+        return _plan_divided(spec, records)
     if planned := plan_merge_or_checkpoint(spec, records):
         return planned
     few = len(records) < spec.search.trials  # saves counting
@@ -119,19 +136,27 @@ def _plan_replicate(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedT
     )
 
 
-def _plan_growing(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
-    """Find the next trial of the plan `auto`, whose scheduler continues what waits.
+def _plan_divided(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
+    """Find the next trial of a divided budget, whose scheduler continues what waits.
 
-    The first configurations begin together. Once all of them have ended come merges and
-    checkpoints, then further configurations one by one, then replicates.
+    First the wide rung, then the corners that begin anew. Once all that trains has ended come
+    merges and checkpoints, then further configurations one by one, then replicates.
     """
-    point = _find_enqueued_point(spec, records)
-    if point is not None:
-        return PlannedTrial("search", "enqueued", _fill_point(spec, point, records))
-    if count_started(records) < count_first_trials(spec) - 1:
-        drawn = sum(r.role == "search" and r.proposer == "startup" for r in records)
-        params = spec.space.complete(draw_startup_point(spec, drawn))
-        return PlannedTrial("search", "startup", params)
+    wide = list_wide(spec, records)
+    if len(wide) < count_wide(spec, records):
+        point = _find_enqueued_point(spec, records)
+        if point is not None:
+            return PlannedTrial("search", "enqueued", _fill_point(spec, point, records))
+        drawn = sum(record.proposer == "startup" for record in wide)
+        if drawn < len(list_startup_choices(spec)):
+            params = spec.space.complete(draw_startup_point(spec, drawn))
+            return PlannedTrial("search", "startup", params)
+        return PlannedTrial("search", "model", None)
+    if not is_wide_over(spec, records):
+        return None
+    corner = find_corner(choose_survivors(spec, records), records)
+    if corner is not None:
+        return PlannedTrial("search", "corner", corner)
     if any(record.is_open and record.is_training for record in records):
         return None
     begins = can_begin(spec, records)
@@ -144,18 +169,17 @@ def _plan_growing(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTri
 
 
 def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
-    """Return whether the plan `auto` may begin a configuration after the first ones have ended.
+    """Return whether a divided budget may begin a configuration after the chosen ones have ended.
 
     So it is if the budget pays for one as long as the longest, since a shorter one hardly reaches
     the front, and if the last ones moved the hypervolume.
     """
-    begun, first = count_started(records), count_first_trials(spec) - 1
-    if begun >= max(first, spec.search.trials):
-        return False
     if count_completions_left(spec, records) < max(r.cost.completions for r in records):
         return False
+    corners = sum(record.proposer == "corner" for record in records)
+    further = count_started(records) - len(list_wide(spec, records)) - corners
     patience = spec.search.patience or PATIENCE
-    return begun - first < patience or not has_stagnated(records, spec.list_objectives(), patience)
+    return further < patience or not has_stagnated(records, spec.list_objectives(), patience)
 
 
 def count_completions_left(spec: SweepSpec, records: Sequence[TrialRecord]) -> float:
@@ -206,7 +230,8 @@ def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRec
     if not dead or any(record.state != "failed" for record in ended):
         return None
     silent = any(r.role == spec.baselines[0] and find_equal_rewards(spec, r) for r in records)
-    enough = 1 if silent else min(DEAD_STARTS, spec.search.trials + 1)  # the published setting too
+    few = DEAD_STARTS if spec.search.is_divided else spec.search.trials + 1  # the published too
+    enough = 1 if silent else min(DEAD_STARTS, few)
     return dead[0] if len(dead) >= enough else None
 
 
@@ -216,6 +241,25 @@ def find_equal_rewards(spec: SweepSpec, record: TrialRecord) -> Mapping[str, flo
     earned = {name: record.test[name] for name in names if name in record.test}
     equal = all(estimate.is_constant for estimate in earned.values())
     return {name: e.mean for name, e in earned.items()} if equal else {}
+
+
+def find_ceiling(spec: SweepSpec, record: TrialRecord) -> Mapping[str, float]:
+    """Return the held-out rewards if each has nearly the best value of its range; else nothing."""
+    info, earned = task_files.load_task_info(spec.task, spec.space.domains), dict[str, float]()
+    for name in info.rewards:
+        metric, estimate = info.metrics[name], record.test.get(name)
+        span = metric.high - metric.low
+        if estimate is None or not math.isfinite(span):
+            return {}
+        missing = (
+            metric.high - estimate.mean
+            if metric.direction == "maximize"
+            else (estimate.mean - metric.low)
+        )
+        if missing > CEILING * span:
+            return {}
+        earned[name] = estimate.mean
+    return earned
 
 
 def is_finished(
@@ -232,7 +276,7 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
         return reason
     if find_dead_start(spec, records) is not None:
         return "no training had a signal"
-    if spec.search.plan == "auto":
+    if spec.search.is_divided:
         why = [r.reason for r in records if r.is_training and r.ends_at is not None]
         return why[-1] if why else "no further training fits into the budget"
     if count_started(records) < spec.search.trials:
@@ -240,10 +284,47 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
     return f"all {spec.search.trials} configurations were tried"
 
 
+def estimate_outlook(
+    spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0, added: Added = ()
+) -> Outlook:
+    """Estimate what is still to come, at most; `hours` and `added` as for `find_next_trial`."""
+    settings, search = spec.training, spec.search
+    each, validation = settings.completions_per_step, settings.validation_completions
+    test = settings.test_prompts * settings.samples_per_prompt
+    trained = [r for r in records if r.is_training and r.is_comparable]
+    replicates = [r for r in trained if r.role == "replicate"]
+    spent = sum(r.cost.completions for r in trained if r.role != "replicate")
+    if not search.is_divided:
+        ended = sum(r.role in ("search", "published") and not r.is_open for r in trained)
+        under_way = sum(r.cost.completions for r in trained if r.is_open)
+        count = max(0, search.trials + 1 - ended)
+        training = max(0, count * settings.steps * each - under_way)
+    elif not is_wide_over(spec, records) or any(r.is_open for r in trained):
+        whole = spec.search_completions or FULL_TRAININGS * settings.steps * each
+        training = max(0, whole - spent)
+    else:
+        training = 0
+    longest = max((r.last_step or 0 for r in trained if not r.is_open), default=0)
+    more = search.replicates.max_trainings - sum(not r.is_open for r in replicates)
+    training += max(0, more) * (longest or settings.steps) * each
+    rungs = (settings.steps / 2 if search.is_divided else settings.evaluate_every) * each
+    evaluated = training / rungs * validation + training / (settings.steps * each) * test
+    candidates = sum(bool(r.parts) and not r.is_open for r in records)
+    waiting = count_merges_and_checkpoints(spec) - candidates
+    work = training + EVALUATED_WORK * (evaluated + max(0, waiting) * (validation + test / 2))
+    limit = search.budget.hours
+    left = max(0.0, limit - hours) if limit else None
+    return Outlook(count_planned(spec, records, added), work, left)
+
+
 def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added = ()) -> int:
     """Return the most trials at the end; how many replicates and merges depends on the front."""
-    is_auto, begun = spec.search.plan == "auto", count_started(records)
-    search = max(count_first_trials(spec) - 1 if is_auto else spec.search.trials, begun)
+    search = max(spec.search.trials, count_started(records))
+    if spec.search.is_divided:
+        anew = len(list_long_weights(spec))
+        if is_wide_over(spec, records):
+            anew = len(choose_survivors(spec, records).begun)
+        search = max(count_wide(spec, records) + anew, count_started(records))
     search += len(added) + sum(bool(record.request) for record in records)
     again = sum(record.role in spec.baselines and not record.is_comparable for record in records)
     trained = len(spec.baselines) + again + search + spec.search.replicates.max_trainings
@@ -282,22 +363,12 @@ class PlanCache:
         self._is_budget_checked = False
 
     def invalidate(self) -> None:
-        """Note that a trial has started, or that a request has changed the sweep."""
+        """Note that a trial has started or ended, or that a request has changed the sweep."""
         self._is_next_valid = self._is_budget_checked = False
 
     def note_measurement(self) -> None:
         """Note a measurement, which changes the plan through the budget alone."""
         self._is_budget_checked = False
-
-    def note_end(self, record: TrialRecord) -> None:
-        """Note that a trial has ended.
-
-        A stopped trial adds no next one if there was none; at the end of a sweep most are stopped.
-        """
-        # The end of a stopped trial may allow one more merge.
-        harmless = ("paused",) if self._ledger.spec.has_candidates else ("pruned", "paused")
-        stopped = record.role == "search" and record.state in harmless
-        self._is_next_valid &= stopped and self._next is None
 
     def get_next_trial(self, *, idle: bool) -> PlannedTrial | None:
         """Return the next trial; None if no trial can start now. `idle`: no trial is under way."""
@@ -336,24 +407,24 @@ def plan_merge_or_checkpoint(
     if not spec.has_candidates:
         return None
     search, counts = spec.search, Counter(record.role for record in records)
-    is_auto = search.plan == "auto"
-    if is_auto and any(record.is_open and record.is_training for record in records):
+    is_divided = search.is_divided
+    if is_divided and any(record.is_open and record.is_training for record in records):
         return None  # what is merged now would be replaced by merges of longer trainings
     trained = sum(r.role == "search" and not r.is_open for r in records)
-    share = 1.0 if at_end else math.sqrt(min(1.0, trained / search.trials))
+    share = 1.0 if at_end or is_divided else math.sqrt(min(1.0, trained / search.trials))
     if counts["checkpoint"] < int(share * search.checkpoints.budget):
         part = choose_checkpoint(records, spec.list_objectives(), spec.meets_constraints)
         if part is not None:
             params = records[part.trial].params
             return PlannedTrial("checkpoint", "candidate", params, parts=(part,))
-    is_spanned = at_end or trained >= min(len(list_corners(spec)), search.trials)
-    if is_auto:
+    is_spanned = share == 1 or trained >= min(len(list_corners(spec)), search.trials)
+    if is_divided:
         allowed = spec.count_merges(sum(record.cost.completions for record in records))
     else:
         allowed = min(int(share * search.merges.budget), MERGES_PER_TRAINING * trained)
     if is_spanned and counts["merge"] < allowed:
         goals = tighten_references(spec)
-        parts = choose_merge(records, goals, search.merges.most_parts, with_rungs=is_auto)
+        parts = choose_merge(records, goals, search.merges.most_parts, with_rungs=is_divided)
         if parts is not None:
             return PlannedTrial("merge", "candidate", {}, parts=parts)
     return None
@@ -364,21 +435,6 @@ def count_merges_and_checkpoints(spec: SweepSpec) -> int:
     search = spec.search
     most = spec.most_merges + search.checkpoints.budget if spec.has_candidates else 0
     return most + search.replicates.max_trainings * (most > 0)
-
-
-def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:
-    """Return the objectives, with a constraint on one of them as its reference.
-
-    A merge gains nothing beyond it. A parent may break a constraint: what lies between it and
-    others may not.
-    """
-    stricter = {("maximize", ">="): max, ("minimize", "<="): min}
-    goals = list(spec.list_objectives())
-    for index, goal in enumerate(goals):
-        bound = spec.constraints.get(goal.name)
-        if bound is not None and (choose := stricter.get((goal.direction, bound.op))):
-            goals[index] = replace(goal, reference=choose(goal.reference, bound.limit))
-    return tuple(goals)
 
 
 def choose_tested(spec: SweepSpec, records: Sequence[TrialRecord]) -> int | None:

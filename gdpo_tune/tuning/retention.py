@@ -86,7 +86,7 @@ def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]
     """Return the checkpoints that stay of `ended`, and of each trial that now keeps fewer.
 
     Before the end these are the first in `rank_checkpoints`, as many as the budget has left, and
-    those of candidates and replicates; under the plan `auto`, all.
+    those of candidates and replicates; of a divided budget, all.
     """
     records, spec = ledger.get_records(), ledger.spec
     evaluated = [part for record in records for part in record.parts]
@@ -100,8 +100,8 @@ def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]
         if not record.is_comparable:
             continue
         steps = record.kept_steps
-        # under `auto` few trainings have many merges, and their rungs are parents of some
-        if record.replicate_of is None and spec.search.plan == "fixed":
+        # of a divided budget few trainings have many merges, and their rungs are parents of some
+        if record.replicate_of is None and not spec.search.is_divided:
             steps = tuple(step for step in steps if (record.number, step) in promising)
         if record.number == ended.number or steps != record.kept_steps:
             kept = {ledger.get_checkpoint(record.number, step) for step in steps}

@@ -39,8 +39,7 @@ from gdpo_tune.tuning.attempts import RunSettings, choose_interval
 from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox, explain_failed_write
 from gdpo_tune.tuning.nodes import count_slots
 from gdpo_tune.tuning.plan import (
-    count_merges_and_checkpoints,
-    count_planned,
+    estimate_outlook,
     explain_end,
     is_finished,
 )
@@ -135,11 +134,10 @@ def _begin_sweep(ledger: Ledger, emit: events.Listener, *, accept: bool, one_fro
     steered = list(RequestInbox(ledger).take())  # they may extend a sweep that has finished
     records, spec, pause = tuple(ledger.get_records()), ledger.spec, ledger.steering.pause
     added = ledger.steering.list_waiting(records)
-    planned, candidates = count_planned(spec, records, added), count_merges_and_checkpoints(spec)
-    aside, sweep_id = ledger.moved_aside, ledger.sweep_id
-    emit(events.SweepStarted(records, planned, aside, candidates, pause, sweep_id))
+    emit(estimate_outlook(spec, records, ledger.compute_hours(), added))
+    emit(events.SweepStarted(records, ledger.moved_aside, pause, ledger.sweep_id))
     for request in steered:
-        emit(events.SweepSteered(request, planned, candidates, pause))
+        emit(events.SweepSteered(request, pause))
     if is_finished(spec, records, ledger.compute_hours(), added):
         return False
     refuse_other_content(spec, content)

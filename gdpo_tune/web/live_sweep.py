@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gdpo_tune.core.errors import GdpoTuneError
-from gdpo_tune.core.events import RecordedRequest, Request
+from gdpo_tune.core.events import Outlook, RecordedRequest, Request
 from gdpo_tune.core.locks import Driver, find_driver
 from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.trial_files import STEPS_FILE, StepsReader
@@ -23,16 +23,8 @@ IDLE_SHARE = 20
 """Reading may take one part in this many of the time, however large the sweep is."""
 
 
-class Plan(NamedTuple):
-    """Trials at the end of a sweep, at most; only the search can compute them."""
-
-    planned: int
-    candidates: int
-    """Merges and checkpoints among them."""
-
-
-Planner = Callable[[SweepSpec, Sequence[TrialRecord], Sequence[tuple[str, Params]]], Plan]
-"""Computes the plan from spec, records, and what `SteeringState.list_waiting` returns."""
+Planner = Callable[[SweepSpec, Sequence[TrialRecord], float, Sequence[tuple[str, Params]]], Outlook]
+"""Computes what is to come; only the search can. Arguments as `tuning.plan.estimate_outlook`."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.events import RecordedRequest, Request
+from gdpo_tune.core.events import Outlook, RecordedRequest, Request
 from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import (
@@ -38,14 +38,13 @@ from gdpo_tune.ledger.budget import compute_hours, compute_spending
 from gdpo_tune.results.live import (
     Paced,
     estimate_seconds_left,
-    measure_planned_work,
-    measure_work_done,
+    measure_work,
 )
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.wording import describe_role, describe_states, list_incidents, name_state
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.web.live_sweep import LiveSweep, Plan, Planner, Snapshot
+from gdpo_tune.web.live_sweep import LiveSweep, Planner, Snapshot
 
 MAX_ENDED, MAX_RUNNING, MAX_LOG, MAX_REQUESTS = 200, 100, 200, 30
 """Most rows that the page lists, the latest; the report has all trials."""
@@ -108,8 +107,10 @@ class View:
             front.objectives, records, snapshot.steps, snapshot.spec.training.steps
         )
         self._figures["running"] = _dump(curves)
-        plan = self._plan(snapshot.spec, records, snapshot.steering.list_waiting(records))
-        state = build_state(snapshot, front, plan, self._read_clock())
+        now, steering = self._read_clock(), snapshot.steering
+        hours = compute_hours(snapshot.sessions, records, now, steering.pauses)
+        plan = self._plan(snapshot.spec, records, hours, steering.list_waiting(records))
+        state = build_state(snapshot, front, plan, now)
         versions = {name: hash(content) for name, content in self._figures.items()}
         self._state = _dump({**state, "figures": versions})
         return self._state
@@ -133,7 +134,7 @@ def _dump(content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
 
 
-def build_state(snapshot: Snapshot, front: Front, plan: Plan, now: float) -> dict[str, Any]:
+def build_state(snapshot: Snapshot, front: Front, plan: Outlook, now: float) -> dict[str, Any]:
     """Return everything on the page but the figures."""
     spec, records = snapshot.spec, snapshot.records
     running = [record for record in records if record.state == "running"]
@@ -220,7 +221,7 @@ def describe_sweep(snapshot: Snapshot, now: float) -> tuple[str, str]:
 
 
 def _build_tiles(
-    snapshot: Snapshot, front: Front, plan: Plan, now: float | None
+    snapshot: Snapshot, front: Front, plan: Outlook, now: float | None
 ) -> list[dict[str, str]]:
     records, budget = snapshot.records, snapshot.spec.search.budget
     ended = sum(not record.is_open for record in records)
@@ -231,7 +232,11 @@ def _build_tiles(
     hours = compute_hours(snapshot.sessions, records, now, snapshot.steering.pauses)
     spent = compute_spending(snapshot.spec, records, hours)
     tiles = [
-        ("Trials done", f"{ended} of {plan.planned}", f"{complete} complete; {others}".strip("; ")),
+        (
+            "Trials done",
+            f"{ended} of at most {plan.planned}",
+            f"{complete} complete; {others}".strip("; "),
+        ),
         ("On the front", str(len(front.members)), f"{provisional} provisional"),
         ("Hypervolume", format_number(front.hypervolume) if front.members else NO_VALUE, ""),
     ]
@@ -248,7 +253,7 @@ def _build_tiles(
     return [{"label": label, "value": value, "note": note} for label, value, note in tiles]
 
 
-def _estimate_end(snapshot: Snapshot, plan: Plan, now: float) -> float | None:
+def _estimate_end(snapshot: Snapshot, plan: Outlook, now: float) -> float | None:
     """Return when the sweep ends at the pace of this session; None while that is unknown.
 
     Pauses do not count: nothing starts in them.
@@ -256,14 +261,10 @@ def _estimate_end(snapshot: Snapshot, plan: Plan, now: float) -> float | None:
     session, records = snapshot.sessions[-1], snapshot.records
     hours = compute_hours([session], records, now, snapshot.steering.pauses)
     before = [r for r in records if r.finished is not None and r.finished < session["started"]]
-    latest = {number: steps[-1].step for number, steps in snapshot.steps.items() if steps}
-    steps = snapshot.spec.training.steps
-    left = estimate_seconds_left(
-        measure_planned_work(plan.planned, plan.candidates),
-        measure_work_done(records, latest, steps),
-        measure_work_done(before, {}, steps),
-        hours * HOUR,
-    )
+    latest = {number: steps[-1].cost for number, steps in snapshot.steps.items() if steps}
+    under_way = sum(c.work for c in latest.values()) - sum(records[n].cost.work for n in latest)
+    done = measure_work(records, latest) - measure_work(before, {})
+    left = estimate_seconds_left(plan.work - under_way, done, hours * HOUR)
     return None if left is None else now + left
 
 

@@ -74,7 +74,7 @@ def test_every_problem_at_once_in_the_order_of_lines(tmp_path):
         "[4, 8]": "[4, 6]",
         "format: {log: [0.05, 2]}": "format: {log: [0, 2]}",
         "steps: 60": "steps: 0",
-        "trials: 16": "trials: 0, sampler: x, scheduler: {type: ashaa}",
+        "trials: 16": "trials: 0, sampler: x, scheduler: {type: halvin}",
     }.items():
         text = text.replace(old, new)
     problems = problems_of(tmp_path, text, "resources.workers=0", "nothing")

@@ -30,7 +30,14 @@ VALUES = (
         "{choices: []}",
         "{when: {}}",
     ),
-    *("{value: 1, when: {beta: 0}}", "{type: asha}", "{type: x}", "{kind: x}", "!t x", "!!int x"),
+    *(
+        "{value: 1, when: {beta: 0}}",
+        "{type: halving}",
+        "{type: x}",
+        "{kind: x}",
+        "!t x",
+        "!!int x",
+    ),
     *("{? [a] : 2}", "{<<: 1}", "|", ">", "@", "%", "]", "}", "'", '"', "- a", ": b", "[" * 300),
 )
 """Texts that take the place of a value."""

@@ -72,7 +72,7 @@ def test_a_shipped_sweep_of_adapters_needs_little():
         ([FIFO], 4),
         ([FIFO, "keep=none"], 0),
         (["keep=all"], 12),  # the newest one of a trial that was stopped early
-        (["search.scheduler={type: asha, variant: promote}"], 24),
+        (["search={budget: {completions: 640000}}"], 24),
     ],
 )
 def test_trials_without_a_process(load, overrides, ended):

@@ -51,7 +51,7 @@ def test_defaults(load):
     assert spec.sandbox == SandboxSettings()
     assert spec.directory == Path("runs/sweep")
     assert (spec.tracking.uri, spec.tracking.experiment) == ("sqlite:///mlflow.db", "sweep")
-    assert (spec.search.sampler, spec.search.scheduler.type) == ("auto", "asha")
+    assert (spec.search.sampler, spec.search.scheduler.type) == ("auto", "fifo")
     assert (spec.resources.cpus, spec.resources.gpus, spec.resources.workers) == (1.0, 0.0, 1)
     assert spec.enqueue == ()
 

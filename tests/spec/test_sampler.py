@@ -11,7 +11,6 @@ from gdpo_tune.spec.gpu import choose_sampler
 from gdpo_tune.tuning.proposals import SamplerView
 from tests.support.tuning import load_code_spec
 
-FIFO = "search.scheduler={type: fifo}"
 FOUR = "objectives.mean_length={direction: minimize, reference: 64}"
 CHOICES = (
     "space.learning_rate=[1.0e-4, 2.0e-4]",
@@ -28,8 +27,7 @@ CHOICES = (
         (("search.trials=300",), 2, "gp", "300 trials"),
         (("search.trials=301",), 2, "tpe", "301 trials takes many seconds"),
         (("search.trials=301", "search.budget.trials=40"), 2, "gp", "40 trials"),
-        (("search.trials=301", "search.budget.completions=38400"), 2, "tpe", "301 trials"),
-        (("search.trials=301", "search.budget.completions=38400", FIFO), 2, "gp", "10 trials"),
+        (("search.trials=301", "search.budget.completions=38400"), 2, "gp", "10 trials"),
         ((FOUR,), 2, "tpe", "4 objectives are too many"),
         (CHOICES, 2, "tpe", "every parameter is a choice"),
         (("search.trials=100",), 33, "tpe", "33 slots would wait"),
@@ -56,7 +54,7 @@ def test_trials_that_run_side_by_side_still_learn_from_an_earlier_sweep(tmp_path
 def test_the_dry_run_says_why(tmp_path: Path):
     spec = load_code_spec(tmp_path)
     assert f"# Sampler: {choose_sampler(spec)}" in render_dry_run(spec)
-    assert "# Scheduler: asha (successive halving by dominance" in render_dry_run(spec)
+    assert "# Scheduler: fifo (every trial to its end)" in render_dry_run(spec)
     assert "# Sweep ends early: never" in render_dry_run(spec)
     limited = load_code_spec(
         tmp_path, ["search.budget={hours: 1.5, trials: 1000}", "search.patience=5"]

@@ -48,6 +48,16 @@ def load_code_spec(
     )
 
 
+def load_halving_spec(directory: Path, steps: int = 1400, *overrides: str) -> SweepSpec:
+    """Load the shipped search space with a budget of so many steps of 64 completions.
+
+    It has merges, but no replicates, and an absolute bound. Its storage is in `directory`.
+    """
+    budget = [f"search.budget.completions={64 * steps}", "search.replicates.max_runs=0"]
+    bound = 'constraints.correctness=">= 0.2"'
+    return load_spec(SPACE, [f"storage={directory}", *budget, bound, *overrides], "sweep")
+
+
 def build_outcome(
     correctness: float = 0.5, format: float = 0.5, length: float = 0.5, test_shift: float = 0.0
 ) -> Outcome:

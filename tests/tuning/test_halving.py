@@ -1,385 +1,376 @@
-"""Successive halving by dominance: which trials continue at a rung, also in a new process."""
+"""Sweeps with a budget: a wide rung, a few long trainings, where they end, and restarts."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-from typing import get_args
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from gdpo_tune.analysis import pareto
-from gdpo_tune.core.trials import Objective
-from gdpo_tune.tuning import halving as module
-from gdpo_tune.tuning import schedulers
-from gdpo_tune.tuning.halving import SuccessiveHalving, Variant
-from gdpo_tune.tuning.schedulers import (
-    Floats,
-    Ranks,
-    compute_ranks,
-    find_first,
-    order_evenly,
-    sum_violations,
-    update_ranks,
-)
+from gdpo_tune.core.events import TrialFinished, TrialPaused
+from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trials import Cost, Params, Rung, TrialRecord
+from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.first_trials import count_wide, find_wide_step, list_corners
+from gdpo_tune.training.checkpoints import write_checkpoint
+from gdpo_tune.tuning.attempts import HALT, Failed
+from gdpo_tune.tuning.halving import END, STOPPED, Halving
+from gdpo_tune.tuning.plan import is_finished
+from gdpo_tune.tuning.schedulers import Verdict
+from tests.support.search_driver import Driver, Killed, SteppedDriver
+from tests.support.tuning import build_measurement, build_outcome, load_halving_spec
 
-TWO = (Objective("a", "maximize", 0), Objective("b", "minimize", 1))
-SHARE = st.sampled_from([i / 8 for i in range(9)])
-POINTS = st.lists(st.tuples(SHARE, SHARE), min_size=1, max_size=40)
-EXCESS = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])
+STEP = 64
+"""Completions of a step."""
+STEPS = 1400
+"""Steps that the budget pays for."""
+Curve = Callable[[Params, int], dict[str, float]]
+"""Parameters, step -> values."""
 
 
-def build_rungs(
-    variant: Variant = "stop", factor: float = 3, constraints: int = 0
-) -> SuccessiveHalving:
-    return SuccessiveHalving(TWO, [10, 30], factor, variant, constraints)
+class CurveDriver(SteppedDriver):
+    """A driver whose trials follow curves, stop at a halt request, and resume."""
+
+    def __init__(
+        self, ledger: Ledger, curve: Curve, slots: int = 1, dies_after: int = 10**9
+    ) -> None:
+        super().__init__(ledger, slots, dies_after)
+        self._curve = curve
+        self.tested: list[str] = []
+
+    def advance(self, trial_id: str) -> None:
+        """Advance one trial to its next evaluation, or to its end."""
+        config = self.in_flight[trial_id]
+        if config.parts:
+            self._evaluate_merge(trial_id, config)
+            return
+        if not config.train:
+            self.end(trial_id, outcome=build_outcome(0.6, 0.5, 0.3))
+            return
+        progress = config.directory / "checkpoint"
+        at = int(progress.read_text()) if progress.exists() else 0
+        step = min([s for s in config.evaluate_at if s > at], default=config.training.steps)
+        step = min(step, config.training.steps)
+        values = self._curve(config.params, step)
+        cost = Cost(completions=STEP * step)
+        self.tick()
+        self.report(trial_id, build_measurement(step, cost, **values))
+        self.tick()
+        config.directory.mkdir(parents=True, exist_ok=True)
+        progress.write_text(str(step))
+        if step == config.training.steps:
+            path = write_checkpoint(config.directory, step, cost, lambda path: None).path
+            outcome = replace(build_outcome(**values), cost=cost, checkpoint=path)
+            self.end(trial_id, outcome=outcome)
+        elif (config.directory / HALT).exists():
+            self.end(trial_id, interrupted=True)
+
+    def _evaluate_merge(self, trial_id: str, config: TrialConfig) -> None:
+        """Give a merge its parents' weighted mean and a little more, or less near one of them."""
+        bump = 0.02 if min(part.weight for part in config.parts) > 0.1 else -0.05
+        values = dict.fromkeys(("correctness", "format", "length"), bump)
+        for part in config.parts:
+            parent = self.searcher._ledger.get_record(int(part.checkpoint.parent.name))
+            for name in values:
+                values[name] += part.weight * parent.validation[name].mean
+        self.tick()
+        self.report(trial_id, build_measurement(0, Cost(), **values))
+        self.tick()
+        if (config.directory / HALT).exists():
+            self.end(trial_id, interrupted=True)
+        else:
+            self.tested.append(f"merge-{config.directory.name}")
+            self.end(trial_id, outcome=build_outcome(**values))
 
 
-def compute_positions(losses: Floats, violations: Floats) -> list[int]:
-    """Compute the position of every trial front by front, in plain Python."""
-    total = sum_violations(violations)
-    position: dict[int, int] = {}
-    for value in np.unique(total):
-        rest = [row for row in range(len(losses)) if total[row] == value]
-        while rest:
-            front = [row for row in rest if value or not is_dominated(losses, row, rest)]
-            order = order_evenly(losses[front])
-            position |= {row: len(position) + int(order[i]) for i, row in enumerate(front)}
-            rest = [row for row in rest if row not in front]
-    return [position[row] for row in range(len(losses))]
+def rise(params: Params, step: int) -> dict[str, float]:
+    """Rise with the steps, the more in an objective the larger its weight; grpo rises most."""
+    weights = {"correctness": 1.0}
+    weights |= {name: float(params[f"reward_weights.{name}"]) for name in ("format", "length")}
+    learned = step / (step + 240) * (1.0 if params["normalization"] == "grpo" else 0.5)
+    total = sum(weights.values())
+    return {name: 0.3 + 0.6 * learned * weight / total for name, weight in weights.items()}
 
 
-def is_dominated(losses: Floats, row: int, others: Sequence[int]) -> bool:
-    return any((losses[o] <= losses[row]).all() and (losses[o] < losses[row]).any() for o in others)
+def load(directory: Path, steps: int = STEPS, *overrides: str) -> SweepSpec:
+    return load_halving_spec(directory, steps, "search.sampler=random", *overrides)
 
 
-@given(POINTS)
-def test_trials_on_the_front_continue_and_the_worst_third_stops(
-    points: list[tuple[float, float]],
-):
-    core = build_rungs()
-    for number, point in enumerate(points):
-        verdict = core.record(number, 10, point)
-        points_so_far = points[: number + 1]
-        rank = pareto.rank_points(points_so_far, TWO)
-        position = compute_positions(
-            np.array([[-a, b] for a, b in points_so_far]), np.empty((len(points_so_far), 0))
-        )[number]
-        if rank[number] == 0:
-            assert verdict == "continue"
-        elif len(points_so_far) >= 3 and position >= len(points_so_far) * 2 / 3:
-            assert verdict == "stop"
-        assert (verdict == "continue") == (
-            rank[number] == 0 or position < max(1, len(points_so_far) // 3)
-        )
+def run(spec: SweepSpec, curve: Curve = rise, **options: Any) -> list[TrialRecord]:
+    with Ledger.open(spec) as ledger:
+        CurveDriver(ledger, curve, **options).run()
+        assert is_finished(spec, ledger.get_records())
+        assert {trial.state.name for trial in ledger.study.trials} <= {"COMPLETE", "PRUNED"}
+        return list(ledger.get_records())
 
 
-@given(st.lists(st.tuples(SHARE, SHARE, EXCESS), min_size=1, max_size=30))
-def test_recording_a_rung_twice_gives_the_same_verdict(points: list[tuple[float, float, float]]):
-    first, second = (build_rungs(constraints=1) for _ in range(2))
-    given_first = [first.record(n, 10, p[:2], p[2:]) for n, p in enumerate(points)]
-    assert [second.record(n, 10, p[:2], p[2:]) for n, p in enumerate(points)] == given_first
-    # a trial that was killed between its rung and its end asks again, whatever came in since
-    assert [second.record(n, 10, p[:2], p[2:]) for n, p in enumerate(points)] == given_first
+def list_long(records: list[TrialRecord]) -> list[TrialRecord]:
+    return [r for r in records if r.is_training and r.state == "complete"]
 
 
-@given(POINTS, st.randoms(use_true_random=False))
-def test_the_last_verdict_does_not_depend_on_the_order_of_those_before(
-    points: list[tuple[float, float]], random: np.random.Generator
-):
-    *before, last = points
-    shuffled = list(before)
-    random.shuffle(shuffled)
-    verdicts: list[str] = []
-    for earlier in (before, shuffled):
-        core = build_rungs()
-        for number, point in enumerate(earlier):
-            core.record(number, 10, point)
-        verdicts.append(core.record(len(points), 10, last))
-    if last not in before:  # equal trials go by who came first
-        assert verdicts[0] == verdicts[1]
+def sum_steps(records: list[TrialRecord]) -> float:
+    return sum(record.cost.completions for record in records) / STEP
 
 
-@given(
-    st.lists(st.tuples(SHARE, SHARE, EXCESS), min_size=1, max_size=30),
-    st.sets(st.integers(0, 29), min_size=1),
-    st.integers(1, 10),
-)
-def test_the_first_of_a_subset_equals_the_first_in_the_full_order(
-    points: list[tuple[float, float, float]], chosen: set[int], room: int
-):
-    table = np.array(points)
-    losses, violations = table[:, :2], table[:, 2:]
-    candidates = np.array(sorted({row % len(points) for row in chosen}))
-    positions = compute_positions(losses, violations)
-    first = min(candidates, key=lambda row: positions[row])
-    expected = first if positions[first] < room else None
-    total = sum_violations(violations)
-    assert find_first(losses, total, compute_ranks(losses, total), candidates, room) == expected
+@pytest.mark.parametrize("slots", [1, 2])
+def test_many_begin_and_few_train_equally_long_within_the_budget(tmp_path: Path, slots: int):
+    spec = load(tmp_path)
+    records = run(spec, slots=slots)
+    trained = [record for record in records if record.is_training]
+    wide = [r for r in trained if r.role == "search" and r.proposer != "corner"]
+    assert len(wide) == count_wide(spec) == 12
+    for name, choices in (
+        ("normalization", ("gdpo", "grpo", "grpo_no_std")),
+        ("group_size", (4, 8)),
+    ):
+        begun = Counter(record.params[name] for record in wide)
+        assert all(begun[choice] >= 2 for choice in choices)
+    long = list_long(records)
+    assert len(long) == 5
+    assert len({record.last_step for record in long}) == 1
+    assert all(record.test and record.reason == END for record in long)
+    assert STEPS - 5 < sum_steps(trained) <= STEPS
 
 
-def test_a_front_is_ordered_by_its_ends_and_then_by_distance():
-    front = np.array([[0.45, 0.5], [0, 1], [0.1, 0.9], [1, 0], [0.9, 0.05]])
-    assert order_evenly(front).tolist() == [2, 0, 3, 1, 4]
+def test_corners_train_long_with_the_settings_that_the_rung_favours(tmp_path: Path):
+    spec = load(tmp_path)
+    records = run(spec)
+    corners = [record for record in records if record.proposer == "corner"]
+    assert [record.params["normalization"] for record in corners] == ["grpo"] * 3
+    for corner in list_corners(spec):
+        assert any(corner.items() <= record.params.items() for record in corners)
+    first = min(record.number for record in corners)
+    assert first > max(r.number for r in records if r.proposer in ("startup", "model"))
 
 
-def test_the_order_of_a_front_does_not_depend_on_units():
-    front = np.array([[0.45, 0.5], [0, 1], [0.1, 0.9], [1, 0], [0.9, 0.05]])
-    assert order_evenly(front * [1, 1e6]).tolist() == order_evenly(front).tolist()
+def test_the_others_end_at_the_wide_rung_with_a_reason(tmp_path: Path):
+    spec = load(tmp_path)
+    records = run(spec)
+    stopped = [r for r in records if r.is_training and r.state == "pruned"]
+    assert len(stopped) == 1 + 12 + 3 - 5
+    for record in stopped:
+        assert [rung.step for rung in record.rungs] == [find_wide_step(spec)]
+        assert record.reason == STOPPED
+        assert record.cost == record.rungs[-1].cost
+        assert not record.test
 
 
-def test_feasible_trials_come_first_then_the_least_violations():
-    losses = np.array([[0.0, 0.0], [9.0, 9.0], [1.0, 1.0], [2.0, 2.0]])
-    violations = np.array([[0.3], [-0.1], [0.1], [0.0]])
-    assert compute_positions(losses, violations) == [3, 1, 2, 0]
+def test_trainings_grow_together_without_a_process_while_they_wait(tmp_path: Path):
+    with Ledger.open(load(tmp_path)) as ledger:
+        driver = CurveDriver(ledger, rise)
+        driver.run()
+        waits = [e.record for e in driver.events if isinstance(e, TrialPaused)]
+        records = ledger.get_records()
+    steps = [record.rungs[-1].step for record in waits if record.is_training]
+    assert steps == sorted(steps), "the shortest goes on first"
+    assert Counter(steps) == {26: 16, 55: 5, 110: 5, 220: 5}
+    for record in list_long(records):
+        trained = [rung.step for rung in record.rungs]
+        assert trained == [26, 55, 110, 220], "each rung once: nothing was trained again"
+    ended = [event.record.number for event in driver.events if isinstance(event, TrialFinished)]
+    assert sorted(ended) == [record.number for record in records]
 
 
-def test_constraints_of_different_scales_count_alike():
-    violations = np.array([[900.0, 0.1], [100.0, 0.2], [1000.0, 0.0]])
-    # in shares of the largest: 0.9 + 0.5, 0.1 + 1, 1 + 0
-    assert compute_positions(np.zeros((3, 1)), violations) == [2, 1, 0]
+def summarise(records: list[TrialRecord]) -> list[tuple[Any, ...]]:
+    return [
+        (r.role, r.proposer, r.params, r.seed, r.state, r.reason, r.last_step, r.ends_at, r.rungs)
+        for r in records
+    ]
 
 
-def test_a_trial_that_breaks_a_constraint_is_stopped_by_one_that_does_not():
-    core = build_rungs(constraints=1)
-    assert core.record(0, 10, (0.1, 0.9), (0.0,)) == "continue"
-    assert core.record(1, 10, (0.9, 0.1), (0.2,)) == "stop"
-    assert core.list_dominating(1, 10) == (0,)
-    assert core.record(2, 10, (0.9, 0.1), (-0.2,)) == "continue"
-
-
-def test_the_dominating_trial_of_a_stopped_trial_is_named():
-    core = build_rungs()
-    for number, point in enumerate([(0.5, 0.5), (0.9, 0.9), (0.6, 0.4), (0.4, 0.6)]):
-        verdict = core.record(number, 10, point)
-    assert verdict == "stop"
-    core.record(4, 10, (0.95, 0.05))
-    assert core.list_dominating(3, 10) == (0, 2)
-
-
-def test_a_measurement_between_the_levels_decides_nothing():
-    core = build_rungs()
-    core.record(0, 10, (0.9, 0.1))
-    assert core.record(1, 20, (0.1, 0.9)) == "continue"
-    assert core.record(1, 10, (0.1, 0.9)) == "stop"
-
-
-def test_the_reduction_factor_changes_which_trials_continue():
-    points = [(0.9, 0.1), (0.1, 0.9), (0.2, 0.8), (0.8, 0.2)]
-    verdicts: dict[float, str] = {}
-    for factor in (1.5, 3.0):
-        core = build_rungs(factor=factor)
-        for number, point in enumerate(points):
-            verdicts[factor] = core.record(number, 10, point)
-    assert verdicts == {1.5: "continue", 3.0: "stop"}
-
-
-def test_a_trial_waits_until_enough_trials_rank_behind_it():
-    core = build_rungs("promote")
-    assert core.record(0, 10, (0.9, 0.1)) == "continue"
-    assert core.record(1, 10, (0.8, 0.2)) == "pause"
-    assert core.find_promotable() is None
-    for number in range(2, 6):
-        assert core.record(number, 10, (0.1, 0.9)) == "pause"
-        assert core.find_promotable() == (1 if number == 5 else None)
-    core.promote(1)
-    assert core.find_promotable() is None
-    assert core.record(1, 10, (0.8, 0.2)) == "continue"
-    assert core.record(1, 30, (0.8, 0.2)) == "continue"
-
-
-def test_of_several_levels_the_highest_is_promoted_from_first():
-    core = build_rungs("promote")
-    for completions in (30, 10):
-        for number in range(6):
-            core.record(number + completions, completions, (0.9 - number / 10, 0.1))
-    assert core.find_promotable() == 31
-    core.promote(31)
-    assert core.find_promotable() == 11
-    core.promote(11)
-    assert core.find_promotable() is None
-
-
-@given(
-    st.lists(st.tuples(SHARE, SHARE), min_size=5, max_size=30),
-    st.integers(1, 4),
-    st.sampled_from(["stop", "promote"]),
-)
-def test_a_slot_always_has_work(points: list[tuple[float, float]], slots: int, variant: Variant):
-    """Every trial ends, is stopped or is paused, and no slot is idle while a trial can run."""
-    core = SuccessiveHalving(TWO, (1, 3, 9), 3, variant)
-    done: dict[int, int] = {}
-    waiting: set[int] = set()
-    queue, running = list(range(len(points))), list[tuple[int, int]]()
-    clock = 0
-    while True:
-        while len(running) < slots:
-            promoted = core.find_promotable()
-            if promoted is not None:
-                core.promote(promoted)
-                waiting.remove(promoted)
-                heapq.heappush(running, (clock, promoted))
-            elif queue:
-                heapq.heappush(running, (clock, queue.pop(0)))
-            else:
-                break
-        if not running:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_sweep_killed_at_a_write_ends_as_if_it_had_not_been(tmp_path: Path, slots: int):
+    expected = run(load(tmp_path / "whole"), slots=slots)
+    for writes in count(1, 9):
+        spec = load(tmp_path / str(writes))
+        try:
+            records = run(spec, slots=slots, dies_after=writes)
+        except Killed:
+            records = run(spec, slots=slots)
+        else:
             break
-        clock, number = heapq.heappop(running)
-        done[number] = done.get(number, 0) + 1
-        verdict = core.record(number, done[number], points[number])
-        if done[number] < 27 and verdict == "continue":
-            heapq.heappush(running, (clock + 1, number))
-        elif verdict == "pause":
-            waiting.add(number)
-    assert set(done) == set(range(len(points)))
-    assert 27 in done.values()
-    if variant == "stop":
-        assert not waiting
+        if slots == 1:  # else the order of ends differs
+            assert summarise(records) == summarise(expected)
+        assert {record.last_step for record in list_long(records)} == {220}
+        assert sum_steps(records) <= STEPS
+    assert writes > 60
 
 
-OBJECTIVES = tuple(Objective(name, "maximize", 0) for name in "abc")
-LEVELS = (10, 30)
+def test_a_driver_killed_again_and_again_trains_nothing_twice(tmp_path: Path):
+    expected = summarise(run(load(tmp_path / "whole")))
+    spec = load(tmp_path / "killed")
+    for lives in count(1):
+        try:
+            records = run(spec, dies_after=2 + lives % 2)
+        except Killed:
+            continue
+        break
+    assert lives > 20
+    assert summarise(records) == expected
 
 
-class History:
-    """Trials in the order of their recording at one level: values, violations, and open trials."""
-
-    def __init__(self, seed: int, trials: int, open_trials: int) -> None:
-        rng = np.random.default_rng(seed)
-        self.values = np.round(rng.normal(size=(trials, 3)), 1)  # so that some are equal
-        self.violations = np.round(rng.normal(-1, 1, size=(trials, 1)), 1)
-        self.open = {int(number) for number in rng.permutation(trials)[:open_trials]}
-
-    def record(self, core: SuccessiveHalving, number: int) -> str:
-        return core.record(
-            number, 10, self.values[number].tolist(), self.violations[number].tolist()
-        )
-
-    def recall(self, core: SuccessiveHalving, number: int) -> None:
-        core.replay(number, 10, self.values[number].tolist(), self.violations[number].tolist())
-
-    def rebuild(self, variant: Variant, until: int) -> SuccessiveHalving:
-        core = SuccessiveHalving(OBJECTIVES, LEVELS, 3, variant, 1)
-        for number in range(until):
-            if number in self.open:
-                self.record(core, number)
-            else:
-                self.recall(core, number)
-        return core
+def begin(ledger: Ledger, slots: int = 2) -> Driver:
+    """Run the untrained policy."""
+    driver = Driver(ledger, slots)
+    driver.end(driver.ask())
+    return driver
 
 
-@pytest.mark.parametrize("variant", get_args(Variant))
-@pytest.mark.parametrize("seed", range(10))
-def test_rebuilt_rungs_make_the_same_decisions(seed: int, variant: Variant):
-    history = History(seed, 300, open_trials=[1, 20, 200][seed % 3])
-    lost, killed_at = SuccessiveHalving(OBJECTIVES, LEVELS, 3, variant, 1), 200
-    verdicts = [history.record(lost, number) for number in range(killed_at)]
-    for number in set(range(killed_at)) - history.open:
-        lost.promote(number)  # it has ended, so it does not wait
-    core = history.rebuild(variant, killed_at)
-    for number in history.open & set(range(killed_at)):
-        assert history.record(core, number) == verdicts[number]
-    for number in range(killed_at, 300):
-        assert history.record(core, number) == history.record(lost, number)
-        assert core.list_dominating(number, 10) == lost.list_dominating(number, 10)
-        promoted = lost.find_promotable()
-        assert core.find_promotable() == promoted
-        if promoted is not None:
-            core.promote(promoted)
-            lost.promote(promoted)
+def report_rung(driver: Driver, trial: str, step: int = 26) -> None:
+    driver.report(trial, build_measurement(step, **rise(driver.in_flight[trial].params, step)))
 
 
-def test_an_ended_trial_is_never_promoted():
-    core = SuccessiveHalving(OBJECTIVES, LEVELS, 3, "promote")
-    for number in range(9):
-        core.replay(number, 10, [1 - number / 10] * 3)
-    core.replay(0, 20, [1.0] * 3)  # no level: nobody is compared there
-    assert core.find_promotable() is None
-    assert core.record(9, 10, [0.0] * 3) == "pause"
-    assert core.list_dominating(9, 10) == tuple(range(9))
-    assert core.find_promotable() is None
+def test_the_next_process_carries_out_a_pending_verdict(tmp_path: Path):
+    spec = load(tmp_path)
+    with Ledger.open(spec) as ledger:
+        driver = begin(ledger)
+        first, second = driver.ask(), driver.ask()
+        report_rung(driver, first)
+        assert (driver.in_flight[first].directory / HALT).exists()
+        assert not (driver.in_flight[second].directory / HALT).exists()
+        assert ledger.get_record(1).state == "running"
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        assert (ledger.get_record(1).state, ledger.get_record(1).paused_at) == ("paused", 26 * STEP)
+        assert not (ledger.get_trial_directory(1) / HALT).exists()
+        assert [event.record.number for event in driver.events] == [1]
+        assert driver.in_flight[driver.ask()].directory.name == "2"
 
 
-@pytest.mark.parametrize("objectives", [1, 2, 3])
-def test_incremental_ranks_equal_ranks_from_a_full_sort(objectives: int):
-    rng = np.random.default_rng(objectives)
-    points = rng.integers(0, 6, size=(120, objectives)).astype(float)
-    total = np.where(rng.random(120) < 0.2, rng.random(120), 0)
-    rank = np.zeros(120, dtype=np.int64)
-    for end in range(1, 121):
-        update_ranks(points[:end], total[:end], rank[:end])
-        assert rank[:end].tolist() == compute_ranks(points[:end], total[:end]).tolist()
-    assert rank.tolist() == rank_plainly(points, total)
-
-
-def rank_plainly(points: Floats, total: Floats) -> list[int]:
-    """Rank points front by front, in plain Python."""
-    rank = [0] * len(points)
-    rest, front = [row for row in range(len(points)) if total[row] == 0], 0
-    while rest:
-        first = [
-            row for row in rest if not any(is_dominating(points[o], points[row]) for o in rest)
-        ]
-        for row in first:
-            rank[row] = front
-        rest, front = [row for row in rest if row not in first], front + 1
-    return rank
-
-
-def is_dominating(one: Floats, other: Floats) -> bool:
-    return bool((one <= other).all() and (one < other).any())
-
-
-class WorkCounter:
-    """Counts of compared trials and of newly ranked trials."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.compared = self.pairs = self.ranked = 0
-        dominating, some_dominating = schedulers.find_dominating, schedulers.find_dominated
-
-        def counted(losses: Floats, total: Floats, row: int) -> NDArray[np.bool_]:
-            self.compared += len(losses)
-            return dominating(losses, total, row)
-
-        def counted_pairs(some: Floats, others: Floats) -> NDArray[np.bool_]:
-            self.pairs += len(some) * len(others)
-            return some_dominating(some, others)
-
-        def counted_ranks(losses: Floats, total: Floats) -> Ranks:
-            self.ranked += len(losses)
-            return compute_ranks(losses, total)
-
-        for owner in (schedulers, module):
-            monkeypatch.setattr(owner, "find_dominating", counted)
-        monkeypatch.setattr(schedulers, "find_dominated", counted_pairs)
-        monkeypatch.setattr(module, "compute_ranks", counted_ranks)
-
-
-@pytest.mark.parametrize("variant", get_args(Variant))
-def test_the_work_of_rebuilding_is_linear_in_ended_trials(
-    monkeypatch: pytest.MonkeyPatch, variant: Variant
+def test_verdicts_on_ended_trials_are_not_decided_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Both have equally many open trials; repeating all decisions would take 16 times the work."""
-    work_done: list[float] = []
-    for trials in (500, 2000):
-        work, history = WorkCounter(monkeypatch), History(0, trials, 0)
-        history.open = set(range(trials - 20, trials))
-        history.rebuild(variant, trials)
-        assert 0 < work.ranked < trials
-        work_done.append(work.compared + work.pairs)
-        monkeypatch.undo()
-    assert 2 < work_done[1] / work_done[0] < 6
+    spec = load(tmp_path)
+    with Ledger.open(spec) as ledger, pytest.raises(Killed):
+        CurveDriver(ledger, rise, slots=3, dies_after=50).run()
+    decided: set[int] = set()
+    decide = Halving.decide
+
+    def note(scheduler: Halving, record: TrialRecord, rung: Rung) -> Verdict:
+        decided.add(record.number)
+        return decide(scheduler, record, rung)
+
+    monkeypatch.setattr(Halving, "decide", note)
+    with Ledger.open(spec) as ledger:
+        before = [record for record in ledger.get_records() if record.rungs]
+        Driver(ledger)
+    assert decided == {record.number for record in before if record.is_open}
+    assert any(not record.is_open for record in before)
 
 
-def test_a_verdict_does_not_rank_all_trials_anew(monkeypatch: pytest.MonkeyPatch):
-    work, history = WorkCounter(monkeypatch), History(0, 1000, open_trials=1000)
-    history.rebuild("promote", 1000)
-    assert work.ranked < 200
-    everyone = 1000 * 1000 / 2
-    assert work.compared < 3 * everyone, "each at most three times with those before it"
-    assert work.pairs < everyone
+def test_a_trial_that_fails_after_it_was_asked_to_stop_waits(tmp_path: Path):
+    with Ledger.open(load(tmp_path)) as ledger:
+        driver = begin(ledger, slots=3)
+        first, second = driver.ask(), driver.ask()
+        for trial in (first, second):
+            report_rung(driver, trial)
+        driver.end(first, failure="the disk is on fire")
+        driver.in_flight.pop(second)
+        driver.searcher.on_end(second, Failed("the trial's process died"))
+        assert [ledger.get_record(number).state for number in (1, 2)] == ["paused", "paused"]
+        assert not (ledger.get_trial_directory(1) / HALT).exists()
+
+
+def test_measurements_after_a_verdict_are_ignored(tmp_path: Path):
+    with Ledger.open(load(tmp_path)) as ledger:
+        driver = begin(ledger)
+        trial = driver.ask()
+        report_rung(driver, trial)
+        report_rung(driver, trial, 30)  # its workers came so far before they heard of it
+        driver.end(trial, interrupted=True)
+        late = ledger.get_record(1)
+    assert (late.state, late.paused_at) == ("paused", 26 * STEP)
+    assert [rung.step for rung in late.rungs] == [26]
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_configuration_that_fails_holds_nothing_up(tmp_path: Path, number: int):
+    class FailingDriver(CurveDriver):
+        def advance(self, trial_id: str) -> None:
+            if self.in_flight[trial_id].directory.name == str(number):
+                self.end(trial_id, failure="loss is nan at step 1")
+            else:
+                super().advance(trial_id)
+
+    with Ledger.open(load(tmp_path)) as ledger:
+        FailingDriver(ledger, rise).run()
+        records = list(ledger.get_records())
+    assert records[number].state == "failed"
+    assert len(list_long(records)) == 5
+    assert len({record.last_step for record in list_long(records)}) == 1
+    assert sum_steps(records) <= STEPS
+
+
+def test_a_larger_budget_goes_on_from_the_end_of_a_smaller_one(tmp_path: Path):
+    before = run(load(tmp_path))
+    after = run(load(tmp_path, 2 * STEPS))
+    assert summarise(after)[: len(before)] == summarise(before)
+    added = [record for record in after[len(before) :] if record.is_training]
+    assert added
+    assert {record.last_step for record in list_long(added)} <= {26, 220}
+    assert sum_steps(after) <= 2 * STEPS
+
+
+def test_only_candidates_on_the_front_are_tested_and_only_at_the_end(tmp_path: Path):
+    with Ledger.open(load(tmp_path)) as ledger:
+        driver = CurveDriver(ledger, rise)
+        driver.run()
+        records = list(ledger.get_records())
+    merges = [record for record in records if record.role == "merge"]
+    tested = [record for record in merges if record.state == "complete"]
+    assert 0 < len(tested) < len(merges)
+    assert {record.state for record in merges} == {"complete", "pruned"}
+    assert driver.tested != sorted(driver.tested), "the best first"
+    assert {*driver.tested} == {record.name for record in tested}
+    for record in merges:
+        if record.state == "pruned":
+            assert "on validation prompts" in record.reason
+    first = min(record.started or 0.0 for record in merges)
+    assert all(record.finished and record.finished >= first for record in tested)
+
+
+def test_no_candidate_ends_while_a_proposal_is_awaited(tmp_path: Path):
+    spec = load(tmp_path, STEPS, "training.steps=60", "search.merges.budget=12")
+    with Ledger.open(spec) as ledger:
+        driver = CurveDriver(ledger, rise)
+        poll, asked = driver.searcher._proposals.poll, count()
+
+        def think(*, idle: bool) -> object:
+            return poll(idle=idle) if next(asked) % 3 == 2 else None
+
+        driver.searcher._proposals.poll = think
+        driver.run()
+        records = list(ledger.get_records())
+    trainings = [record.started for record in records if record.is_training]
+    assert next(asked) >= 3, "further configurations were proposed"
+    assert driver.tested
+    tested = [record.finished for record in records if record.name in driver.tested]
+    assert min(tested) > max(trainings)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_no_more_merges_are_tested_than_the_file_allows(tmp_path: Path, slots: int):
+    records = run(load(tmp_path, STEPS, "search.merges.budget=2"), slots=slots)
+    merges = [record for record in records if record.role == "merge"]
+    assert [record.state for record in merges].count("complete") == 2 < len(merges)
+    assert "search.merges.budget is spent" in {record.reason for record in merges}
+
+
+def test_replicates_train_as_long_as_the_first_and_have_their_part_of_the_budget(tmp_path: Path):
+    replicates = "search.replicates={per_point: 1, max_runs: 3}"
+    spec = load(tmp_path, STEPS, replicates)
+    records = run(spec)
+    again = [record for record in records if record.role == "replicate" and record.is_training]
+    assert len(again) == 3
+    for record in again:
+        assert record.state == "complete"
+        assert record.replicate_of is not None
+        assert record.last_step == records[record.replicate_of].last_step
+    searched = [r for r in records if r.role in ("search", "published")]
+    part = STEPS - 3 * spec.training.steps
+    assert part - 6 < sum_steps(searched) <= part
