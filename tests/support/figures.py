@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.analysis.replicates import choose_replicate
-from gdpo_tune.core.trials import Cost, Estimate, Part, Role, Rung, TrialRecord
+from gdpo_tune.core.trials import Cost, Estimate, Part, Role, TrialRecord
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import ObjectiveSpec
 from tests.support.paths import ROOT
@@ -138,7 +138,6 @@ def _draw_trial(spec, number, role, params, draw, *, state="complete", of=None):
         replicate_of=of,
         validation=test if done else {},
         test=test if done else {},
-        rungs=(Rung(60, test, Cost(completions=3840)),) if done else (),
         feasible=draw.random() > 0.2 if done and role == "search" else True,
         cost=Cost(completions=3840, seconds=seconds, cpu_seconds=seconds),
         reason="" if done else NASTY,
