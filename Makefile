@@ -38,7 +38,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/replay.py
 	python benchmarks/verdicts.py
 	python benchmarks/overlap.py
-	python benchmarks/importance.py
+	python benchmarks/effects.py
 	python benchmarks/report_cost.py
 	python benchmarks/scale.py
 	python benchmarks/restart_cost.py
@@ -58,7 +58,7 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU without 
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
 	python benchmarks/overlap.py --small
-	python benchmarks/importance.py --small
+	python benchmarks/effects.py --small
 	python benchmarks/report_cost.py --small
 	python benchmarks/scale.py --small
 	python benchmarks/restart_cost.py --small
