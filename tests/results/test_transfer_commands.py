@@ -8,7 +8,7 @@ from gdpo_tune.core.trials import Part
 from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.ledger import Ledger
 from tests.support.paths import ROOT
-from tests.support.transfers import GIVEN, POLICY, refuse, store_sweep, transfer
+from tests.support.transfers import GIVEN, POLICY, store_sweep, transfer
 from tests.support.tuning import build_outcome
 
 
