@@ -155,7 +155,7 @@ def _collect(options: argparse.Namespace) -> int:
     test = train(config, resume=policy, report=lambda _step, _path: None).test
     values: Mapping[str, Estimate] = {}
     if request.name:
-        values = load_and_pick(options.source, options.pick, "export", merges=False)[1].values
+        values = load_and_pick(options.source, options.pick, "export")[1].values
     apart = {n: subtract_estimates(test[n], value) for n, value in values.items() if n in test}
     print("\n".join(request.lines))
     columns = {"in the sweep": values, "collected": test, "difference": apart}

@@ -147,11 +147,11 @@ def _write_whole(
 
     from gdpo_tune.core.trials import find_start
     from gdpo_tune.publishing.record import collect_policy_files
-    from gdpo_tune.results.open_sweep import fetch_start
+    from gdpo_tune.results.open_sweep import fetch_policy
     from gdpo_tune.training.merging import write_whole_policy
 
     sweep, spec = publication.sweep, publication.sweep.spec
-    start = fetch_start(spec, find_start(sweep.records))
+    start = fetch_policy(spec, find_start(sweep.records))
     directory.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".whole-", dir=directory) as place:
         write_whole_policy(

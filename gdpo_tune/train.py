@@ -7,7 +7,8 @@
 
 The first three train a trial of a sweep again, at any budget: its knee, the best in an
 objective (`runs/code:max_correctness`), the best under conditions, a trial by its number, or its
-checkpoint (`runs/code:7@40`), which is trained up to that step. With --recipe, or a --set that
+checkpoint (`runs/code:7@40`), which is trained up to that step. Of a merge, the training begins at
+its weights, with the parameters of its largest part. With --recipe, or a --set that
 changes policy, data or lengths, what does not carry over comes from there. The last one trains a
 file that has one value for every parameter. Each ends with held-out metrics and the directory of a
 policy that `from_pretrained` loads. After an interruption or a crash, run the same command to

@@ -329,6 +329,11 @@ class Part:
     """Share in the weighted mean of weights; a candidate's parts sum to 1."""
 
 
+def find_main_part(parts: Sequence[Part]) -> Part:
+    """Return the part with the largest weight; of equal ones, that of the latest trial."""
+    return max(parts, key=lambda part: (part.weight, part.trial, part.step))
+
+
 def check_part_weights(weights: Sequence[float]) -> None:
     """Raise `ValueError` for weights of parts that do not sum to 1."""
     if not weights or not abs(sum(weights) - 1) <= TOLERANCE:

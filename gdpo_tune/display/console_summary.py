@@ -179,11 +179,12 @@ def _print_next_steps(out: Console, sweep: Sweep, view: str) -> None:
     rows.append(("Regenerate report", f"python -m gdpo_tune.report {quote(location)}"))
     if chosen:
         source = quote(f"{location}:{chosen.name}")
+        subject = "this trial"
         if len(chosen.record.parts) > 1:
             rows.append(("Repeat this merge", f"python -m gdpo_tune.export {source} --to mergekit"))
-        else:
-            rows.append(("Train this trial", f"python -m gdpo_tune.train --from {source}"))
-            rows.append(("Export this trial", f"python -m gdpo_tune.export {source} --to trl"))
+            subject = "from its weights"
+        rows.append((f"Train {subject}", f"python -m gdpo_tune.train --from {source}"))
+        rows.append((f"Export {subject}", f"python -m gdpo_tune.export {source} --to trl"))
     _print_rows(out, "\nNext steps", rows)
 
 

@@ -275,7 +275,7 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
         parents=request.parents,
         chosen=request.trial_lines,
         transfer=request.transfer,
-        start=spec.start,
+        start=None if request.begins_merged else spec.start,
     )
 
 

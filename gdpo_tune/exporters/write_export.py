@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdpo_tune.core.content import list_policy_files
-from gdpo_tune.core.errors import ExportError, SpecProblem, UsageError
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.registry import EXPORTERS, POLICIES, load
 from gdpo_tune.exporters.differences import Difference, list_library_differences
@@ -26,7 +26,7 @@ from gdpo_tune.exporters.training_prompts import (
 from gdpo_tune.exporters.training_setup import TrainingSetup, build_training_setup
 from gdpo_tune.policies.load_policy import describe_policy
 from gdpo_tune.policies.prompt_format import CLOCK, FIXED_DATE, TEMPLATE_FILE
-from gdpo_tune.results.retrain import TrainingRequest, explain_merge
+from gdpo_tune.results.retrain import TrainingRequest
 
 RUN = "run.sh"
 INSTALL_MATH_VERIFY = "pip install 'math-verify[antlr4_13_2]'"
@@ -57,14 +57,10 @@ def export_training(
     `<storage>/<name>-<which>-<library>`. `references_data` writes a program for the prompts.
 
     Raises:
-        ExportError: the library cannot reproduce the training exactly, or this is a merge.
+        ExportError: the library cannot reproduce the training exactly, or there is no merge.
         UsageError: the directory cannot be written, or holds a file that was edited.
         DataError, PolicyError: the prompts, or the policy's tokenizer, cannot be used.
     """
-    if request.parents and library not in MERGERS:
-        command = f"python -m gdpo_tune.export {{}} --to {library}"
-        reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
-        raise ExportError(library, (SpecProblem(request.sweep, "", "", reason, fix),))
     start = request.start
     if request.spec.start and not start and not base_model and library not in MERGERS:
         fix = "export a candidate of a sweep, or name that policy with --base-model"

@@ -385,15 +385,13 @@ def _list_commands(location: str, policy: Configuration) -> dict[str, str]:
     export = f"python -m gdpo_tune.export {location} --to {{}} --pick {{pick}}"
     if policy.is_initial:
         return {}
+    train = f"python -m gdpo_tune.train --from {location} --pick {{pick}}"
     if policy.role != "merge":
-        train = f"python -m gdpo_tune.train --from {location} --pick {{pick}}"
         return {"Train again": train, "Export": export.replace("{}", "trl")}
     weights = ",".join(f"{p.trial}@{p.step}={p.weight!r}" for p in policy.parts)
-    heaviest = max(policy.parts, key=lambda part: part.weight)
-    parent = f"{location} --pick {heaviest.trial}@{heaviest.step}"
     return {
         "Merge again": f"python -m gdpo_tune.merge {location} --weights {weights}",
-        "Train its main parent": f"python -m gdpo_tune.train --from {parent}",
+        "Train from its weights": train,
         "Export": export.replace("{}", "mergekit"),
     }
 

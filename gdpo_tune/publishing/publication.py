@@ -23,10 +23,11 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.figures.front_png import write_front_png
 from gdpo_tune.policies.load_policy import ANSWER_SECONDS, find_local_directory, resolve_policy
-from gdpo_tune.publishing.record import build_record, explain_missing_policy, find_kept_policy
+from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import PickedCandidate
 from gdpo_tune.results.public_record import PublicFilter, make_public
+from gdpo_tune.results.retrain import explain_missing_policy
 from gdpo_tune.spec import SweepSpec
 
 PICTURE = "front.png"
@@ -151,7 +152,7 @@ def choose_published_policy(
             f"{publication.source}: {title_candidate(record.name)} was not evaluated on test "
             "prompts, so its card would be empty\n    fix: publish a member of the front"
         )
-    if find_kept_policy(sweep, record, fetch=False) is None:
+    if record.checkpoint is None:
         raise UsageError(explain_missing_policy(sweep, record, publication.source))
     return PublishedPolicy(record, configuration, pick)
 
@@ -162,7 +163,7 @@ def list_members(publication: Publication) -> tuple[list[PublishedPolicy], list[
     missing: list[str] = []
     for member in publication.front.members:
         record = publication.sweep.records[member.first]
-        if find_kept_policy(publication.sweep, record, fetch=False) is None:
+        if record.checkpoint is None:
             missing.append(explain_missing_policy(publication.sweep, record, publication.source))
         else:
             kept.append(PublishedPolicy(record, member, member.name))

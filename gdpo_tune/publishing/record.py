@@ -16,7 +16,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from gdpo_tune.core.addresses import RECORD
@@ -31,13 +30,10 @@ from gdpo_tune.core.trial_files import (
     is_kept,
     read_steps,
 )
-from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.ledger.opening import open_for_reading
-from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.public_record import PublicFilter, name_policy
-from gdpo_tune.results.retrain import explain_merge, list_parents
 from gdpo_tune.spec import load_spec
 
 
@@ -88,36 +84,6 @@ class PolicyFiles:
     """True if the directory has an adapter alone: the weights below it are written for a reader."""
     has_adapter: bool
     """True if an adapter is published beside the whole policy."""
-
-
-def find_kept_policy(sweep: Sweep, record: TrialRecord, *, fetch: bool = True) -> Path | None:
-    """Return the directory of a candidate's policy; None if it was not kept.
-
-    From an object store it is downloaded, or with `fetch` off only looked up.
-    """
-    path = record.checkpoint
-    if path is None or not fetch or not sweep.spec.address:
-        return path
-    # The copy on this machine has the marker alone.
-    number = int(path.parent.name) if path.parent.name.isdecimal() else record.number
-    copies = sweep.spec.output_directory / f"{sweep.spec.name}-policies" / str(number)
-    return SweepStore(sweep.spec).fetch_checkpoint(number, path.name, copies)
-
-
-def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str) -> str:
-    """Return why a candidate cannot be published, and the commands that train it again."""
-    if record.role == "merge":
-        steps = sweep.spec.training.steps
-        parents = list_parents(sweep.records, record.parts, source, steps)
-        command = "python -m gdpo_tune.train --from {}"
-        _, fix = explain_merge(record.name, parents, source, command)
-    else:
-        fix = f"python -m gdpo_tune.train --from {quote(f'{source}:{record.name}')}"
-    return (
-        f"{source}: the policy of {title_candidate(record.name)} was not kept (keep: "
-        f"{sweep.spec.keep})\n    fix: publish a candidate whose policy was kept, or make it anew: "
-        f"{fix}"
-    )
 
 
 def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:

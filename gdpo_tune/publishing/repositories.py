@@ -14,7 +14,8 @@ from gdpo_tune.core.addresses import MANIFEST, Repository
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.publishing.card import build_model_card, build_record_card
 from gdpo_tune.publishing.publication import CARD, PICTURE, Publication, PublishedPolicy
-from gdpo_tune.publishing.record import collect_policy_files, find_kept_policy
+from gdpo_tune.publishing.record import collect_policy_files
+from gdpo_tune.results.open_sweep import fetch_policy
 
 KEYS = {"sweep", "candidate", "pick", "record", "files"}
 """Keys of a manifest."""
@@ -67,7 +68,7 @@ def build_model_repository(
 
     `others` are the names of the published members.
     """
-    directory = find_kept_policy(publication.sweep, candidate.record)
+    directory = fetch_policy(publication.sweep.spec, candidate.record.checkpoint)
     assert directory is not None, "only policies that were kept are published"
     policy = collect_policy_files(publication.sweep, directory)
     files: dict[str, Path | bytes] = {

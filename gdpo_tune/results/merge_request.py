@@ -48,7 +48,7 @@ from gdpo_tune.core.trials import (
     title_candidate,
 )
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates
-from gdpo_tune.results.open_sweep import Sweep, fetch_start, read_sweep, resolve_location
+from gdpo_tune.results.open_sweep import Sweep, fetch_policy, read_sweep, resolve_location
 from gdpo_tune.results.picks import Extreme, parse_conditions, parse_pick, pick_trial
 from gdpo_tune.results.retrain import list_changed_settings, list_decisive_settings
 from gdpo_tune.spec import SweepSpec
@@ -219,7 +219,7 @@ class MergeRequest:
     label: str
     """Part of a directory's name."""
     start: Path | None = None
-    """Policy after the supervised start of the sweep, see `fetch_start`."""
+    """Policy after the supervised start of the sweep, see `fetch_policy`."""
 
     @property
     def text(self) -> str:
@@ -294,7 +294,7 @@ class MergeRequest:
         """Build the configuration of a trial that evaluates a merge; equal ones agree in seeds."""
         params = next(iter(self.policies.values())).record.params  # any parent's make the same task
         config = self.spec.build_trial_config(params, self.spec.search.seed, directory)
-        start = fetch_start(self.spec, self.start) if parts else None
+        start = fetch_policy(self.spec, self.start) if parts else None
         return replace(config, train=False, parts=tuple(parts), start=start, writes_whole=whole)
 
     def list_decisive_settings(self, *, adapters: bool) -> dict[str, Any]:

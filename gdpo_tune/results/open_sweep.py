@@ -81,25 +81,29 @@ class Sweep:
         return list_result_warnings(self.spec, self.front)
 
     def reload(self, changes: Sequence[str], *, to_run: bool = True) -> SweepSpec:
-        """Load its file with changes, for a training or merge on its own, without a warm start.
+        """Load its file with changes, for one training or merge: without budget and scheduler.
 
         Without `to_run` this machine may lack its data and packages.
         """
         from gdpo_tune.spec import load_spec
+        from gdpo_tune.spec.document import dump_flow
 
         assert self.file is not None, "it was read"
-        words = [self.storage_override, "search.warm_start=[]", *changes]
+        search = self.spec.search.model_dump(include={"merges", "checkpoints", "seed"})
+        alone = dump_flow({"trials": 1, "scheduler": {"type": "fifo"}, **search})
+        words = [self.storage_override, "search=", f"search={alone}", *changes]
         return load_spec(self.file, words, self.file.parent.name, needs=None if to_run else [])
 
 
-def fetch_start(spec: SweepSpec, start: Path | None) -> Path | None:
-    """Return `find_start` of a sweep's records, copied to this machine from an object store."""
-    if start is None or not spec.address:
-        return start
+def fetch_policy(spec: SweepSpec, policy: Path | None) -> Path | None:
+    """Return the directory of a trial's checkpoint, copied to this machine from an object store."""
+    if policy is None or not spec.address:
+        return policy
     from gdpo_tune.ledger.sweep_store import SweepStore
 
-    copies = spec.output_directory / f"{spec.name}-start"
-    return SweepStore(spec).fetch_checkpoint(int(start.parent.name), start.name, copies)
+    number = int(policy.parent.name)  # the copy of the sweep has the marker alone
+    copies = spec.output_directory / f"{spec.name}-policies" / str(number)
+    return SweepStore(spec).fetch_checkpoint(number, policy.name, copies)
 
 
 def split_source(source: str, pick: str | None) -> tuple[str, str | None]:

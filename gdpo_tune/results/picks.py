@@ -199,9 +199,7 @@ class _Parser:
         return PickError(self._text, position, reason, fix or f"write for example {EXAMPLE!r}")
 
 
-def load_and_pick(
-    source: str, pick: str | None, option: str, *, merges: bool = True
-) -> tuple[Sweep, PickedCandidate]:
+def load_and_pick(source: str, pick: str | None, option: str) -> tuple[Sweep, PickedCandidate]:
     """Load a sweep and pick one of its candidates.
 
     `source` is `DIRECTORY:PICK`, or `DIRECTORY` if `pick`, the value of `--pick`, is given; a name
@@ -219,23 +217,17 @@ def load_and_pick(
         )
     parsed = parse_pick(text)
     sweep = read_sweep(resolve_location(directory), f"{option} {source}")
-    return sweep, pick_trial(sweep, parsed, merges=merges)
+    return sweep, pick_trial(sweep, parsed)
 
 
-def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandidate:
+def pick_trial(sweep: Sweep, pick: Pick) -> PickedCandidate:
     """Pick one candidate.
 
-    Without `merges`, a merge is chosen by its name alone, or where the front has nothing else that
-    satisfies the pick. A PickError names what is unknown, or the closest to what nothing satisfies.
+    A PickError names what is unknown, or the closest to what nothing satisfies.
     """
     records, front, rule = sweep.records, sweep.front, pick.rule
-    passed_over: Configuration | None = None
     if isinstance(rule, Extreme | str):
         configuration = _find_member(front, pick)
-        trained = [m for m in front.members if m.role != "merge" and not pick.list_broken(m)]
-        if configuration.role == "merge" and trained and not merges:
-            passed_over = configuration
-            configuration = _find_member(replace(front, members=tuple(trained)), pick)
         record = records[configuration.first]
     else:
         record = _find_record(records, pick, rule)
@@ -266,11 +258,6 @@ def pick_trial(sweep: Sweep, pick: Pick, *, merges: bool = True) -> PickedCandid
     goal = objectives.get(rule.metric) if isinstance(rule, Extreme) else None
     if goal and isinstance(rule, Extreme) and not goal.direction.startswith(rule.end):
         lines.append(f"the sweep {goal.direction}s {rule.metric}")
-    if passed_over is not None:
-        lines.append(
-            f"of the whole front it is {passed_over.name}, a merge, which no single training "
-            "repeats; this is the choice among trainings"
-        )
     return PickedCandidate(record, label, tuple(lines), mean)
 
 

@@ -23,10 +23,11 @@ from gdpo_tune.core.trials import (
     Params,
     Part,
     TrialRecord,
+    find_main_part,
     find_start,
     title_candidate,
 )
-from gdpo_tune.results.open_sweep import Sweep, fetch_start, split_source
+from gdpo_tune.results.open_sweep import Sweep, fetch_policy, split_source
 from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.results.transfer import (
     OPTION,
@@ -37,7 +38,7 @@ from gdpo_tune.results.transfer import (
     refuse_parameters,
 )
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.document import read_overrides
+from gdpo_tune.spec.document import ABSENT, Place, locate, read_overrides
 from gdpo_tune.spec.model import list_differences
 from gdpo_tune.spec.space import format_domain
 
@@ -83,17 +84,25 @@ def list_parents(
     return parents
 
 
-def explain_merge(
-    name: str, parents: Sequence[Parent], sweep: str, command: str
-) -> tuple[str, str]:
-    """Return why a merge is no training, and below each other the commands that make it anew.
+def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str, why: str = "") -> str:
+    """Return why nothing can be done with the policy of a candidate, and what makes it again.
 
-    `command` trains or exports a parent: `{}` stands for its source.
+    `source` names the sweep. Default of `why`: the policy was not kept.
     """
-    reason = f"{name} is a merge: {len(parents)} trainings and one merge, not one training"
-    commands = [command.format(quote(parent.source)) for parent in parents]
-    commands.append(f"python -m gdpo_tune.export {quote(f'{sweep}:{name}')} --to mergekit")
-    return reason, "\n         ".join(commands)
+    parts = record.parts if len(record.parts) > 1 else ()
+    parents = list_parents(sweep.records, parts, source, sweep.spec.training.steps)
+    missing = [parent.source for parent in parents if not parent.policy]
+    if parents and not missing:
+        weights = ",".join(f"{p.source.rpartition(':')[2]}={p.weight!r}" for p in parents)
+        fix = f"python -m gdpo_tune.merge {quote(source)} --weights {weights}"
+    else:
+        trained = [quote(each) for each in missing or [f"{source}:{record.name}"]]
+        fix = "\n         ".join(f"python -m gdpo_tune.train --from {each}" for each in trained)
+    why = why or f"its policy was not kept (keep: {sweep.spec.keep})"
+    return (
+        f"{source}: {title_candidate(record.name)}: {why}\n"
+        f"    fix: choose another candidate, or make it again:\n         {fix}"
+    )
 
 
 @dataclass(frozen=True)
@@ -113,11 +122,14 @@ class TrainingRequest:
     """Name of the picked candidate, and `sweep`, the location of its sweep; empty for a file."""
     sweep: str = ""
     parents: tuple[Parent, ...] = ()
-    """Parents of a merge, which no single training repeats; its `params` are empty."""
+    """Parents of a merge that is repeated; its `params` are empty."""
     transfer: Transfer | None = None
     """Origin of its values, if policy, data or lengths are others than in the sweep."""
     start: Path | None = None
-    """Policy after the supervised start of the sweep, at which it begins; None: its own start."""
+    """Merge, or policy after the supervised start of the sweep, at which it begins; None: its own
+    start."""
+    begins_merged: bool = False
+    """True if `start` is a merge."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -157,51 +169,83 @@ def build_request_from_sweep(
 ) -> TrainingRequest:
     """Build a request that repeats a candidate of a sweep, for example a trial at another budget.
 
-    For a checkpoint it repeats the training up to its step. A merge has parents instead.
+    For a checkpoint it repeats the training up to its step. For a merge it begins at the weights of
+    that, with the parameters of its largest part; with `merges` it has the parents instead.
 
     `overrides` change the sweep's file; under another policy, other data or other lengths also the
     parameters that do not carry over, as does `recipe`, the value of `--recipe`. `to_run` is True
-    if it is trained on this machine. The other arguments are those of `load_and_pick`. A UsageError
+    if it is trained on this machine. Other arguments are those of `load_and_pick`. A UsageError
     says why there is no such candidate, or why it cannot be repeated so.
     """
-    sweep, picked = load_and_pick(source, pick, option, merges=merges)
+    sweep, picked = load_and_pick(source, pick, option)
     record, location = picked.record, sweep.spec.address or split_source(source, pick)[0]
     note = f"{title_candidate(picked.name)} of {location}"
     request = TrainingRequest(
         sweep.spec, {}, record.seed, picked.label, note, picked.lines, picked.name, location
     )
-    if len(record.parts) > 1:
+    is_merge = len(record.parts) > 1
+    if is_merge and merges:
         if recipe:
             reason = f"a merge is no training, so {OPTION} has no effect"
             raise UsageError(f"{option} {source}: {reason}\n    fix: leave it out")
         refuse_parameters(read_overrides(overrides), option)
         spec = sweep.reload(overrides, to_run=to_run)
         parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
-        start = fetch_start(sweep.spec, find_start(sweep.records))
+        start = fetch_policy(sweep.spec, find_start(sweep.records))
         return dataclasses.replace(request, spec=spec, parents=tuple(parents), start=start)
-    whole = sweep.spec.training
-    number, step = record.number, record.ends_at or whole.steps
-    if record.parts:
-        number, step = record.parts[0].trial, record.parts[0].step
-    training = sweep.records[number]
+    main = find_main_part(record.parts) if record.parts else Part(record.number, 0, 1.0)
+    training, whole = sweep.records[main.trial], sweep.spec.training.steps
+    is_checkpoint = len(record.parts) == 1
+    step = main.step if is_checkpoint else training.ends_at or whole
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
     spec = sweep.reload(_list_changes(sweep, plan, overrides, step), to_run=to_run)
-    if record.parts and (plan is None or not plan.has(STEPS)):
-        _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
-        note += f", {step} of {whole.steps} steps"
-    lines = (*picked.lines, *(_list_changed_content(sweep, spec, number) if to_run else ()))
+    lines = [*picked.lines, *(_list_changed_content(sweep, spec, main.trial) if to_run else ())]
+    decisive = ("task", "policy", "model", "data", "start")
+    is_same = all(getattr(spec, name) == getattr(sweep.spec, name) for name in decisive)
+    title = title_candidate(training.name)
+    if is_checkpoint and spec.training.steps == step:
+        if plan is None or not plan.has(STEPS):
+            _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
+            note += f", {step} of {whole} steps"
+    elif is_checkpoint:
+        lines.append(f"{picked.name} has {step} steps: with {spec.training.steps} this is {title}")
+        note = f"{title} of {location}"
+    elif is_merge:
+        begins = "its weights" if is_same else spec.policy
+        lines.append(
+            f"{picked.name} is a merge: this training begins at {begins}, with the parameters of "
+            f"its largest part, {title}"
+        )
+        note = f"{title} of {location}" + f", from the weights of {picked.name}" * is_same
     params, transfer = training.params, None
     if plan is not None:
         params = _fix_params(spec, source)
         transfer = plan.describe(spec, params)
         note += f", with {transfer.title}"
-    decisive = ("task", "policy", "model", "data", "start")
-    is_same = all(getattr(spec, name) == getattr(sweep.spec, name) for name in decisive)
-    start = fetch_start(sweep.spec, find_start(sweep.records)) if is_same else None
+    start = find_start(sweep.records) if is_same else None
+    if is_same and is_merge:
+        start = _find_merged_policy(sweep, record, location)
+    start = fetch_policy(sweep.spec, start)
     request = dataclasses.replace(request, spec=spec, params=params, seed=training.seed, note=note)
-    return dataclasses.replace(request, trial_lines=lines, transfer=transfer, start=start)
+    return dataclasses.replace(
+        request,
+        trial_lines=tuple(lines),
+        transfer=transfer,
+        start=start,
+        begins_merged=is_same and is_merge,
+    )
+
+
+def _find_merged_policy(sweep: Sweep, record: TrialRecord, location: str) -> Path:
+    """Return the directory of a merge's weights; a UsageError says that none can be trained on."""
+    if record.checkpoint is None:
+        raise UsageError(explain_missing_policy(sweep, record, location))
+    if sweep.spec.model.lora_rank:
+        why = "its weights are those of adapters, and a training begins at whole weights"
+        raise UsageError(explain_missing_policy(sweep, record, location, why))
+    return record.checkpoint
 
 
 def _list_changes(
@@ -216,7 +260,8 @@ def _list_changes(
             raise (SpecError(problems) if problems else missing) from None
         raise missing
     changes, whole = list(overrides) if plan is None else plan.overrides, sweep.spec.training
-    if step == whole.steps or (plan is not None and plan.has(STEPS)):
+    asked = locate(read_overrides(overrides), Place(""), (STEPS,))[1]
+    if step == whole.steps or asked not in (ABSENT, step) or (plan is not None and plan.recipe):
         return changes
     share = min(whole.warmup_steps / step, 0.99)
     return [f"training.steps={step}", f"training.warmup_share={share}", *changes]
@@ -238,11 +283,6 @@ def _list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[st
 
 def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source: str) -> None:
     training, whole = spec.training, sweep.training.steps
-    if training.steps != step:
-        raise UsageError(
-            f"{source}: this checkpoint has {step} steps, so training.steps = {training.steps} is "
-            "another training\n    fix: leave the steps out, or pick the trial itself"
-        )
     if step == whole:
         return
     warms_up = sweep.training.warmup_steps >= step
@@ -258,16 +298,12 @@ def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source:
 def build_trial_config(
     request: TrainingRequest, *, seed: int | None, out: Path | None, threads: int | None
 ) -> TrialConfig:
-    """Build the configuration of a training; the UsageError of a merge says that it is none.
+    """Build the configuration of a training.
 
     None stands for the seed of the request, a directory next to the sweeps, and as many CPU threads
     of torch as a sweep's trial has.
     """
     spec = request.spec
-    if request.parents:
-        command = "python -m gdpo_tune.train --from {}"
-        reason, fix = explain_merge(request.name, request.parents, request.sweep, command)
-        raise UsageError(f"{request.sweep}: {reason}\n    fix: {fix}")
     name = f"{spec.name}-{request.label}-{spec.training.steps}"
     name += "" if seed is None else f"-seed{seed}"
     directory = (out or spec.output_directory / name).expanduser().absolute()

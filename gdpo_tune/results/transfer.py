@@ -204,11 +204,9 @@ class TransferPlan:
             own, others = _list_recipe_values(self.recipe.spec), _list_recipe_values(self.searched)
             taken = {key: value for key, value in own.items() if value != others[key]}
             fixed |= taken | {f"space.{name}": v for name, v in self.recipe.params.items()}
-        # A single training needs neither first points nor a scheduler.
-        alone = ["enqueue=[]", "search.scheduler=", "search.scheduler={type: fifo}"]
         settings = [f"{key}={document.dump_flow(value)}" for key, value in fixed.items()]
         examples = [f"{key}={show(value)}" for key, value in self.examples.items()]
-        return [*alone, *settings, *self.raw_overrides, *examples]
+        return ["enqueue=[]", *settings, *self.raw_overrides, *examples]
 
     def describe(self, spec: SweepSpec, params: Params) -> Transfer:
         """Return the settings of the training with `params` under `spec`, and their origins."""

@@ -151,8 +151,10 @@ def _list_policy_files(
     )
     if member.role == "merge":
         again = (
-            f"It is {format_parts(member.parts)}. Repeat this merge with mergekit:\n\n"
+            f"It is {format_parts(member.parts)}. Repeat it with mergekit, or train from its "
+            "weights:\n\n"
             f"    python -m gdpo_tune.export {source} --to mergekit\n"
+            f"    python -m gdpo_tune.train --from {source}\n"
         )
     peft = " and has the package peft" if spec.model.lora_rank else ""
     loading = (

@@ -421,33 +421,107 @@ def test_a_checkpoint_keeps_the_length_of_the_warm_up(fake, tmp_path):
         train.main(["--from", f"{spec.directory}:0@5"])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--steps", "40"], r"has 30 steps, so training.steps = 40 is another training"),
-        (["--set", "training.lr_schedule=cosine"], "30 steps alone would be another training"),
-    ],
-)
-def test_another_course_of_a_checkpoint_is_refused(fake, searched, words, message):
+def test_another_course_of_a_checkpoint_is_refused(fake, searched):
     add_candidates(searched)
-    with pytest.raises(UsageError, match=message):
+    words = ["--set", "training.lr_schedule=cosine"]
+    with pytest.raises(UsageError, match="30 steps alone would be another training"):
         train.main(["--from", f"{searched.directory}:1@30", *words])
     assert not fake.configs
 
 
+def test_other_steps_of_a_checkpoint_are_those_of_its_trial(fake, searched, capsys):
+    add_candidates(searched)
+    assert train.main(["--from", f"{searched.directory}:1@30", "--steps", "40"]) == 0
+    (config,) = fake.configs
+    assert (config.training.steps, config.seed, config.start) == (40, 71, None)
+    assert "1@30 has 30 steps: with 40 this is trial 1" in capsys.readouterr().out
+
+
+def keep_policy(record):
+    """Write the files of a record's policy, as a sweep that keeps it does."""
+    policy = record.directory / "checkpoint-0"
+    shutil.copytree(POLICIES["embedded"], policy)
+    return policy
+
+
+def store_merge(spec):
+    """Store a merge whose largest part is trial 2, and its policy."""
+    add_candidates(spec)
+    with Ledger.open(spec) as ledger:
+        parts = [Part(1, 30, 0.25), Part(2, 60, 0.75)]
+        ledger.start({}, "merge", "candidate", 94, parts=parts)
+        outcome = build_outcome(0.99, 0.95, 0.5)
+        policy = keep_policy(ledger.get_record(8))
+        ledger.complete(8, replace(outcome, checkpoint=policy))
+    return policy
+
+
+@pytest.mark.parametrize("pick", ["merge-8", "8", "max_correctness"])
+def test_a_merge_is_trained_from_its_weights(fake, searched, capsys, pick):
+    policy = store_merge(searched)
+    source = f"{searched.directory}:{pick}"
+    assert train.main(["--from", source, "--steps", "5"]) == 0
+    (config,) = fake.configs
+    assert config.start == policy
+    assert (config.seed, config.training.steps) == (72, 5)
+    assert config.params["reward_weights.format"] == pytest.approx(0.3)
+    printed = capsys.readouterr().out
+    line = "begins at its weights, with the parameters of its largest part, trial 2"
+    assert printed.count(line) == 1
+    assert f"trial 2 of {searched.directory}, from the weights of merge-8" in printed
+
+
+def test_a_training_from_a_merge_is_resumed_from_the_same_weights(fake, searched):
+    policy = store_merge(searched)
+    words = ["--from", f"{searched.directory}:merge-8", "--steps", "5"]
+    assert train.main(words) == 0
+    assert train.main(words) == 0
+    assert len(fake.configs) == 1
+    (policy / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(UsageError, match=r"start model\.safetensors"):
+        train.main(words)
+
+
+def test_under_another_policy_a_merge_gives_its_parameters_alone(searched):
+    add_candidates(searched)  # without the weights of the merge
+    source = f"{searched.directory}:merge-5"
+    request = build_request_from_sweep(source, [], recipe="code_qwen", to_run=False)
+    assert request.start is None
+    assert request.params["reward_weights.format"] == pytest.approx(0.3)
+    assert "this training begins at Qwen/" in request.lines[-3]
+
+
 @pytest.mark.parametrize("pick", ["merge-5", "5"])
-def test_a_merge_is_refused_with_the_commands_that_make_it(fake, searched, pick):
+def test_a_merge_without_weights_is_refused_with_what_makes_it(fake, searched, pick):
     add_candidates(searched)
     place = searched.directory
     with pytest.raises(UsageError) as caught:
         train.main(["--from", f"{place}:{pick}"])
     assert str(caught.value).splitlines() == [
-        f"{place}: merge-5 is a merge: 2 trainings and one merge, not one training",
-        f"    fix: python -m gdpo_tune.train --from {place}:1@30",
+        f"{place}: merge-5: its policy was not kept (keep: front)",
+        "    fix: choose another candidate, or make it again:",
+        f"         python -m gdpo_tune.train --from {place}:1@30",
         f"         python -m gdpo_tune.train --from {place}:2",
-        f"         python -m gdpo_tune.export {place}:merge-5 --to mergekit",
     ]
+    for part in (Part(1, 30, 0.5), Part(2, 60, 0.5)):
+        (place / "trials" / str(part.trial) / f"checkpoint-{part.step}").mkdir(parents=True)
+    with pytest.raises(UsageError) as caught:
+        train.main(["--from", f"{place}:{pick}"])
+    last = str(caught.value).splitlines()[-1]
+    assert last == f"         python -m gdpo_tune.merge {place} --weights 1@30=0.5,2=0.5"
     assert not fake.configs
+
+
+def test_a_merge_of_adapters_is_refused(fake, tmp_path):
+    spec = load_code_spec(tmp_path, ["model.lora_rank=4"])
+    with Ledger.open(spec) as ledger:
+        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
+        ledger.complete(0, build_outcome(0.9, 0.9, 0.5))
+        ledger.start({}, "merge", "candidate", 8, parts=[Part(0, 30, 0.5), Part(0, 60, 0.5)])
+        outcome = build_outcome(0.99, 0.95, 0.5)
+        ledger.complete(1, replace(outcome, checkpoint=keep_policy(ledger.get_record(1))))
+    with pytest.raises(UsageError, match="a training begins at whole weights"):
+        train.main(["--from", f"{spec.directory}:merge-1"])
 
 
 def test_the_sweep_is_not_modified(searched):

@@ -442,6 +442,7 @@ def test_the_next_steps_are_those_of_the_chosen_candidate(spec, pick, command):
     text = console.file.getvalue()
     assert command.format(spec.location) + "\n" in text
     assert ("Train this trial" in text) == (not pick.startswith("merge"))
+    assert ("Train from its weights" in text) == pick.startswith("merge")
 
 
 def test_the_live_display_calls_candidates_by_their_names(spec):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from gdpo_tune import export
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import ExportError
+from gdpo_tune.core.errors import ExportError, UsageError
 from gdpo_tune.core.trials import Part
 from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.exporters.write_export import MERGERS
@@ -168,16 +169,22 @@ def test_mergekit_has_nothing_to_merge_in_a_training(sweep, pick):
 
 
 @pytest.mark.parametrize("library", TRAINERS)
-def test_other_libraries_say_that_a_merge_is_several_trainings(sweep, library):
-    with pytest.raises(ExportError) as caught:
-        export.main([f"{sweep.directory}:merge-3", "--to", library])
-    assert str(caught.value).splitlines()[1:] == [
-        f"{sweep.directory}: merge-3 is a merge: 2 trainings and one merge, not one training",
-        f"    fix: python -m gdpo_tune.export {sweep.directory}:0@30 --to {library}",
-        f"         python -m gdpo_tune.export {sweep.directory}:1 --to {library}",
-        f"         python -m gdpo_tune.export {sweep.directory}:merge-3 --to mergekit",
-    ]
-    assert caught.value.exit_status == 2
+def test_other_libraries_begin_at_the_weights_of_a_merge(sweep, tmp_path, library):
+    out, source = tmp_path / "o", f"{sweep.directory}:merge-4"
+    with pytest.raises(UsageError, match="merge-3: its policy was not kept"):
+        export.main([f"{sweep.directory}:merge-3", "--to", library, "--out", str(out)])
+    policy = sweep.directory / "trials" / "4" / "checkpoint-0"
+    shutil.copytree(registry.POLICIES["embedded"], policy)
+    (policy / "model.safetensors").write_bytes(b"merged")
+    with Ledger.open(sweep) as ledger:
+        halves = [Part(0, 30, 0.5), Part(1, 60, 0.5)]
+        ledger.start({}, "merge", "candidate", 74, parts=halves)
+        ledger.complete(4, replace(build_outcome(0.7, 0.3, 0.5), checkpoint=policy))
+    assert export.main([source, "--to", library, "--out", str(out)]) == 0
+    assert (out / "policy" / "model.safetensors").read_bytes() == b"merged"
+    page = (out / PAGE).read_text()
+    assert "repeats trial 1 of sweep, from the weights of merge-4." in page
+    assert "begins at its weights, with the parameters of its largest part, trial 1" in page
 
 
 @pytest.mark.parametrize("library", TRAINERS)

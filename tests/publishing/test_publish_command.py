@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,7 @@ from gdpo_tune.core.trials import Part, check_part_weights
 from gdpo_tune.policies.adapters import hash_policy, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.publishing.card import describe_training
-from gdpo_tune.publishing.record import find_kept_policy
-from gdpo_tune.results.open_sweep import find_sweep
+from gdpo_tune.results.open_sweep import fetch_policy, find_sweep
 from gdpo_tune.results.wording import list_result_warnings
 from tests.support.hub_server import TOKEN
 from tests.support.published_sweeps import PRIVATE, copy_stored_sweep, make_policy, make_sweep
@@ -526,7 +524,7 @@ def test_a_policy_on_an_object_store_is_downloaded(swept, tmp_path, monkeypatch)
     (tmp_path / "store").mkdir()
     swept.directory.rename(tmp_path / "store" / "sweep")
     spec = own.spec.model_copy(update={"storage": f"file://{tmp_path}/store"})
-    path = find_kept_policy(replace(own, spec=spec), own.records[1])
+    path = fetch_policy(spec, own.records[1].checkpoint)
     assert path == Path("runs") / "sweep-policies" / "1" / "checkpoint-60"
     assert (path / "model.safetensors").stat().st_size > 0
 

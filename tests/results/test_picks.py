@@ -274,12 +274,6 @@ def test_a_picked_candidate_is_described_by_its_name():
     assert stopped.lines == ("chosen by 'merge-6': merge-6, pruned",)
 
 
-def test_a_choice_among_trainings_names_the_merge_of_the_whole_front():
-    picked = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick("knee"), merges=False)
-    assert picked.name != "merge-3"
-    assert picked.lines[-1].startswith("of the whole front it is merge-3, a merge")
-
-
 def test_a_part_that_was_not_evaluated_on_its_own_has_no_values():
     part = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick("1@20"))
     assert part.name == "1@20"

@@ -186,7 +186,7 @@ def test_an_example_that_does_not_fit_is_no_mistake_of_the_user(sweep):
 
 
 def test_points_and_a_scheduler_of_the_file_do_not_matter(tmp_path):
-    more = ["enqueue=[{learning_rate: 1e-4}]", "search.scheduler=", "search.scheduler={type: asha}"]
+    more = ["enqueue=[{learning_rate: 1e-4}]", "search={budget: {completions: 64000}}"]
     request = transfer(store_sweep(tmp_path, (), more), POLICY, *GIVEN)
     assert request.params["learning_rate"] == 1e-6
 

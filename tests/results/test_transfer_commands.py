@@ -8,7 +8,7 @@ from gdpo_tune.core.trials import Part
 from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.ledger import Ledger
 from tests.support.paths import ROOT
-from tests.support.transfers import GIVEN, POLICY, refuse, store_sweep, transfer
+from tests.support.transfers import GIVEN, POLICY, store_sweep, transfer
 from tests.support.tuning import build_outcome
 
 
@@ -30,7 +30,7 @@ def test_a_checkpoint_has_the_steps_that_are_asked_for(sweep):
     assert request.note.endswith("30 of 60 steps, with other lengths")
 
 
-def test_a_merge_takes_no_recipe_and_no_parameters(sweep):
+def test_mergekit_takes_no_recipe_and_no_parameters(sweep):
     with Ledger.open(sweep) as ledger:
         params = ledger.get_records()[0].params
         ledger.start(params, "search", "model", 71)
@@ -38,8 +38,11 @@ def test_a_merge_takes_no_recipe_and_no_parameters(sweep):
         halves = [Part(0, 60, 0.5), Part(1, 60, 0.5)]
         ledger.start({}, "merge", "candidate", 72, parts=halves)
         ledger.complete(2, build_outcome(0.95, 0.95, 0.9))
-    assert "a merge is no training" in refuse(sweep, recipe="code_qwen", which="merge-2")
-    assert "has no effect" in refuse(sweep, "space.beta=0", which="merge-2")
+    words = [f"{sweep.directory}:merge-2", "--to", "mergekit"]
+    with pytest.raises(UsageError, match="a merge is no training"):
+        export.main([*words, "--recipe", "code_qwen"])
+    with pytest.raises(UsageError, match="has no effect"):
+        export.main([*words, "--set", "space.beta=0"])
 
 
 def test_nothing_is_written_before_the_refusal(sweep, tmp_path):

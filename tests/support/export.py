@@ -26,7 +26,7 @@ from tests.support.paths import ROOT
 
 KEYS = ROOT / "tests" / "data" / "export_keys"
 FIXED = (
-    "search.plan=fixed",
+    "search.trials=1",
     "training.steps=60",
     "space.normalization=gdpo",
     "space.group_size=8",
