@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gdpo_tune.core import registry
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
+from gdpo_tune.core.parameters import CANDIDATES, PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trials import ParamValue
@@ -77,6 +77,14 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
             "least 4."
         )
     apart = [mode for mode, info in modes.items() if not info.sums_first]
+        if "informative" in _list_values(spec, "prompt_selection") and (
+            spec.training.train_prompts <= prompts
+        ):
+            yield (
+                f"space.prompt_selection = informative: a step with groups of {size} samples "
+                f"{prompts} prompts, and there are {spec.training.train_prompts}, so it has no "
+                f"choice. Use training.train_prompts of at least {CANDIDATES * prompts}."
+            )
     shapes = [shape for shape in _list_values(spec, "length_shape") if shape != "step"]
     if 2 in sizes and apart and shapes:
         yield (
