@@ -89,9 +89,9 @@ PARAMETERS: dict[str, ParameterInfo] = {
     "prompt_selection": ParameterInfo(
         "choice",
         "uniform",
-        "training prompts of a step: `uniform` takes all in turn; `informative` takes, of "
-        f"{CANDIDATES} times as many, a quarter in turn and then those whose groups are most likely to have "
-        "advantages that differ, as learnt along the training from the words of prompts",
+        "training prompts of a step: `uniform` takes all in turn; `informative` takes a quarter of "
+        f"a step in turn, and of {CANDIDATES} times as many candidates those whose groups are "
+        "likely to have unequal advantages, as learnt along the training from words of prompts",
         choices=("uniform", "informative"),
         added_later=True,
     ),

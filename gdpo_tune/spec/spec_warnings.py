@@ -69,6 +69,13 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
                 "81 -> 63 distinct ones at a group of 8). Use a smaller group or "
                 f"training.completions_per_step of at least {FEWEST_PROMPTS * size}."
             )
+        pool = spec.training.train_prompts
+        if pool <= prompts and "informative" in _list_values(spec, "prompt_selection"):
+            yield (
+                f"space.prompt_selection = informative: a step with groups of {size} samples "
+                f"{prompts} prompts, and there are {pool}, so it has no choice. Use "
+                f"training.train_prompts of at least {CANDIDATES * prompts}."
+            )
     modes = {mode: info for mode, info in _list_modes(spec).items() if info.divides_by_group_std}
     if 2 in sizes and modes:
         yield (
@@ -77,14 +84,6 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
             "least 4."
         )
     apart = [mode for mode, info in modes.items() if not info.sums_first]
-        if "informative" in _list_values(spec, "prompt_selection") and (
-            spec.training.train_prompts <= prompts
-        ):
-            yield (
-                f"space.prompt_selection = informative: a step with groups of {size} samples "
-                f"{prompts} prompts, and there are {spec.training.train_prompts}, so it has no "
-                f"choice. Use training.train_prompts of at least {CANDIDATES * prompts}."
-            )
     shapes = [shape for shape in _list_values(spec, "length_shape") if shape != "step"]
     if 2 in sizes and apart and shapes:
         yield (
