@@ -227,7 +227,7 @@ FEW = "training.validation_prompts=512"
 
 def test_a_sweep_killed_at_a_write_ends_as_if_it_had_not_been(tmp_path: Path):
     expected = summarise(run(load(tmp_path / "whole", STEPS, FEW)))
-    for writes in count(1, 11):
+    for writes in count(1, 17):
         spec = load(tmp_path / str(writes), STEPS, FEW)
         try:
             records = run(spec, dies_after=writes)
