@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gdpo_tune.analysis.convergence import measure_agreements
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import (
     abbreviate_parameter,
@@ -71,8 +70,6 @@ def print_summary(
         _print_prose(out, line, "dim")
     for line in describe_effects(sweep.effects):
         _print_prose(out, line, "")
-    for agreement in measure_agreements(records, front.objectives):
-        _print_prose(out, f"early scores: {agreement}", "dim")
     failed = [record for record in records if record.state == "failed"]
     if failed:
         _print_line(out, f"\n{len(failed)} failed", "bold")

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from gdpo_tune.analysis.convergence import measure_agreements
 from gdpo_tune.analysis.front import (
     Front,
     find_untrained,
@@ -204,9 +203,6 @@ def _describe_sweep(sweep: Sweep) -> dict[str, str]:
         "on the front": f"{len(front.members)}, {provisional} provisional",
         "hypervolume": format_hypervolume(front.hypervolume, front.hypervolume_interval, points),
         "cost": f"{work}, {completions:,} completions",
-        "do early scores predict final ones?": "; ".join(
-            map(str, measure_agreements(front.records, front.objectives))
-        ),
         "changes": wording.describe_content(front.records),
         "prompts too long, left out": wording.describe_left_out_prompts(front.records),
         "prompts computed with each completion": wording.count_notes(front.records, UNSHARED),

@@ -343,7 +343,6 @@ class Lifecycle:
         number = None if self._plan.is_budget_spent() else self._scheduler.find_promotable()
         if number is None:
             return None
-        self._scheduler.promote(number)
         return self._ledger.resume(number)
 
     def _end_at_target(self) -> TrialRecord | None:
@@ -353,7 +352,6 @@ class Lifecycle:
             waits = record.state == "paused" and record.is_training
             if waits and spec.meets_target(record.rungs[-1].validation):
                 reason = "it meets search.target on validation prompts"
-                self._scheduler.promote(record.number)
                 return self._ledger.resume(record.number, ends=reason)
         return None
 
@@ -365,7 +363,6 @@ class Lifecycle:
         number, why = ending
         if why and self._plan.is_budget_spent():
             why = "the budget is spent"
-        self._scheduler.promote(number)
         return self._ledger.resume(number, ends=why)
 
     def _start_trial(self) -> TrialRecord | None:
@@ -435,14 +432,7 @@ class Lifecycle:
     # Verdicts.
 
     def _restore(self) -> None:
-        """Rebuild the scheduler from the ledger and do what is overdue."""
-        for number, rung in self._ledger.get_rungs():
-            record = self._ledger.get_record(number)
-            if record.parts:
-                continue  # no scheduler compares it
-            # a verdict on an ended trial has been executed
-            take_in = self._scheduler.decide if record.is_open else self._scheduler.replay
-            take_in(record, rung)
+        """Do what is overdue by the ledger."""
         self.stop_flag.clear()  # a process that was killed may have left a request
         stopped = self._ledger.steering.stopped
         for record in self._ledger.get_records():
@@ -463,7 +453,6 @@ class Lifecycle:
             # otherwise it was promoted from this rung
             if record.parts or record.paused_at < rung.completions:
                 return self._ledger.pause(record.number)
-        self._scheduler.promote(record.number)
         if record.state == "paused":  # by another scheduler; now it is unfinished
             self._ledger.resume(record.number)
         return None
@@ -542,7 +531,6 @@ class Lifecycle:
 
     def _prune_stopped(self, number: int, cost: Cost | None = None) -> TrialRecord:
         """Record that a trial has ended because a person asked for it."""
-        self._scheduler.promote(number)  # it waits for nothing any more
         reason = self._ledger.steering.stopped[number]
         pruned = self._ledger.prune(number, reason, cost or self._ledger.get_record(number).cost)
         return trim_ended_trial(self._ledger, pruned)

@@ -33,13 +33,10 @@ class Scheduler:
         """Return the verdict on a trial after an evaluation, `rung`, that is in the ledger.
 
         Evaluations at other steps than those of `list_evaluation_steps` come here too.
-        A new process decides every rung again in the order of their recording, except those for
-        `replay`. A second call for the same rung gives the same answer.
+        A new process decides the rungs of open trials again. A second call for the same rung gives
+        the same answer.
         """
         return "continue"
-
-    def replay(self, record: TrialRecord, rung: Rung) -> None:
-        """Take in a rung of a trial that has ended, which needs no verdict any more."""
 
     def list_stopped(self) -> Sequence[int]:
         """Return the waiting trials that end now, without a test evaluation."""
@@ -52,9 +49,6 @@ class Scheduler:
     def find_ending(self) -> tuple[int, str] | None:
         """Return a waiting trial that ends where it waits, and why; no other one can go on."""
         return None
-
-    def promote(self, number: int) -> None:
-        """Note that a trial no longer waits."""
 
     def explain(self, number: int, rung: Rung) -> str:
         """Explain in one line why a trial does not continue from a rung."""
