@@ -110,6 +110,8 @@ def check_spec(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Findi
     yield from check_lengths_and_batches(spec)
     yield from _check_pack(spec)
     yield from _check_search(spec)
+    if task is not None:
+        yield from _check_plan(spec)
     yield from _check_storage(spec)
     yield from _check_rollout(spec)
     yield from _check_start(spec)
@@ -429,7 +431,6 @@ def _check_search(spec: SweepSpec) -> Findings:
         fix = "write hours or completions instead, or give trials GPUs with resources.gpus"
         reason = "no trial has a GPU, so it is never spent"
         yield Finding("search.budget.gpu_hours", reason, fix, ("resources.gpus",))
-    yield from _check_plan(spec)
 
 
 def _check_plan(spec: SweepSpec) -> Findings:

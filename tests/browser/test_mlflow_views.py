@@ -34,7 +34,7 @@ def send_sweep(directory, uri, trials, *, steps=True):
         if record.is_training:
             write_steps(record)
     sink = MlflowTracker(spec)
-    sink(SweepStarted(tuple(records), len(records)))
+    sink(SweepStarted(tuple(records)))
     sink(SweepFinished(tuple(records), interrupted=False))
     write_report(Sweep(spec, records))
     write_front_png(Sweep(spec, records))

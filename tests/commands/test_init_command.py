@@ -12,7 +12,7 @@ from gdpo_tune.core.errors import TaskFileError, UsageError
 from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.spec import load_spec
-from gdpo_tune.spec.starter import DATA
+from gdpo_tune.spec.starter import DATA, EMBEDDED_BUDGET
 from gdpo_tune.tasks.dataset import check_data
 from tests.support.paths import ROOT
 
@@ -34,6 +34,8 @@ def test_a_file_without_a_gpu_runs_as_it_is(task: str, capsys: pytest.CaptureFix
     spec = load_spec(f"{task}.yaml")
     assert spec.task == task
     assert spec.resources.gpus == 0
+    assert spec.search.is_divided
+    assert spec.search.budget.completions == EMBEDDED_BUDGET
     assert list(spec.objectives) == list(load_task_info(task).rewards)
 
 
@@ -50,11 +52,11 @@ def test_a_file_for_a_gpu_has_the_usual_data_of_its_task(task: str, monkeypatch,
 
 
 def test_flags_decide_what_the_file_says():
-    words = ["--data", "me/words", "--layout", "math", "--gpus", "0.5", "--trials", "40"]
+    words = ["--data", "me/words", "--layout", "math", "--gpus", "0.5", "--completions", "400000"]
     assert init.main(["own.yaml", "--task", "math", "--policy", HUB, *words]) == 0
     spec = load_spec("own.yaml", needs=[])
     assert (spec.data.source, spec.data.layout) == ("me/words", "math")
-    assert (spec.resources.gpus, spec.search.trials) == (0.5, 40)
+    assert (spec.resources.gpus, spec.search.budget.completions) == (0.5, 400_000)
     assert init.main(["own.yaml", "--task", "math", "--data", "built-in", "--yes", "--force"]) == 0
     assert not load_spec("own.yaml").data.source
 
@@ -159,7 +161,8 @@ def test_every_comment_is_kept_apart_from_its_key(directory: Path):
     ("words", "message"),
     [
         (["--task", "kode"], "did you mean 'code'"),
-        (["--trials", "0"], "trials '0': write a whole number of at least 1"),
+        (["--completions", "0"], "completions '0': write a whole number of at least 1"),
+        (["--completions", "640"], "640: it pays for .* and the wide rung of"),
         (["--gpus", "-1"], "gpus '-1': write a number of at least 0"),
         (["--gpus", "nan"], "gpus 'nan'"),
         (["code.txt"], "ends with .yaml"),

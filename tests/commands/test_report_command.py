@@ -250,7 +250,8 @@ def test_other_differences_between_sweeps_are_reported(tmp_path, capsys):
 
 def run_half_stopped_sweep(directory, name):
     """Write a ledger whose odd trials were stopped at a third of the completions."""
-    spec = load_code_spec(directory, ["search.trials=12", "search.scheduler={type: asha}"])
+    halving = ["search.scheduler={type: halving}", "search.budget.completions=64000"]
+    spec = load_code_spec(directory, ["search.trials=12", *halving])
     spec = spec.model_copy(update={"name": name})
     with Ledger.open(spec) as ledger:
         for number in range(12):

@@ -11,6 +11,7 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.events import (
     Incident,
     IncidentOccurred,
+    Outlook,
     RecordedRequest,
     RequestEffect,
     SearchStarted,
@@ -22,7 +23,7 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.text import format_estimate, format_hypervolume, format_number
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Part
+from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.display import LiveDisplay, print_summary
 from gdpo_tune.display.tables import (
     MAX_ROWS,
@@ -53,7 +54,8 @@ def paper(width=200, terminal=False):
 
 
 def events(records, planned=30):
-    yield SweepStarted((), planned)
+    yield Outlook(planned, 0.0)
+    yield SweepStarted(())
     for record in records:
         yield TrialStarted(replace(record, state="running"))
         yield TrialProgress(record.number, build_measurement(30, format=0.5))
@@ -107,11 +109,11 @@ def test_a_reason_is_not_taken_for_markup(spec):
 def test_where_an_earlier_sweep_was_moved_is_said(terminal, spec, tmp_path):
     console = paper(100, terminal=terminal)
     with LiveDisplay(spec, console) as display:
-        display(SweepStarted((), 3, tmp_path / "code.20260102-030405"))
+        display(SweepStarted((), tmp_path / "code.20260102-030405"))
     assert f"is now in {tmp_path}/code.20260102-030405" in console.file.getvalue()
     silent = paper(100, terminal=terminal)
     with LiveDisplay(spec, silent) as display:
-        display(SweepStarted((), 3))
+        display(SweepStarted(()))
     assert "is now in" not in silent.file.getvalue()
 
 
@@ -120,7 +122,8 @@ def test_a_sweep_that_was_finished_says_that_nothing_was_started(spec):
     display = LiveDisplay(spec, console)
     assert display.note == ""
     records = tuple(make_records(spec, 3))
-    display(SweepStarted(records, len(records)))
+    display(Outlook(len(records), 0.0))
+    display(SweepStarted(records))
     display(SweepFinished(records, interrupted=False))
     assert display.note == "was finished already: nothing was started"
     display(SweepFinished(records, interrupted=False, reason="the budget of 2 hours is spent"))
@@ -193,7 +196,8 @@ def test_validation_values_stay_until_there_are_newer_ones(spec):
 def test_a_long_front_is_cut_short_and_says_so(spec):
     display = LiveDisplay(spec, paper(140, terminal=True))
     records = make_records(spec, 150)
-    display(SweepStarted(tuple(records), 160))
+    display(Outlook(160, 0.0))
+    display(SweepStarted(tuple(records)))
     members = len(build_front(records, spec.list_objectives()).members)
     assert f"... and {members - 12} more" in picture(display)
 
@@ -201,7 +205,7 @@ def test_a_long_front_is_cut_short_and_says_so(spec):
 def test_the_terminal_is_freed_once(spec):
     console = paper(100, terminal=True)
     with LiveDisplay(spec, console) as display:
-        display(SweepStarted((), 3))
+        display(SweepStarted(()))
         display.close()
         display.close()
     hidden, shown = "\x1b[?25l", "\x1b[?25h"
@@ -222,49 +226,49 @@ class Clock:
 
 def test_the_time_left_follows_the_pace_since_the_start(spec):
     clock = Clock()
-    records = make_records(spec, 8)
+    records = [replace(record, cost=Cost(completions=100)) for record in make_records(spec, 8)]
     progress = LiveState(spec.list_objectives(), 60, clock)
-    progress.apply(SweepStarted(tuple(records[:4]), 10))
+    progress.apply(SweepStarted(tuple(records[:4])))
+    progress.apply(Outlook(10, 600.0))
     assert progress.estimate_seconds_left() is None
     clock.now = 30.0
     progress.apply(TrialFinished(records[4]))
-    progress.apply(TrialStarted(replace(records[5], state="running")))
-    progress.apply(TrialProgress(records[5].number, Measurement(30, {}, Cost())))
-    # 1.5 trials in 30 s, 10 - 4 - 1.5 are left.
-    assert progress.estimate_seconds_left() == pytest.approx(4.5 * 20)
-    progress.apply(TrialFinished(records[5]))
-    assert progress.estimate_seconds_left() == pytest.approx(4 * 15)
+    running = replace(records[5], state="running", cost=Cost())
+    progress.apply(TrialStarted(running))
+    progress.apply(TrialProgress(records[5].number, Measurement(30, {}, Cost(completions=50))))
+    # 150 completions in 30 s, and 600 - 150 are left
+    assert progress.estimate_seconds_left() == pytest.approx(450 / 5)
+    progress.apply(Outlook(12, 700.0))  # the plan expects more
+    assert progress.estimate_seconds_left() == pytest.approx(700 / 5)
+
+
+def test_hours_that_are_left_limit_the_time(spec):
+    clock = Clock()
+    progress = LiveState(spec.list_objectives(), 60, clock)
+    progress.apply(SweepStarted(()))
+    progress.apply(Outlook(10, 1e6, hours=0.5))
+    clock.now = 10.0
+    ended = replace(make_records(spec, 2)[1], cost=Cost(completions=100))
+    progress.apply(TrialFinished(ended))
+    assert progress.estimate_seconds_left() == 1800.0
 
 
 def test_a_pause_does_not_slow_the_pace_down(spec):
     clock = Clock()
-    records = make_records(spec, 8)
+    ended = replace(make_records(spec, 8)[1], cost=Cost(completions=100))
     pause = RecordedRequest("a", "pause", {}, "anna", 0.0, 0.0, "applied", "")
     progress = LiveState(spec.list_objectives(), 60, clock)
-    progress.apply(SweepStarted((), 10))
+    progress.apply(SweepStarted(()))
     clock.now = 20.0
-    progress.apply(TrialFinished(records[1]))
-    progress.apply(SweepSteered(pause, 10, 0, pause))
+    progress.apply(TrialFinished(ended))
+    progress.apply(Outlook(12, 1100.0))
+    progress.apply(SweepSteered(pause, pause))
     assert progress.estimate_seconds_left() is None
     clock.now = 500.0
-    progress.apply(SweepSteered(pause, 12, 0, pause))  # another request in the pause
+    progress.apply(SweepSteered(pause, pause))  # another request in the pause
     clock.now = 1000.0
-    progress.apply(SweepSteered(pause, 12, 0, None))
+    progress.apply(SweepSteered(pause, None))
     assert progress.estimate_seconds_left() == pytest.approx(11 * 20)
-
-
-def test_a_merge_takes_a_tenth_of_the_time_of_a_training(spec):
-    clock = Clock()
-    records = make_records(spec, 8)
-    progress = LiveState(spec.list_objectives(), 60, clock)
-    progress.apply(SweepStarted((), 8, candidates=5))  # 3 trainings, and 5 tenths of one
-    clock.now = 22.0
-    progress.apply(TrialFinished(records[1]))
-    progress.apply(TrialFinished(records[2]))
-    merged = replace(records[3], role="merge", parts=(Part(1, 60, 0.5), Part(2, 60, 0.5)))
-    progress.apply(TrialFinished(merged))
-    progress.apply(TrialFinished(replace(merged, number=9)))
-    assert progress.estimate_seconds_left() == pytest.approx((3.5 - 2.2) * 10)
 
 
 def test_the_front_is_not_computed_more_often_than_it_may(spec):
@@ -389,14 +393,14 @@ def test_warnings_come_before_the_front(spec):
 def test_a_terminal_says_what_happens_before_the_first_trial(spec):
     display = LiveDisplay(spec, paper(terminal=True))
     shown: list[str] = []
-    for event in (SweepStarted((), 5), SearchStarted(2, "gp"), *events(make_records(spec, 1))):
+    for event in (SweepStarted(()), SearchStarted(2, "gp"), *events(make_records(spec, 1))):
         display(event)
         console = paper()
         console.print(display.render())
         shown.append(console.file.getvalue().splitlines()[0])
     assert "starting Ray" in shown[0]
     assert "starting trials" in shown[1]
-    assert "1 running" in shown[3]
+    assert "1 running" in shown[4]
 
 
 def test_the_time_of_trials_that_share_a_process_is_explained(spec):
@@ -557,21 +561,22 @@ def test_constraints_that_no_trial_satisfies_are_named_with_the_closest_value(sp
 # Steering
 
 
-def steer(action, planned=30, pause=None, **effect):
+def steer(action, pause=None, **effect):
     request = RecordedRequest(
         "a", action, {}, "anna", 0.0, 1.0, "applied", "as you wish", RequestEffect(**effect)
     )
-    return SweepSteered(request, planned, 0, request if effect.get("paused") else pause)
+    return SweepSteered(request, request if effect.get("paused") else pause)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_request_is_printed_with_who_asked_and_what_came_of_it(spec, terminal):
     console = paper(terminal=terminal)
     display = LiveDisplay(spec, console)
-    display(SweepStarted((), 30))
-    display(steer("trials", planned=38))
+    display(SweepStarted(()))
+    display(Outlook(38, 0.0))
+    display(steer("trials"))
     assert "trials, asked by anna: applied: as you wish" in console.file.getvalue()
-    assert display._state.planned == 38
+    assert display._state.outlook.planned == 38
 
 
 def test_a_paused_sweep_says_so_with_the_command_that_resumes_it(spec):
@@ -580,7 +585,7 @@ def test_a_paused_sweep_says_so_with_the_command_that_resumes_it(spec):
     paused = steer("pause", paused=True)
     command = f"python -m gdpo_tune.steer {spec.location} resume"
     line = f"Paused by anna: no further trial starts. Go on with: {command}"
-    display(SweepStarted((), 30, pause=paused.request))  # also after a restart
+    display(SweepStarted((), pause=paused.request))  # also after a restart
     assert line in console.file.getvalue()
     screen = paper(width=400, terminal=True)
     screen.print(display.render())
@@ -596,7 +601,7 @@ def test_a_paused_sweep_says_so_with_the_command_that_resumes_it(spec):
 def test_a_file_gets_no_live_table_even_where_colours_are_forced(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does
     with LiveDisplay(make_spec(tmp_path)) as display:
-        display(SweepStarted((), 3))
+        display(SweepStarted(()))
         display(SearchStarted(2, "random"))
         time.sleep(0.7)
     printed = capsys.readouterr().out

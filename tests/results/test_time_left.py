@@ -1,27 +1,22 @@
-"""The time left of a sweep, from the trials that ended and the steps of those that run."""
+"""The time left of a sweep, from the work of its trials and the steps of those that run."""
+
+from dataclasses import replace
 
 import pytest
 
-from gdpo_tune.core.trials import Part
-from gdpo_tune.results.live import (
-    EVALUATION,
-    estimate_seconds_left,
-    measure_planned_work,
-    measure_work_done,
-)
+from gdpo_tune.core.trials import EVALUATED_WORK, Cost
+from gdpo_tune.results.live import LEAST_WORK, estimate_seconds_left, measure_work
 from tests.support.analysis import build_trial
 
 
-def test_work_counts_trainings_evaluations_and_shares_of_running_trials():
-    states = {"complete": (), "failed": (), "pruned": (Part(0, 60, 1.0),), "running": ()}
-    records = [build_trial(0, 0, 0, state=s, parts=parts) for s, parts in states.items()]
-    done = measure_work_done(records, {3: 15, 4: 99}, steps=60)
-    assert done == pytest.approx(2 + EVALUATION + 0.25 + 1)
+def test_work_counts_training_evaluations_and_what_runs():
+    ended = replace(build_trial(0, 0, 0), cost=Cost(completions=640, evaluation_completions=100))
+    running = replace(build_trial(1, 0, 0, state="running"), cost=Cost(completions=64))
+    done = measure_work([ended, running], {1: Cost(completions=192)})
+    assert done == pytest.approx(640 + EVALUATED_WORK * 100 + 192)
 
 
 def test_the_time_left_follows_from_the_pace_of_this_session():
-    work = measure_planned_work(planned=20, candidates=10)
-    assert work == pytest.approx(10 + 10 * EVALUATION)
-    assert estimate_seconds_left(work, 6.0, 1.0, 50.0) == pytest.approx((work - 6) * 10)
-    assert estimate_seconds_left(work, 1.05, 1.0, 50.0) is None
-    assert estimate_seconds_left(work, 30.0, 1.0, 50.0) == 0.0
+    assert estimate_seconds_left(1000.0, 500.0, 50.0) == pytest.approx(100.0)
+    assert estimate_seconds_left(1000.0, LEAST_WORK / 2, 50.0) is None
+    assert estimate_seconds_left(-20.0, 500.0, 50.0) == 0.0

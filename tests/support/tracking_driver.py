@@ -80,7 +80,7 @@ def main(directory, uri, pause=0.0, timeout=120.0):
     times = Times(directory / "times.json")
     check_server(spec)
     sink = MlflowTracker(spec)
-    sink(SweepStarted(times.make_records(), TRIALS, sweep_id=times.sweep_id))
+    sink(SweepStarted(times.make_records(), sweep_id=times.sweep_id))
     for number in range(TRIALS):
         if len(times.times) > number and len(times.times[number]) == 2:
             continue

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 
 import httpx
 
+from gdpo_tune.core.events import Outlook
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.tuning.lifecycle import RequestInbox
 from gdpo_tune.web.guard import Guard
-from gdpo_tune.web.live_sweep import LiveSweep, Plan
+from gdpo_tune.web.live_sweep import LiveSweep
 from gdpo_tune.web.page_content import View
 from gdpo_tune.web.page_server import build_app, build_server, open_socket
 from tests.support.free_ports import find_free_port
@@ -52,9 +53,9 @@ def report_step(ledger, number, step, *, rung=True):
         ledger.record_rung(number, Measurement(step, metrics, cost, values))
 
 
-def plan_trials(spec, records, waiting):
-    """Return a plan of ten trials and those that requests have added."""
-    return Plan(10 + len(waiting), 0)
+def plan_trials(spec, records, hours, waiting):
+    """Return an outlook on ten trials and those that requests have added."""
+    return Outlook(10 + len(waiting), 10_000.0)
 
 
 def build_view(spec):

@@ -189,7 +189,7 @@ def test_a_registered_policy_is_loaded_where_it_lies_and_generates(tmp_path, sto
     spec = make_tiny_spec(tmp_path, f"tracking.uri={store}")
     record = make_complete_trial(0, 0.9, 0.1, checkpoint=Path(resolve_policy("embedded")))
     with MlflowTracker(spec) as sink:
-        sink(SweepStarted((), 1))
+        sink(SweepStarted(()))
         sink(TrialFinished(record))
         sink(SweepFinished((record,), interrupted=False))
     mlflow.set_tracking_uri(store)

