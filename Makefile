@@ -35,12 +35,10 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/search/samplers.py
 	python benchmarks/search/fronts.py
 	python benchmarks/candidates.py
-	python benchmarks/search/schedulers.py
 	python benchmarks/search/replay.py
-	python benchmarks/search/sweeps.py
 	python benchmarks/verdicts.py
 	python benchmarks/overlap.py
-	python benchmarks/importance.py
+	python benchmarks/effects.py
 	python benchmarks/report_cost.py
 	python benchmarks/scale.py
 	python benchmarks/restart_cost.py
@@ -55,13 +53,12 @@ bench-small:      ## the same scripts, seconds each, the check of a GPU without 
 	python benchmarks/driver.py --small
 	python benchmarks/tracking.py --small
 	python benchmarks/search/samplers.py --small
-	python benchmarks/search/schedulers.py --small
 	python benchmarks/search/replay.py --small
 	python benchmarks/search/curves.py --small
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
 	python benchmarks/overlap.py --small
-	python benchmarks/importance.py --small
+	python benchmarks/effects.py --small
 	python benchmarks/report_cost.py --small
 	python benchmarks/scale.py --small
 	python benchmarks/restart_cost.py --small

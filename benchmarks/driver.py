@@ -4,12 +4,12 @@
 
 Two sweeps, each in a process of its own, one after the other:
 
-    ours    `run_sweep` over `search_spaces/code.yaml` as it ships: Ray Tune, the ledger with its
-            journal, stopping by dominance (ASHA, its rungs really reported), replicates of the
-            front. The sampler is `random`, so the figures leave out the time of a model.
-            Trials train nothing: they report at their rungs and at their end.
-    Ray     the limit: Ray Tune alone, first in first out, the same settings and slots, trials that
-            report as often as ours.
+    ours    `run_sweep` over `search_spaces/code.yaml` with a number of trials in place of its
+            budget: Ray Tune, the ledger with its journal, replicates of the front. The sampler is
+            `random`, so the figures leave out the time of a model. Trials train nothing: they
+            report where a trial is evaluated.
+    Ray     the limit: Ray Tune alone, the same settings and slots, trials that report as often as
+            ours.
 
 CPU time is that of the driver's process (all of its threads) from the call to its return, divided
 by all trials; it includes imports and the start and end of Ray. Samples during the sweep give the
@@ -47,13 +47,14 @@ WARM_UP = 0.2
 
 
 def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
-    """Run an instant trial: report at each rung and at the end, then return an outcome."""
+    """Run an instant trial: report each evaluation, then return an outcome."""
     del resume
     rng = np.random.default_rng(config.seed)
     values = compute_worth(config)
-    steps = sorted({*config.evaluate_at, config.training.steps})
+    last, every = config.training.steps, config.training.evaluate_every
+    steps = sorted({*config.evaluate_at, *range(every, last, every), last})
     for step in steps:
-        share = step / config.training.steps
+        share = step / last
         estimates = {
             name: Estimate(value * share**0.5 + 0.02 * rng.standard_normal(), 0.02)
             for name, value in values.items()
@@ -220,7 +221,11 @@ def print_run(name: str, run: Run) -> Run:
 def measure(trials: int = 10_000):
     """Measure both sweeps."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command does
-    changes = (f"search.trials={trials}", "search.sampler=random")
+    changes = (
+        f"search.trials={trials}",
+        "search.budget.completions=0",
+        "search.sampler=random",
+    )
     with load_space("code", *changes) as spec:
         ours = print_run("ours", call_apart(run_ours, spec))
     counts = [count for count, many in ours.results.items() for _ in range(many)]
@@ -228,7 +233,7 @@ def measure(trials: int = 10_000):
         ray = print_run("Ray", call_apart(run_ray, spec, counts))
     return {
         "sampler": "random",
-        "scheduler": "asha",
+        "scheduler": "fifo",
         **ours.build_figures(),
         "ray_alone": ray.build_figures(),
         "limit_cpu_ms_per_trial": LIMIT_MS,

@@ -163,7 +163,7 @@ TICK = "2026-03-29T01:00:00+00:00"
 RUN = "20260329T010000Z"
 NIGHT = f"""extends: {SPACE}
 name: night
-search: {{sampler: random, scheduler: {{type: fifo}}, trials: TRIALS, merges: {{budget: 0}},
+search: {{sampler: random, budget: {{completions: 0}}, trials: TRIALS, merges: {{budget: 0}},
   checkpoints: {{budget: 0}}, replicates: {{per_point: 1, max_runs: 1}}}}
 training: {{steps: STEPS, checkpoint_every: 5, validation_prompts: 32, test_prompts: 32}}
 resources: {{cpus: 1, gpus: 0.5}}

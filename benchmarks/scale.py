@@ -86,7 +86,7 @@ def measure_event(handle: Any, slots: int) -> float:
 
 def measure_end(trials: int, slots: int) -> dict[str, Any]:
     """Measure reading, drawing and reporting a sweep whose trials have ended."""
-    from restart_cost import KilledSweep
+    from restart_cost import STEPS, KilledSweep
 
     from gdpo_tune.figures import write_front_png, write_report
     from gdpo_tune.ledger import Ledger
@@ -100,7 +100,13 @@ def measure_end(trials: int, slots: int) -> dict[str, Any]:
         figures[part] = {"cpu_seconds": round(seconds, 2), "mib": memory}
         return result
 
-    with load_space("code", f"search.trials={2 * trials}", "search.sampler=random") as spec:
+    changes = (
+        f"search.trials={2 * trials}",
+        "search.budget.completions=0",
+        f"training.steps={STEPS}",
+        "search.sampler=random",
+    )
+    with load_space("code", *changes) as spec:
         with Ledger.open(spec) as ledger:
             KilledSweep(ledger, slots).run(trials)
         with note("reading the ledger", lambda: Ledger.open(spec, read_only=True)) as ledger:

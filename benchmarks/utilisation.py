@@ -26,6 +26,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 LIMIT = 0.80
 SMALL = [
     "search.trials=2",
+    "search.budget.completions=0",
     "search.replicates.max_runs=1",
     "search.merges.budget=0",
     "search.checkpoints.budget=0",

@@ -164,6 +164,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
         spec = settle_pack(spec, pack.value)
     print(render_dry_run(spec, size, description, pack))
     print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
+    print_cluster()
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
         from gdpo_tune.tasks.dataset import check_data
@@ -200,16 +201,23 @@ def choose_trials_per_process(spec: SweepSpec) -> Choice[int]:
     return choose_pack(spec, size, read)
 
 
+def print_cluster() -> bool:
+    """Print the cluster that RAY_ADDRESS names and whom it lets in; return whether there is one."""
+    from gdpo_tune.tuning.ray.cluster import describe_access
+
+    if address := os.environ.get(addresses.RAY_ADDRESS):
+        address = addresses.check_ray_address(address, addresses.RAY_ADDRESS)
+        print(f"cluster: {addresses.RAY_ADDRESS} = {address} {describe_access(address)}".rstrip())
+    return bool(address)
+
+
 def print_environment(spec: SweepSpec, file: str = "") -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
     from gdpo_tune.spec.machine import list_other_sweeps, list_sandbox_warnings
 
     for problem in cli.find_problems(spec, file):
         raise problem
-    if address := os.environ.get(addresses.RAY_ADDRESS):
-        address = addresses.check_ray_address(address, addresses.RAY_ADDRESS)
-        print(f"cluster: {addresses.RAY_ADDRESS} = {address}")
-    others = () if address else list_other_sweeps()
+    others = () if print_cluster() else list_other_sweeps()
     for warning in (*list_sandbox_warnings(spec), *others):
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in cli.preflight(spec).items():

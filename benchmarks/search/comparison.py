@@ -18,7 +18,7 @@ from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,10 +26,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from problems import Problem, compute_full_cost
 from simulator import (
-    Share,
     Simulation,
     compute_median,
-    count_continuations,
     evaluate_at_budgets,
     find_budget_to_reach,
     find_completed,
@@ -98,7 +96,6 @@ class Sweep:
     complete: int
     model_share: float | None
     """Share of the proposals that a model made; None for a peer."""
-    continued: Mapping[str, Share]
     slowest_ask: float
     """Real seconds of the slowest proposal."""
     usual_ask: float
@@ -119,13 +116,11 @@ def simulate(job: Mapping[str, Any]) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         tuner = CONTESTANTS[job["contestant"]].build(problem, job["budget"], job["seed"])
         history = Simulation(tuner, problem, job["workers"], job["seed"]).run(job["budget"] * full)
-    shares = count_continuations(history, problem)
     return {
         "steps": [(spent / full, volume) for spent, volume in trace_hypervolume(history, problem)],
         "started": len(history.params),
         "complete": len(find_completed(history)),
         "model_share": tuner.compute_model_share() if isinstance(tuner, Product) else None,
-        "continued": {name: (share.hits, share.of) for name, share in shares.items()},
         "slowest_ask": max(history.asks),
         "usual_ask": median(history.asks),
     }
@@ -134,9 +129,8 @@ def simulate(job: Mapping[str, Any]) -> dict[str, Any]:
 def read_sweep(job: Mapping[str, Any], result: Mapping[str, Any]) -> Sweep:
     """Build a `Sweep` from a job and its result."""
     fields = {name: job[name] for name in ("problem", "contestant", "seed")}
-    continued = {name: Share(*counts) for name, counts in result["continued"].items()}
     steps = [(spent, volume) for spent, volume in result["steps"]]
-    return Sweep(**{**result, **fields, "continued": continued, "steps": steps})
+    return Sweep(**{**result, **fields, "steps": steps})
 
 
 def parse_arguments(description: str, full: Plan, small: Plan) -> argparse.Namespace:
@@ -293,8 +287,6 @@ class Row:
     started: float
     complete: float
     model_share: float | None
-    front_continues: float | None
-    worst_third_continues: float | None
     usual_ask: float
     slowest_ask: float
 
@@ -344,17 +336,9 @@ def _build_row(sweeps: Sequence[Sweep], budget: int, goal: float | None) -> Row:
         started=float(np.mean([sweep.started for sweep in sweeps])),
         complete=float(np.mean([sweep.complete for sweep in sweeps])),
         model_share=float(np.mean(shares)) if shares else None,
-        front_continues=_pool_share(sweeps, "front"),
-        worst_third_continues=_pool_share(sweeps, "worst third"),
         usual_ask=float(np.median([sweep.usual_ask for sweep in sweeps])),
         slowest_ask=max(sweep.slowest_ask for sweep in sweeps),
     )
-
-
-def _pool_share(sweeps: Sequence[Sweep], standing: str) -> float | None:
-    shares = [sweep.continued[standing] for sweep in sweeps]
-    pooled = Share(sum(share.hits for share in shares), sum(share.of for share in shares))
-    return pooled.value if pooled.of else None
 
 
 def render_markdown(sweeps: Sequence[Sweep], budget: int) -> str:
@@ -381,9 +365,8 @@ def _render_table(rows: Sequence[Row], budget: int) -> str:
         "",
         "| | hypervolume, median [95 %] | mean ± sd | at a third | at half | "
         "reaches random and TPE at | trials: complete of started | from the model | "
-        "P(continue): front, worst third | "
         "ask: median, slowest (s) | seeds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         cells = [
@@ -395,7 +378,6 @@ def _render_table(rows: Sequence[Row], budget: int) -> str:
             _format_share(row.to_reach),
             f"{row.complete:.0f} of {row.started:.0f}",
             _format_share(row.model_share),
-            f"{_format_share(row.front_continues)}, {_format_share(row.worst_third_continues)}",
             f"{row.usual_ask:.3f}, {row.slowest_ask:.2f}",
             str(row.seeds),
         ]
@@ -415,32 +397,12 @@ LEGEND = 2.6
 GRID = 181
 """Number of budgets at which a line is drawn."""
 COLORS = [mark.color for mark in style.MODES.values()]
-SPENT = "budget spent, in full trials"
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 """Dashes of our lines, of the peers' lines, and of peers after all colours are used."""
 
 
-class Line(Protocol):
-    """Fields of a sweep that the PNG needs."""
-
-    @property
-    def problem(self) -> str:
-        """Name of the panel."""
-        ...
-
-    @property
-    def contestant(self) -> str:
-        """Name of the line."""
-        ...
-
-    @property
-    def steps(self) -> Sequence[tuple[float, float]]:
-        """Budget spent, and the hypervolume from then on."""
-        ...
-
-
-def write_picture(sweeps: Sequence[Line], budget: float, path: Path, spent: str = SPENT) -> None:
-    """Draw all sweeps and write the file atomically; `spent` labels the horizontal axis."""
+def write_picture(sweeps: Sequence[Sweep], budget: float, path: Path) -> None:
+    """Draw all sweeps and write the file atomically."""
     problems = list(dict.fromkeys(sweep.problem for sweep in sweeps))
     names = list(dict.fromkeys(sweep.contestant for sweep in sweeps))
     columns = min(ACROSS, len(problems))
@@ -458,7 +420,7 @@ def write_picture(sweeps: Sequence[Line], budget: float, path: Path, spent: str 
             if own:
                 _draw(axis, own, budget, *_choose_style(name, names))
         axis.set_title(problem, size=10, color=style.INK)
-        style_axis(axis, spent, "hypervolume of finished trials")
+        style_axis(axis, "budget spent, in full trials", "hypervolume of finished trials")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
         handles,
@@ -481,7 +443,7 @@ def _choose_style(name: str, names: Sequence[str]) -> tuple[str, object]:
     return COLORS[color], DASHES[0 if name.startswith(OURS) else 1 + turn]
 
 
-def _draw(axis: Axes, sweeps: Sequence[Line], budget: float, color: str, dash: object) -> None:
+def _draw(axis: Axes, sweeps: Sequence[Sweep], budget: float, color: str, dash: object) -> None:
     budgets = np.linspace(0, budget, GRID)
     interval = compute_median(
         np.array([evaluate_at_budgets(sweep.steps, budgets) for sweep in sweeps])

@@ -45,15 +45,13 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trials import Estimate, Params
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.spec.model import AshaSettings, Constraint, ObjectiveSpec, Search
+from gdpo_tune.spec.model import Constraint, ObjectiveSpec, Search
 from gdpo_tune.spec.space import Choices, Space, Uniform
 
 Floats = NDArray[np.float64]
 Estimates = Mapping[str, Estimate]
 Curve = Callable[[int], Estimates]
 """Completions sampled so far -> estimates that the search sees then."""
-REDUCTION = 3
-"""One in this many trials at a rung continues, in every scheduler."""
 
 
 class Problem(Protocol):
@@ -62,8 +60,6 @@ class Problem(Protocol):
     name: str
     levels: tuple[int, ...]
     """Completions at which a trial is measured; the last is the full budget."""
-    rungs: tuple[int, ...]
-    """Levels before the last at which schedulers compare trials."""
     has_checkpoints: bool
     """True if the policy at every level is a candidate; False if only the end of a trial is."""
     evaluation_cost: int
@@ -134,7 +130,6 @@ class BraninCurrin:
 
     def __init__(self, levels: tuple[int, ...] = LEVELS) -> None:
         self.levels = levels
-        self.rungs = levels[:-1]
 
     def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
         """Return the values at the fidelity of each level, without noise."""
@@ -218,7 +213,6 @@ class PymooProblem:
     """
 
     levels = (1,)
-    rungs: tuple[int, ...] = ()
     has_checkpoints = False
     evaluation_cost = 0
 
@@ -275,8 +269,9 @@ class Replayed:
         spec: SweepSpec,
         curves: Curves,
         levels: tuple[int, ...],
-        rungs: tuple[int, ...] | None = None,
         evaluation_cost: int = 0,
+        *,
+        has_checkpoints: bool = False,
     ) -> None:
         """Fit the surrogates.
 
@@ -284,9 +279,8 @@ class Replayed:
             spec: spec with the space of the table's configurations.
             curves: the table.
             levels: levels at which trials are measured; some of the table's, with its last one.
-            rungs: levels at which schedulers compare trials. With them the policy at every level is
-                a candidate; without them, trials are compared at all, and only ends are candidates.
             evaluation_cost: completions of a measurement.
+            has_checkpoints: whether the policy at every level is a candidate.
 
         Raises:
             ValueError: the table does not have one of the levels.
@@ -295,8 +289,7 @@ class Replayed:
             raise ValueError(f"levels {levels} are not all in the table, which has {curves.levels}")
         self.name = spec.name
         self.levels = levels
-        self.rungs = levels[:-1] if rungs is None else rungs
-        self.has_checkpoints = rungs is not None
+        self.has_checkpoints = has_checkpoints
         self.evaluation_cost = evaluation_cost
         self.domains: Mapping[str, Choices | Uniform] = spec.space.searched_domains
         self.objectives: Mapping[str, ObjectiveSpec] = spec.objectives
@@ -326,20 +319,22 @@ class Replayed:
 
     @staticmethod
     def load_shipped() -> Replayed:
-        """Load the table that ships, with the default rungs as levels; only ends are candidates."""
+        """Load the table that ships, measured at a third and at the end; only ends count."""
         curves = read_table(SHIPPED)
-        return Replayed(load_spec(SPACE, BOUND), curves, choose_levels(curves.levels))
+        levels = choose_levels(curves.levels)
+        return Replayed(load_spec(SPACE, BOUND), curves, (levels[0], levels[-1]))
 
     @staticmethod
     def load_checkpoints() -> Replayed:
-        """Load the table that ships, measured from the first default rung on.
+        """Load the table that ships, measured from a third of a trial on.
 
         The policy at every level is a candidate, and every measurement is paid for.
         """
         curves = read_table(SHIPPED)
-        rungs = choose_levels(curves.levels)[:-1]
-        levels = tuple(level for level in curves.levels if level >= rungs[0])
-        return Replayed(load_spec(SPACE, BOUND), curves, levels, rungs, EVALUATION_COST)
+        levels = choose_levels(curves.levels)
+        return Replayed(
+            load_spec(SPACE, BOUND), curves, levels, EVALUATION_COST, has_checkpoints=True
+        )
 
     def draw_curve(self, params: Params, rng: np.random.Generator) -> Curve:
         point = encode_features(params, self.domains)
@@ -399,16 +394,9 @@ class Replayed:
         return list(dict.fromkeys([*self.objectives, *self.constraints]))
 
 
-def choose_levels(
-    available: tuple[int, ...], grace_share: float = AshaSettings().grace
-) -> tuple[int, ...]:
-    """Return the levels nearest to those of halving by 3, from the full budget down."""
-    full, wanted = available[-1], [1.0]
-    while wanted[-1] / 3 >= grace_share:
-        wanted.append(wanted[-1] / 3)
-    return tuple(
-        sorted({min(available, key=lambda level: abs(level - share * full)) for share in wanted})
-    )
+def choose_levels(available: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the levels from a third of the full budget on."""
+    return tuple(level for level in available if 3 * level >= available[-1])
 
 
 LENGTHS = (0.05, 50.0)

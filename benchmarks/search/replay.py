@@ -2,13 +2,14 @@
 
     python benchmarks/search/replay.py [--seeds 30] [--processes 2] [--out DIRECTORY] [--small]
 
-The table `curves_math.parquet` holds trainings of the embedded policy; `replayed.py` describes how
-trials are replayed from it. The budget is 30 full trials, 4 in flight. In `math` only the ends of
-trials are candidates of the front. In `math_checkpoints` every trial is measured at the same steps,
-20 to 60. Each measurement is paid for, and checkpoints there are candidates too. `reaches random
-and TPE at` is the share of the budget at which the median hypervolume reaches the final one of
-random search and of Optuna's TPE, both without stopping. DIRECTORY/sweeps.jsonl keeps finished
-sweeps; DIRECTORY also gets `table.md` and `replay.png`. The last line is JSON.
+The table `curves_math.parquet` holds trainings of the embedded policy; `problems.py` describes how
+trials are replayed from it. The budget is 30 full trials, 4 in flight, and every trial trains to
+its end. In `math` trials are measured after 20 of 60 steps and at their ends, which alone are
+candidates of the front. In `math_checkpoints` they are measured after 20 to 60 steps. Each
+measurement is paid for, and checkpoints there are candidates too. `reaches random and TPE at` is
+the share of the budget at which the median hypervolume reaches the final one of random search and
+of Optuna's TPE. DIRECTORY/sweeps.jsonl keeps finished sweeps; DIRECTORY also gets `table.md` and
+`replay.png`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,10 +20,6 @@ FULL = Plan(
     "replay",
     problems=["math", "math_checkpoints"],
     contestants=[
-        "gdpo_tune auto + asha",
-        "gdpo_tune tpe + asha",
-        "gdpo_tune tpe + asha promote",
-        "gdpo_tune random + asha",
         "gdpo_tune auto",
         "gdpo_tune tpe",
         "optuna random",
@@ -31,8 +28,6 @@ FULL = Plan(
         "optuna gp",
         "botorch qnehvi",
         "ray optunasearch",
-        "ray optunasearch + asha",
-        "syne-tune moasha",
     ],
     budget=30,
     seeds=30,
@@ -40,7 +35,7 @@ FULL = Plan(
 SMALL = Plan(
     "replay",
     problems=["math"],  # the surrogates of the other take a minute
-    contestants=["gdpo_tune auto + asha", "optuna random"],
+    contestants=["gdpo_tune auto", "optuna random"],
     budget=3,
     seeds=1,
 )

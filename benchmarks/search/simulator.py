@@ -1,9 +1,9 @@
 """Asynchronous trials in simulated time: nothing is trained, but all decisions are real.
 
-Each of W workers trains one trial. A trial is measured at every level of the problem. There the
-tuner decides whether it continues, stops, or waits for a promotion, and a free worker gets the next
-trial at once. The budget counts completions when they are measured. No new trial starts once it is
-spent, and trials that were not measured by then are lost.
+Each of W workers trains one trial to its end, and a free worker gets the next one at once. A trial
+is measured at every level of the problem, and the tuner learns from each measurement. The budget
+counts completions when they are measured. No new trial starts once it is spent, and trials that
+were not measured by then are lost.
 
 Figures are pure functions of a history. Candidates count at their true values and not at the noisy
 measurements that tuners see. They are the trials that used their full budget. If checkpoints are
@@ -20,7 +20,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,28 +30,23 @@ from gdpo_tune.analysis import pareto
 from gdpo_tune.core.trials import Params
 from gdpo_tune.spec.model import Search
 
-Verdict = Literal["continue", "stop", "pause"]
 JITTER = 0.01
 """Largest relative delay of a worker, so that ties break at random."""
 
 
 class Tuner(Protocol):
-    """Contestant: proposes trials and judges them at their levels."""
+    """Contestant: proposes trials and learns from their measurements."""
 
     def start(self, number: int) -> Params:
         """Return the parameters of a new trial."""
         ...
 
-    def judge(self, number: int, level: int, values: Estimates) -> Verdict:
-        """Return the verdict on a trial that is measured before its end."""
+    def observe(self, number: int, level: int, values: Estimates) -> None:
+        """Record the values of a trial that is measured before its end."""
         ...
 
     def finish(self, number: int, values: Estimates) -> None:
         """Record a trial that has used its full budget."""
-        ...
-
-    def promote(self) -> int | None:
-        """Return a paused trial to resume; None to start a new trial."""
         ...
 
 
@@ -67,7 +62,8 @@ class Visit:
     level: int
     """Completions of this trial by then."""
     values: Estimates
-    verdict: Verdict | Literal["complete"]
+    is_end: bool
+    """True if the trial has used its full budget."""
 
 
 @dataclass
@@ -111,18 +107,14 @@ class Simulation:
             self._next_trial()
         while self._spent < budget:
             self._clock, number = heapq.heappop(self._due)
-            if self._measure(number):
+            if not self._measure(number):
                 self._train(number)
             elif self._spent < budget:
                 self._next_trial()
         return self.history
 
     def _next_trial(self) -> None:
-        """Give a free worker a promoted or a new trial."""
-        promoted = self._tuner.promote()
-        if promoted is not None:
-            self._train(promoted)
-            return
+        """Give a free worker a new trial."""
         number = len(self._trials)
         started = perf_counter()
         params = self._tuner.start(number)
@@ -142,32 +134,30 @@ class Simulation:
         heapq.heappush(self._due, (due, number))
 
     def _measure(self, number: int) -> bool:
-        """Measure a trial; return whether it continues at once."""
+        """Measure a trial; return whether that was its end."""
         trial, levels = self._trials[number], self._problem.levels
         level = levels[trial.passed]
         self._spent += level - (levels[trial.passed - 1] if trial.passed else 0)
         self._spent += self._problem.evaluation_cost
         trial.passed += 1
         values = trial.curve(level)
-        verdict: Verdict | Literal["complete"] = "complete"
-        if level < levels[-1]:
-            verdict = self._tuner.judge(number, level, values)
-        else:
+        is_end = level == levels[-1]
+        if is_end:
             self._tuner.finish(number, values)
-        visit = Visit(self._spent, self._clock, number, level, values, verdict)
+        else:
+            self._tuner.observe(number, level, values)
+        visit = Visit(self._spent, self._clock, number, level, values, is_end)
         self.history.visits.append(visit)
-        return verdict == "continue"
+        return is_end
 
 
 def find_completed(history: History) -> Mapping[int, Visit]:
     """Return number -> last visit of every trial that used its full budget."""
-    return {visit.number: visit for visit in history.visits if visit.verdict == "complete"}
+    return {visit.number: visit for visit in history.visits if visit.is_end}
 
 
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
-LEAST_AT_RUNG = 3
-"""Least number of trials at a level that has a worst third."""
 
 
 @dataclass(frozen=True)
@@ -179,19 +169,6 @@ class Interval:
     high: Floats
 
 
-@dataclass(frozen=True)
-class Share:
-    """Number of hits among a number of cases."""
-
-    hits: int
-    of: int
-
-    @property
-    def value(self) -> float:
-        """Share of hits; NaN without any case."""
-        return self.hits / self.of if self.of else float("nan")
-
-
 def trace_hypervolume(history: History, problem: Problem) -> list[tuple[int, float]]:
     """Return completions spent and the hypervolume from then on, for each change."""
     goals = build_spec(problem, Search()).list_objectives()
@@ -200,7 +177,7 @@ def trace_hypervolume(history: History, problem: Problem) -> list[tuple[int, flo
     measured: list[Visit] = []
     steps: list[tuple[int, float]] = []
     for visit in history.visits:
-        if visit.verdict != "complete" and not problem.has_checkpoints:
+        if not visit.is_end and not problem.has_checkpoints:
             continue
         truth = problem.compute_truth(history.params[visit.number], visit.level)
         is_feasible = all(bound.holds(truth[n]) for n, bound in problem.constraints.items())
@@ -216,7 +193,7 @@ def trace_hypervolume(history: History, problem: Problem) -> list[tuple[int, flo
 
 def _mark_candidates(visits: Sequence[Visit], problem: Problem) -> NDArray[np.bool_]:
     """Mark the ends of trials, and the checkpoints on the front of all measurements."""
-    is_end = np.array([visit.verdict == "complete" for visit in visits])
+    is_end = np.array([visit.is_end for visit in visits])
     return is_end if is_end.all() else is_end | (_rank_visits(visits, problem) == 0)
 
 
@@ -245,32 +222,6 @@ def find_budget_to_reach(
     medians = np.median([evaluate_at_budgets(seed, moments) for seed in steps], axis=0)
     above = np.flatnonzero(medians >= target)
     return moments[above[0]] if len(above) else None
-
-
-def count_continuations(history: History, problem: Problem) -> dict[str, Share]:
-    """Count how often trials continued from a rung, by their standing there.
-
-    `front`: no trial measured at the level by then dominates it. `worst third`: two thirds of the
-    trials at the level lie on better fronts. Trials that break a constraint lie behind all others.
-    """
-    counts = {"front": [0, 0], "worst third": [0, 0]}
-    at_level: dict[int, list[Visit]] = {}
-    for visit in history.visits:
-        if visit.level not in problem.rungs:
-            continue
-        visits = at_level.setdefault(visit.level, [])
-        visits.append(visit)
-        if len(visits) < LEAST_AT_RUNG:
-            continue
-        ranks = _rank_visits(visits, problem)
-        standing = {
-            "front": ranks[-1] == 0,
-            "worst third": (ranks < ranks[-1]).sum() * 3 >= 2 * len(ranks),
-        }
-        for name, stands in standing.items():
-            counts[name][0] += bool(stands and visit.verdict == "continue")
-            counts[name][1] += bool(stands)
-    return {name: Share(hits, of) for name, (hits, of) in counts.items()}
 
 
 def _rank_visits(visits: Sequence[Visit], problem: Problem) -> NDArray[np.int64]:

@@ -36,6 +36,8 @@ LENGTH_PARAMETERS = ("length_shape", "length_cache")
 """Parameters that a task has only if one of its rewards is a length reward."""
 PARTIAL_CREDIT = "partial_credit"
 """A parameter that a task has only if one of its rewards can give partial credit."""
+CANDIDATES = 4
+"""Candidates for each prompt of a step where `prompt_selection` is `informative`."""
 
 LOSSES = ("dapo", "dr_grpo", "grpo", "bnpo", "cispo")
 """Choices of `loss_type`, by TRL's names."""
@@ -82,6 +84,15 @@ PARAMETERS: dict[str, ParameterInfo] = {
         "group_mean",
         "baseline of a reward: the mean of its group, or of the other completions in it",
         choices=("group_mean", "leave_one_out"),
+        added_later=True,
+    ),
+    "prompt_selection": ParameterInfo(
+        "choice",
+        "uniform",
+        "training prompts of a step: `uniform` takes all in turn; `informative` takes a quarter of "
+        f"a step in turn, and of {CANDIDATES} times as many candidates those whose groups are "
+        "likely to have unequal advantages, as learnt along the training from words of prompts",
+        choices=("uniform", "informative"),
         added_later=True,
     ),
     PARTIAL_CREDIT: ParameterInfo(

@@ -40,8 +40,6 @@ class SamplerInfo:
     doc: str
     learns: bool = True
     """True if its proposals depend on the results of earlier trials."""
-    crowds: bool = False
-    """True if they crowd so much that which parameters mattered takes more trials to see."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ SAMPLERS: dict[str, SamplerInfo] = {
         "picks by trials, kinds of parameters, objectives and slots, and says why",
     ),
     "gp": SamplerInfo(f"{_SAMPLERS}:build_gp", "Gaussian process, expected hypervolume"),
-    "tpe": SamplerInfo(f"{_SAMPLERS}:build_tpe", "multi-objective Parzen estimator", crowds=True),
+    "tpe": SamplerInfo(f"{_SAMPLERS}:build_tpe", "multi-objective Parzen estimator"),
     "nsga2": SamplerInfo(f"{_SAMPLERS}:build_nsga2", "genetic, crowding distance"),
     "nsga3": SamplerInfo(f"{_SAMPLERS}:build_nsga3", "genetic, reference points"),
     "random": SamplerInfo(f"{_SAMPLERS}:build_random", "uniform over the space", learns=False),

@@ -26,6 +26,7 @@ from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
     FRONT_FILE,
     REPORT_FILE,
+    describe_effects,
     describe_origins,
     describe_states,
     describe_work,
@@ -68,6 +69,8 @@ def print_summary(
         _print_labelled(out, sweep)
     for line in describe_origins(front):
         _print_prose(out, line, "dim")
+    for line in describe_effects(sweep.effects):
+        _print_prose(out, line, "")
     for agreement in measure_agreements(records, front.objectives):
         _print_prose(out, f"early scores: {agreement}", "dim")
     failed = [record for record in records if record.state == "failed"]

@@ -31,6 +31,8 @@ CONDITIONS: Mapping[str, Callable[[TrainingSetup], object]] = {
     "prompts read again": lambda r: (
         r.training.steps * r.prompts_per_step > r.training.train_prompts
     ),
+    "informative prompts": lambda r: r.selects_prompts,
+    "prompts in turn": lambda r: not r.selects_prompts,
     "chat": lambda r: r.is_chat,
     "no adapters": lambda r: not r.model.lora_rank,
     "8-bit AdamW": lambda r: r.training.optimizer == "adamw_8bit",

@@ -1,4 +1,4 @@
-"""Figures of the searched parameters: importance, slices, and parallel coordinates."""
+"""Figures of the searched parameters: effects, slices, and parallel coordinates."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from gdpo_tune.analysis.effects import Effects
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.analysis.importance import Effects, Strength, is_logarithmic
-from gdpo_tune.core.text import abbreviate_parameter, format_parameter, get_mode
+from gdpo_tune.core.text import (
+    abbreviate_parameter,
+    format_count,
+    format_interval,
+    format_parameter,
+    get_mode,
+)
 from gdpo_tune.core.trials import ParamValue, title_candidate
 from gdpo_tune.figures import style
 from gdpo_tune.figures.layout import make_layout
+from gdpo_tune.results.wording import describe_contrast
 
 MAX_PARAMETERS = 5
 """Most parameters of which slices are drawn: reward weights first."""
-OPACITIES: dict[Strength, float] = {"clear": 1.0, "unclear": 0.5, "none": 0.15}
-STRENGTH_TEXTS: dict[Strength, str] = {
-    "clear": "",
-    "unclear": "<br>unclear",
-    "none": "<br>no detectable effect",
-}
+WIDE = 5.0
+"""Ratio of the largest to the smallest value from which a figure has a log scale."""
 
 
-def draw_importance(effects: Effects) -> go.Figure:
-    """Draw a panel per objective and a bar per parameter, pale without a detectable effect."""
-    objectives = list(dict.fromkeys(effect.objective for effect in effects.estimates))
-    parameters = list(dict.fromkeys(effect.parameter for effect in effects.estimates))[::-1]
+def draw_effects(effects: Effects) -> go.Figure:
+    """Draw a panel per objective and an interval per question, pale if it is not told apart."""
+    objectives = list(dict.fromkeys(found.objective for found in effects.contrasts))
     figure: go.Figure = make_subplots(
         rows=1,
         cols=len(objectives),
@@ -37,42 +39,38 @@ def draw_importance(effects: Effects) -> go.Figure:
         horizontal_spacing=0.03,
         column_titles=[abbreviate_parameter(name) for name in objectives],
     )
-    by_pair = {(effect.objective, effect.parameter): effect for effect in effects.estimates}
-    color = style.REWARDS[0]
     for column, objective in enumerate(objectives, start=1):
-        shown = [by_pair[objective, parameter] for parameter in parameters]
-        figure.add_bar(
-            x=[effect.importance for effect in shown],
-            y=[abbreviate_parameter(effect.parameter) for effect in shown],
-            orientation="h",
+        shown = [found for found in effects.contrasts if found.objective == objective][::-1]
+        figure.add_scatter(
+            x=[f.value for f in shown],
+            y=[f"{abbreviate_parameter(f.dimension)}: {f.before} to {f.after}" for f in shown],
+            mode="markers",
             marker={
-                "color": [style.fade(color, OPACITIES[effect.strength]) for effect in shown],
-                "line": {"color": color, "width": 1.2},
+                "size": 9,
+                "color": [style.REWARDS[0] if f.is_told_apart else style.FAINT for f in shown],
             },
             error_x={
                 "type": "data",
-                "symmetric": False,
-                "array": [effect.interval.high - effect.importance for effect in shown],
-                "arrayminus": [effect.importance - effect.interval.low for effect in shown],
+                "array": [f.interval.high - f.value for f in shown],
                 "color": style.MUTED,
                 "thickness": 1.3,
                 "width": 4,
             },
             text=[
-                f"95 %: {effect.interval.low:.0%} to {effect.interval.high:.0%}"
-                f"{STRENGTH_TEXTS[effect.strength]}"
-                for effect in shown
+                describe_contrast(f)
+                if f.is_told_apart
+                else f"cannot be told apart: {format_interval(*f.interval)}<br>"
+                f"{format_count(f.more, 'more training')} would tell"
+                for f in shown
             ],
-            textposition="none",
-            hovertemplate="%{y}: %{x:.0%}<br>%{text}<extra></extra>",
+            hovertemplate="%{y}<br>%{text}<extra></extra>",
             showlegend=False,
             row=1,
             col=column,
         )
-    figure.update_layout(**make_layout(140 + 34 * len(parameters), t=64, b=56), bargap=0.4)
-    # No tick at 100 %: its label would touch the next panel's 0 %.
-    ticks: dict[str, Any] = {"tickformat": ".0%", "tickvals": [0, 0.2, 0.4, 0.6, 0.8]}
-    figure.update_xaxes(title_text="share of variance", range=[0, 1], **ticks)
+    questions = len(effects.contrasts) // max(1, len(objectives))
+    figure.update_layout(**make_layout(140 + 30 * questions, t=64, b=56))
+    figure.update_xaxes(title_text="difference", zeroline=True, zerolinecolor=style.FAINT)
     return figure
 
 
@@ -131,6 +129,11 @@ def draw_slices(front: Front, dimensions: Sequence[str]) -> go.Figure:
         )
     figure.update_layout(**make_layout(120 + 190 * len(front.objectives)))
     return figure
+
+
+def is_logarithmic(values: Sequence[float]) -> bool:
+    """Return whether values spread over a factor of `WIDE`, all above 0."""
+    return min(values) > 0 and max(values) / min(values) >= WIDE
 
 
 def _list_numbers(front: Front, name: str) -> list[float]:

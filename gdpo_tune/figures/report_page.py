@@ -21,7 +21,6 @@ from gdpo_tune.analysis.front import (
     subtract_estimates,
     summarize_origins,
 )
-from gdpo_tune.analysis.importance import describe_findings
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.errors import TaskFileError
 from gdpo_tune.core.files import write_atomically
@@ -53,7 +52,7 @@ from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.front_png import draw_front_svg
 from gdpo_tune.figures.html import build_page, embed_data, embed_figure, get_parts
 from gdpo_tune.figures.parameter_figures import (
-    draw_importance,
+    draw_effects,
     draw_parallel,
     draw_slices,
     list_sliced,
@@ -67,7 +66,7 @@ CHOOSE = "Policies to choose from"
 COMPLETIONS = "Sample completions"
 FIGURES = {
     "surfaces": "Front uncertainty",
-    "importance": "Which parameters mattered",
+    "effects": "Which parameters mattered",
     "all": "Parameters and objectives",
     "slices": "Each parameter against each objective",
     "progress": "Progress",
@@ -97,7 +96,7 @@ def write_report(sweep: Sweep, path: Path | None = None) -> Path:
 def build_report(sweep: Sweep) -> str:
     """Return the whole page, plotly.js included once; equal records give an equal page."""
     front, gallery, parts = sweep.front, build_gallery(sweep), get_parts()
-    findings, limits = map(parts.bullets, describe_findings(front, sweep.effects))
+    findings, limits = map(parts.bullets, wording.describe_findings(front, sweep.effects))
     warnings = [wording.capitalize_warning(str(each)) for each in sweep.warnings]
     completions = build_completions(front)
     still = draw_front_svg(front, sweep.spec.name) if "pairs" in gallery else ""
@@ -158,7 +157,10 @@ def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
         "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints, dimensions)),
         "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_attainment(front)),
         "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
-        "importance": (sweep.effects.estimates, lambda: draw_importance(sweep.effects)),
+        "effects": (
+            any(math.isfinite(found.value) for found in sweep.effects.contrasts),
+            lambda: draw_effects(sweep.effects),
+        ),
         "slices": (list_sliced(front, dimensions), lambda: draw_slices(front, dimensions)),
         "progress": (
             front.hypervolume_over_trials,

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gdpo_tune.analysis.comparison import ALPHA, Arm, Comparison, Effect, build_arm, compare_arms
+from gdpo_tune.analysis.effects import Effects
 from gdpo_tune.analysis.uncertainty import format_share
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.text import format_count, format_list, format_percent, join_names, suggest
+from gdpo_tune.core.trials import Objective
 from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.wording import describe_effects
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
 
@@ -86,13 +89,9 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
     for mode in (first, second):
         if mode not in modes:
             guess = "" if mode in NORMALIZATIONS else suggest(mode, NORMALIZATIONS)
-            fix = (
-                "\n    fix: set search.trials, such as 16: search.budget alone trains few settings"
-            )
             raise UsageError(
                 f"--modes {first} {second}: {guess}{sweep.spec.name} has no trial with "
                 f"normalization = {mode}; it has {join_names(modes) or 'none yet'}"
-                f"{fix if sweep.spec.search.is_divided and not guess else ''}"
             )
     if first == second:
         raise UsageError(f"--modes {first} {second}: name two different modes")
@@ -111,8 +110,16 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
         "configurations that no model proposed. Two sweeps with one mode each show more."
     )
     file = sweep.spec.directory / f"comparison_{first}_{second}.html"
-    found = _compare_arms(left, right, [note], file)
-    if found.comparison.probability_of_superiority and found.verdict.winner != "too few":
+    effects = _select_effects(sweep.effects, first, second)
+    if effects.contrasts and not (left.tried_count and right.tried_count):
+        answer = _judge_effects(effects, first, sweep.spec.list_objectives())
+        return ComparisonReport(compare_arms(left, right), answer, (), file)
+    found = _compare_arms(left, right, [*describe_effects(effects), note], file)
+    is_short = found.verdict.winner == "too few" or not (left.trained and right.trained)
+    if is_short and effects.contrasts:
+        answer = _judge_effects(effects, first, sweep.spec.list_objectives())
+        found = replace(found, verdict=answer)
+    if found.comparison.probability_of_superiority and not is_short:
         return found
     spec = sweep.spec
     names = {mode: f"{spec.name}_{mode}" for mode in (first, second)}
@@ -130,6 +137,37 @@ def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:
         *("python -m gdpo_tune." + shlex.join(words) for words in commands),
     )
     return replace(found, notes=(*found.notes, *advice))
+
+
+def _select_effects(effects: Effects, first: str, second: str) -> Effects:
+    """Return the effects of one mode against another, none if the data do not tell them."""
+    kept = (
+        found
+        for found in effects.contrasts
+        if found.dimension == "normalization" and {found.before, found.after} == {first, second}
+        if math.isfinite(found.value)
+    )
+    return replace(effects, contrasts=tuple(kept))
+
+
+def _judge_effects(effects: Effects, left: str, objectives: Sequence[Objective]) -> Verdict:
+    """Return the verdict on two modes at the step at which most trainings were measured."""
+    better: dict[str, list[str]] = {}
+    maximized = {goal.name: goal.direction == "maximize" for goal in objectives}
+    for found in effects.contrasts:
+        if found.is_told_apart:
+            is_after = (found.value > 0) == maximized[found.objective]
+            better.setdefault(found.after if is_after else found.before, []).append(found.objective)
+    parts = [f"{mode} is better in {format_list(names)}" for mode, names in better.items()]
+    headline = (
+        f"{effects.contrasts[0].before} and {effects.contrasts[0].after} cannot be told apart"
+    )
+    winner: Winner = "undecided"
+    if parts:
+        headline = " and ".join(parts)
+        winner = "mixed" if len(better) > 1 else "left" if left in better else "right"
+    text = f"At step {effects.step}, where most trainings were measured: {headline}."
+    return Verdict(winner, text, tuple(describe_effects(effects)))
 
 
 def _list_settings(spec: SweepSpec) -> dict[str, Any]:

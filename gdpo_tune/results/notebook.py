@@ -156,6 +156,27 @@ class LoadedSweep:
         rows = front_table.list_front_facts(self.analysis)
         return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
 
+    @cached_property
+    def effects(self) -> pd.DataFrame:
+        """Table with one row per question and objective: what each dimension changes.
+
+        Columns: `dimension`, `before`, `after`, `objective`, `value`, `low`, `high`, `told_apart`,
+        `more` trainings to `step` that would tell, and their `completions`.
+        """
+        found = self._sweep.effects
+        rows = [
+            {
+                **{k: v for k, v in contrast._asdict().items() if k not in ("interval", "more")},
+                **contrast.interval._asdict(),
+                "told_apart": contrast.is_told_apart,
+                "step": found.step,
+                "more": contrast.more,
+                "completions": contrast.more * found.completions,
+            }
+            for contrast in found.contrasts
+        ]
+        return pd.DataFrame(rows)
+
     @property
     def figures(self) -> tuple[str, ...]:
         """Names of the figures for which this sweep has data."""

@@ -23,8 +23,8 @@ from gdpo_tune.core.object_store import (
 
 # Other imports are late: that there is no such sweep needs neither pydantic nor Optuna.
 if TYPE_CHECKING:
+    from gdpo_tune.analysis.effects import Dimension, Effects
     from gdpo_tune.analysis.front import Front
-    from gdpo_tune.analysis.importance import Dimension, Effects
     from gdpo_tune.core.trials import TrialRecord
     from gdpo_tune.results.picks import PickedCandidate
     from gdpo_tune.results.wording import ResultWarning
@@ -67,13 +67,11 @@ class Sweep:
 
     @cached_property
     def effects(self) -> Effects:
-        """Effects of its parameters. Samplers that concentrate proposals need more trials."""
-        from gdpo_tune.analysis.importance import estimate_effects
-        from gdpo_tune.core.registry import SAMPLERS
-        from gdpo_tune.spec.gpu import choose_sampler
+        """What each of its dimensions changes, where most trainings were measured equally."""
+        from gdpo_tune.analysis.effects import estimate_effects
 
-        crowded = SAMPLERS[choose_sampler(self.spec).value].crowds
-        return estimate_effects(self.front, list_dimensions(self.spec.space), crowded=crowded)
+        dimensions = list_dimensions(self.spec.space)
+        return estimate_effects(self.records, self.spec.list_objectives(), dimensions)
 
     @cached_property
     def warnings(self) -> list[ResultWarning]:
@@ -180,7 +178,7 @@ def list_dimensions(space: Space) -> tuple[Dimension, ...]:
 
     Those whose condition on a fixed parameter never holds are left out.
     """
-    from gdpo_tune.analysis.importance import Dimension
+    from gdpo_tune.analysis.effects import Dimension
     from gdpo_tune.spec.space import Choices, is_one_of
 
     found: dict[str, Dimension] = {}

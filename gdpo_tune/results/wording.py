@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from gdpo_tune.analysis.front import Front, summarize_origins
+from gdpo_tune.analysis.effects import MAX_MORE, Contrast, Effects
+from gdpo_tune.analysis.front import Front, name_extreme, summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core import trial_files
 from gdpo_tune.core.events import Incident
@@ -19,8 +20,12 @@ from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
     format_duration,
+    format_estimate,
     format_first,
+    format_hypervolume,
+    format_interval,
     format_list,
+    format_number,
     format_percent,
 )
 from gdpo_tune.core.trials import (
@@ -53,7 +58,7 @@ DEAD, SILENT = 0.5, 0.9
 second, at every group size, the reward teaches next to nothing."""
 REWARD_METRIC, DEAD_GROUPS = f"train/{trial_files.REWARDS}", f"/{trial_files.ZERO_STD}"
 MAX_NAMED = 5
-"""Trials that a warning names."""
+"""Trials that a warning names, and differences that a line of effects does."""
 SHOWN = 160
 """Characters of a completion that an explanation shows."""
 WAYS_ON = """    ways on, see docs/policies.md:
@@ -137,6 +142,106 @@ def describe_origins(front: Front) -> list[str]:
         "CPU time"
         for kind, trials, members, _, share, cost, continued in summarize_origins(front)
     ]
+
+
+def describe_effects(effects: Effects) -> list[str]:
+    """Return up to three lines: what is told apart, what cannot be, and what that would cost."""
+    apart = [found for found in effects.contrasts if found.is_told_apart]
+    apart.sort(key=lambda found: -abs(found.value) / (found.interval.high - found.interval.low))
+    unclear = [found for found in effects.contrasts if not found.is_told_apart]
+    trainings = format_count(effects.trainings, "training")
+    place = f"At step {effects.step} ({trainings}, {effects.completions:,} completions each)"
+    lines: list[str] = []
+    if apart:
+        sentences = [f"{found.dimension} {describe_contrast(found)}" for found in apart]
+        more = f"; {len(apart) - MAX_NAMED} more in the report" if len(apart) > MAX_NAMED else ""
+        lines.append(f"{place}: {'; '.join(sentences[:MAX_NAMED])}{more}.")
+    if not unclear:
+        return lines
+    objectives = dict.fromkeys(found.objective for found in effects.contrasts)
+    names: dict[str, list[str]] = {}
+    for dimension in dict.fromkeys(found.dimension for found in unclear):
+        for objective in objectives:
+            key = (dimension, objective)
+            pairs = [f"{f.before}/{f.after}" for f in unclear if (f.dimension, f.objective) == key]
+            count = sum((f.dimension, f.objective) == key for f in effects.contrasts)
+            label = dimension if len(pairs) == count else f"{dimension} ({', '.join(pairs)})"
+            if pairs:
+                names.setdefault(label, []).append(objective)
+    together: dict[tuple[str, ...], list[str]] = {}
+    for label, own in names.items():
+        together.setdefault(tuple(own), []).append(label)
+    parts = [
+        f"{format_list(labels)} in "
+        f"{'all objectives' if len(own) == len(objectives) > 1 else format_list(own)}"
+        for own, labels in together.items()
+    ]
+    where = "Cannot be told apart there" if apart else f"{place} cannot be told apart"
+    lines.append(f"{where}: {'; '.join(parts)}.")
+    costs = {f.dimension: 0 for f in unclear}
+    for found in unclear:
+        costs[found.dimension] = max(costs[found.dimension], found.more)
+    needed = [
+        f"{name} {'over ' if more == MAX_MORE else ''}{more} ({more * effects.completions:,} "
+        "completions)"
+        for name, more in sorted(costs.items(), key=lambda item: item[1])
+        if more
+    ]
+    if needed:
+        lines.append(f"More trainings to step {effects.step} that would tell: {', '.join(needed)}.")
+    return lines
+
+
+def describe_contrast(found: Contrast) -> str:
+    """Return `grpo above gdpo in length by 0.120 (0.030 to 0.210)`, the larger value first."""
+    above, below, sign = (
+        (found.after, found.before, 1) if found.value > 0 else (found.before, found.after, -1)
+    )
+    low, high = sorted(sign * end for end in found.interval)
+    return (
+        f"{above} above {below} in {found.objective} by "
+        f"{format_number(abs(found.value), high - low)} ({format_interval(low, high)})"
+    )
+
+
+def describe_findings(front: Front, effects: Effects) -> tuple[list[str], list[str]]:
+    """Return sentences on the front and on what each dimension changes, and on their limits."""
+    lines: list[str] = []
+    if front.members:
+        volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
+        members = format_count(len(front.members), "configuration")
+        lines.append(f"The front has {members} and a hypervolume of {volume}.")
+    for goal in front.objectives:
+        if goal.name in front.extremes and not front.list_ties(goal.name):
+            best = front.extremes[goal.name]
+            title = title_candidate(best.name)
+            lines.append(
+                f"{title[0].upper()}{title[1:]} has the {name_extreme(goal)}, "
+                f"{format_estimate(best.mean[goal.name])}. No other configuration is tied with it."
+            )
+    lines += describe_effects(effects)
+    limits: list[str] = []
+    if effects.constant:
+        limits.append(
+            f"Did not vary: {format_list(effects.constant)}. All {effects.trainings} trainings "
+            f"have the same value at step {effects.step}."
+        )
+    provisional = sum(member.is_provisional for member in front.members)
+    if provisional:
+        limits.append(
+            f"Provisional, with only one seed: {provisional} of the "
+            f"{format_count(len(front.members), 'configuration')} on the front."
+        )
+    doubtful = [member.name for member in front.members if member.probability < 0.5]
+    if doubtful:
+        limits.append(
+            "More likely dominated than not, given the standard errors: "
+            f"{format_list([title_candidate(name) for name in doubtful])}."
+        )
+    tied = [n for n in front.extremes if n not in effects.constant and front.list_ties(n)]
+    if tied:
+        limits.append(f"Top configurations for {format_list(tied)} are statistically tied.")
+    return lines, limits
 
 
 def name_configuration(configuration: Configuration) -> str:

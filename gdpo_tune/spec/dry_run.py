@@ -12,7 +12,7 @@ from gdpo_tune.core.registry import SCHEDULERS
 from gdpo_tune.core.settings import StartSettings
 from gdpo_tune.core.text import align_columns, format_bytes, format_duration, join_names, show
 from gdpo_tune.core.trials import EVALUATED_WORK
-from gdpo_tune.spec.first_trials import count_wide, divide_budget, find_wide_step, list_corners
+from gdpo_tune.spec.first_trials import count_wide, divide_budget, find_wide_step
 from gdpo_tune.spec.gpu import Choice, choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, find_pace, measure_disk
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
@@ -179,7 +179,7 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     validation = settings.validation_completions
     test = settings.test_prompts * settings.samples_per_prompt
     halvings = max(1, math.floor(math.log2(settings.steps / first)))
-    rungs = count + len(list_corners(spec)) + long * halvings
+    rungs = count + long * halvings
     ends = long + replicates + len(spec.baselines) - 1
     evaluated = (rungs + ends) * validation + ends * test
     formula = f"{rungs} rungs x {validation}, {ends} ends x {validation + test}"

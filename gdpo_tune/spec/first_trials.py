@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import HOUR
@@ -43,6 +44,8 @@ MOST_COVERING = 64
 """Most points that cover choices: conditions may forbid some combinations."""
 RATE = "learning_rate"
 MODE = "normalization"
+SPANNED = 3
+"""Spanning points of one searched weight, which all train long."""
 GROWING = ("search", "published")
 """Roles of the trainings that wait at the wide rung, and may go on from there."""
 UPPER_SHARE = 0.1
@@ -75,7 +78,8 @@ def choose_spanning_mode(spec: SweepSpec) -> dict[str, ParamValue]:
     return {}
 
 
-def list_startup_choices(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+@lru_cache(maxsize=4)  # the plan asks again and again
+def list_startup_choices(spec: SweepSpec) -> tuple[dict[str, ParamValue], ...]:
     """Return the choices of the start-up points of a divided budget, from the first on.
 
     The points that span what can be traded come first, then as many as each choice of each
@@ -123,7 +127,7 @@ def list_startup_choices(spec: SweepSpec) -> list[dict[str, ParamValue]]:
             point[name] = domain.choices[min(ranks)[-1]]
         points.append(point)
         count(point)
-    return points
+    return tuple(points)
 
 
 def draw_point(spec: SweepSpec, index: int) -> dict[str, ParamValue]:
@@ -164,6 +168,15 @@ def list_spanning_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
         return []
     centre = {name: spec.space.searched_domains[name].find_middle() for name in corners[0]}
     return [corners[0], centre, *corners[1:]]
+
+
+def list_long_weights(spec: SweepSpec) -> list[dict[str, ParamValue]]:
+    """Return the reward weights that train long beside the published setting.
+
+    Of several searched weights the last corner is left out: the published setting takes its place.
+    """
+    spanning = list_spanning_weights(spec)
+    return spanning[:-1] if len(spanning) > SPANNED else spanning
 
 
 def list_corners(spec: SweepSpec) -> list[dict[str, ParamValue]]:
@@ -249,7 +262,7 @@ def divide_budget(
     `training.steps` of each.
     """
     first, longest = find_wide_step(spec, records), spec.training.steps
-    least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_corners(spec)) + 2))
+    least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_long_weights(spec)) + 2))
     ended = [r.rungs[-1].step for r in records if r.role in GROWING and r.ends_at and r.rungs]
     if ended:  # what an extended budget adds has the length of what is there
         return least, max(ended)

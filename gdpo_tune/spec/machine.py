@@ -41,7 +41,7 @@ from gdpo_tune.core.system import (
 )
 from gdpo_tune.core.text import format_bytes
 from gdpo_tune.core.trial_files import NEWEST_KEPT, StepsReader
-from gdpo_tune.spec.first_trials import count_wide, list_corners
+from gdpo_tune.spec.first_trials import count_wide, list_long_weights
 from gdpo_tune.spec.gpu import RANK
 from gdpo_tune.spec.model import (
     Checkpoints,
@@ -313,7 +313,9 @@ def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
     newest = sorted({*range(every, steps, every), *evaluated})[-NEWEST_KEPT:]
     # Configurations, replicates and the baseline.
     planned = search.replicates.max_trainings + 1
-    planned += count_wide(spec) + len(list_corners(spec)) if search.is_divided else search.trials
+    planned += (
+        count_wide(spec) + len(list_long_weights(spec)) if search.is_divided else search.trials
+    )
     return SweepDisk(
         running=running,
         last=last,

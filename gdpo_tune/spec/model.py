@@ -540,6 +540,9 @@ class SweepSpec(Section):
             settings.setdefault("evaluate_every", settings["steps"])
         return {**data, "training": settings}
 
+    def __hash__(self) -> int:  # said again, because type checkers take it from the class itself
+        return super().__hash__()
+
     @property
     def directory(self) -> Path:
         """Local directory of this sweep; on an object store, of a copy of its small files."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gdpo_tune.core import registry
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.parameters import PARTIAL_CREDIT, list_parameters
+from gdpo_tune.core.parameters import CANDIDATES, PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trials import ParamValue
@@ -68,6 +68,13 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
                 "whitening over few prompts merges advantages that GDPO keeps apart (one prompt: "
                 "81 -> 63 distinct ones at a group of 8). Use a smaller group or "
                 f"training.completions_per_step of at least {FEWEST_PROMPTS * size}."
+            )
+        pool = spec.training.train_prompts
+        if pool <= prompts and "informative" in _list_values(spec, "prompt_selection"):
+            yield (
+                f"space.prompt_selection = informative: a step with groups of {size} samples "
+                f"{prompts} prompts, and there are {pool}, so it has no choice. Use "
+                f"training.train_prompts of at least {CANDIDATES * prompts}."
             )
     modes = {mode: info for mode, info in _list_modes(spec).items() if info.divides_by_group_std}
     if 2 in sizes and modes:

@@ -20,7 +20,8 @@ from gdpo_tune.core.object_store import SPEC, is_url
 from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.results import front_table
-from gdpo_tune.results.wording import FRONT_FILE, REPORT_FILE, describe_origins
+from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.wording import FRONT_FILE, REPORT_FILE, describe_effects, describe_origins
 from gdpo_tune.tracking import run_content, views
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def _choose_color(record: TrialRecord, *, on_front: bool) -> str:
 def _format_note(spec: SweepSpec, front: Front, site: views.Site) -> str:
     goals = ", ".join(f"{goal.direction} `{goal.name}`" for goal in front.objectives)
     states = [record.state for record in front.records]
-    origins = "".join(f"- {line}\n" for line in describe_origins(front))
+    lines = [*describe_origins(front), *describe_effects(Sweep(spec, front.records).effects)]
+    origins = "".join(f"- {line}\n" for line in lines)
     origins += "\n" if origins else ""
     report = "" if spec.tracking.private else f"`{REPORT_FILE}`, "  # it quotes reasons
     place = "among this run's artifacts" if report else "in the sweep's directory"

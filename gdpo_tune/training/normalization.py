@@ -101,6 +101,15 @@ def compute_advantages(
     return torch.where(alive, advantages, 0.0).reshape(-1).to(rewards.dtype)
 
 
+def find_informative_groups(advantages: Tensor, group_size: int) -> Tensor:
+    """Return which groups teach something, [P] bool: their advantages [N] are not all equal.
+
+    Whitening shifts every completion alike, so it makes no group informative.
+    """
+    groups = advantages.unflatten(0, (-1, group_size))
+    return groups.amin(dim=1) < groups.amax(dim=1)
+
+
 def gdpo(groups: GroupedRewards, eps: float) -> Tensor:
     """Normalise each reward in its group, sum by weight, then whiten over the batch.
 

@@ -214,6 +214,8 @@ class StepReporter(TrainerCallback):
                 torch.save(optimizer, directory / OPTIMIZER_FILE)
             torch.save(trainer.lr_scheduler.state_dict(), directory / SCHEDULER_FILE)
             save_random_states(states, directory)
+            if trainer.selection is not None:
+                trainer.selection.save(directory)
             trainer.state.save_to_json(str(directory / TRAINER_STATE_FILE))
             self.evaluator.cache.save_format(directory)
 

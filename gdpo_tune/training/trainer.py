@@ -36,8 +36,13 @@ from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
 from gdpo_tune.training.distributed import gather_weights, is_sharded
 from gdpo_tune.training.evaluation import BeginScoring, require_finite
 from gdpo_tune.training.micro_batches import KEPT_PASS, MicroBatchTrainer
-from gdpo_tune.training.normalization import add_terms, compute_advantages
+from gdpo_tune.training.normalization import (
+    add_terms,
+    compute_advantages,
+    find_informative_groups,
+)
 from gdpo_tune.training.progress import TRAINING
+from gdpo_tune.training.prompt_selection import PromptSelection
 from gdpo_tune.training.self_check import StepJudge
 from gdpo_tune.training.training_state import (
     compute_eagerly,
@@ -162,6 +167,7 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         encode: Callable[[Sequence[str]], list[list[int]]] | None = None,
         begin_scoring: BeginScoring | None = None,
         check_batch: Callable[[Any, dict[str, Any]], None] | None = None,
+        selection: PromptSelection | None = None,
         **arguments: Any,
     ) -> None:
         """Build the trainer from K reward functions and TRL's `arguments`.
@@ -170,6 +176,7 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         `encode` maps prompts to the tokens that the policy reads; None: the tokenizer does.
         `begin_scoring` gets each completion before the rewards of its batch are computed.
         `check_batch` gets this trainer and its first batch, once that is sampled and scored.
+        `selection` replaces the prompts of the training set; None: they are taken in its order.
         """
         self._compute_advantages = functools.partial(
             compute_advantages, mode=normalization, gamma=gamma, baseline=baseline, ranges=ranges
@@ -177,6 +184,7 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         self._encode = encode
         self._begin_scoring = begin_scoring
         self._check_batch = check_batch
+        self.selection = selection
         self._judge = StepJudge()
         self._unjudged: list[tuple[Tensor, Tensor]] = []
         """Log-probabilities of engine and trainer of the micro-batches of this step."""
@@ -198,6 +206,14 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Replace the advantages [n] of TRL by ours, computed from all N completions."""
+        # The rows of a process are adjacent, in the order of the processes.
+        first = self.accelerator.process_index * len(inputs)
+        chosen: list[int] = []
+        if self.selection is not None:
+            size: Any = self.num_generations
+            chosen = self.selection.select(self.state.global_step // self.updates_per_step)
+            own = [chosen[row // size] for row in range(first, first + len(inputs))]
+            inputs = [{"prompt": self.selection.prompts[i], "problem": i} for i in own]
         if self._begin_scoring is not None:
             self._sampled_problems = [one["problem"] for one in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -220,9 +236,9 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         group_size: Any = self.num_generations if mode == "train" else self.num_generations_eval
         weights = self.reward_weights.to(rewards.device)
         advantages = self._compute_advantages(rewards, weights, group_size)
-        # The rewards of a process are adjacent, in the order of the processes.
-        first = self.accelerator.process_index * len(inputs)
         self._had_signal |= bool((advantages != 0).any())
+        if self.selection is not None:
+            self.selection.learn(chosen, find_informative_groups(advantages, group_size).tolist())
         output["advantages"] = advantages[first : first + len(inputs)]
         logged: Any = self._logs["advantages"]
         logged.extend(advantages.tolist())
@@ -235,6 +251,11 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         logged_metrics.pop(ZERO_STD, None)
         logged_metrics.update((name, [value]) for name, value in metrics.items())
         return output
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.selection is not None:
+            self.selection.load(Path(checkpoint))
 
     @property
     def judges_early(self) -> bool:
@@ -325,6 +346,7 @@ class StartTrainer(ResumableTrainer, SFTTrainer):
     """TRL's SFTTrainer on rows of tokens, as a `StepReporter` sees a trainer."""
 
     logged_metrics = ("mean_token_accuracy",)
+    selection = None
     demonstrations = ""
     """How many it has, for a person."""
 

@@ -66,6 +66,7 @@ from gdpo_tune.training.lora import build_adapter_config, fill_adapter, read_for
 from gdpo_tune.training.memory import explain_out_of_memory
 from gdpo_tune.training.merging import check_parts, write_merge
 from gdpo_tune.training.progress import TRAINING
+from gdpo_tune.training.prompt_selection import PromptSelection
 from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
 from gdpo_tune.training.self_check import check_engine, check_first_batch
 from gdpo_tune.training.step_reporter import Clock, StepReporter, TrialWriterToken
@@ -360,8 +361,8 @@ def build_trainer(
     `model` is the policy without adapters; None: the untrained one.
     """
     problems = cache.load_split("train").problems
-    count = config.training.steps * count_prompts_per_step(config)
-    order = order_prompts(len(problems), count, config.seed)
+    per_step = count_prompts_per_step(config)
+    order = order_prompts(len(problems), config.training.steps * per_step, config.seed)
     data = Dataset.from_dict({"prompt": [problems[i].prompt for i in order], "problem": order})
     model = cache.take_policy() if model is None else model
     adapter = build_adapter_config(model, config.model, config.policy)
@@ -369,6 +370,10 @@ def build_trainer(
     uses_vllm = engine == "vllm"
     of_engine = vllm_engine.build_engine_arguments(config, model) if uses_vllm else {}
     arguments = build_trainer_arguments(config, cache.task.rewards, of_engine)
+    selection = None
+    if config.params["prompt_selection"] == "informative":
+        prompts = [problem.prompt for problem in problems]
+        selection = PromptSelection(prompts, config.training.steps, per_step, config.seed)
     info = task_files.load_task_info(config.task, config.params)
     shaping = build_shaping(config.params, config.training, info)
     # A new adapter draws random numbers before TRL sets its own seed.
@@ -393,6 +398,7 @@ def build_trainer(
             encode=cache.encode_prompts,
             begin_scoring=build_early_scoring(cache.task, problems),
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
+            selection=selection,
             shared_prompts=config.model.shared_prompts,
             limit=memory.choose_limit(config, model, cache.engines.slots),
             keeps_pass=not cache.shares_weights,  # others compute while its rewards are computed

@@ -38,6 +38,7 @@ from gdpo_tune.spec.first_trials import (
     draw_point,
     draw_startup_point,
     list_corners,
+    list_long_weights,
     list_startup_choices,
 )
 from gdpo_tune.spec.model import FULL_TRAININGS, MERGES_PER_TRAINING
@@ -320,7 +321,7 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
     """Return the most trials at the end; how many replicates and merges depends on the front."""
     search = max(spec.search.trials, count_started(records))
     if spec.search.is_divided:
-        anew = len(list_corners(spec))
+        anew = len(list_long_weights(spec))
         if is_wide_over(spec, records):
             anew = len(choose_survivors(spec, records).begun)
         search = max(count_wide(spec, records) + anew, count_started(records))

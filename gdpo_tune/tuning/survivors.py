@@ -1,15 +1,22 @@
 """Choice of what trains on after the wide rung of a divided budget.
 
-At the wide rung many configurations have trained equally long. Values there tell which settings
-serve (mode, group size, learning rate), but not which reward weights span the front at the end:
-policies lie close together by then. So two kinds of trainings go on beside the published setting:
+At the wide rung many configurations have trained equally long. Values there tell which choices
+serve (mode, group size, ...), but not which reward weights span the front at the end: policies lie
+close together by then. So three kinds of trainings go on:
 
-1. Each corner of the reward weights, with the settings that the rung favours for it. A regression
-   of every objective on all dimensions predicts the values of each corner under the settings of
-   each configuration. Corner by corner, the one is taken that adds most hypervolume to the front of
-   linear mixtures with those taken before: a mixture is about what a merge of two policies reaches.
-   A corner that began in the wide rung goes on from there, unless another one gains clearly more.
-2. The configurations whose own values add most to that front.
+1. The published setting.
+2. The points that span what can be traded, which began in the wide rung, with the choices that the
+   rung favours. A regression of every objective on all dimensions predicts the values of such a
+   point under the choices of each configuration. Point by point, those are taken that add most
+   hypervolume to the front of linear mixtures with what was taken before: a mixture is about what a
+   merge of two policies reaches. If others gain clearly more than those it has, it begins anew.
+   It keeps its learning rate, whose effect at a rung is mostly how far a policy has moved, unless
+   it is worse than the initial policy in every objective by then.
+3. The configurations whose own values add most to that front.
+
+A policy moves on as it began: its values are taken `sqrt(end / first)` times as far from those of
+the initial policy as they are at the rung, within the range of the metric. Else a configuration
+that has hardly moved would look as good as one that trades much.
 
 All grow to the same length, which the budget divided by their number pays for. The choice depends
 on the spec and the rungs alone: every process makes the same.
@@ -26,15 +33,17 @@ from itertools import combinations
 
 import numpy as np
 
-from gdpo_tune.analysis.pareto import Floats, compute_hypervolume
-from gdpo_tune.core.trials import Objective, Params, TrialRecord
+from gdpo_tune.analysis.pareto import Floats, compute_hypervolume, compute_losses
+from gdpo_tune.core import registry
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import (
     WEIGHTS,
     count_wide,
     divide_budget,
     find_wide_step,
-    list_corners,
+    list_long_weights,
 )
 from gdpo_tune.spec.space import Choices, Uniform
 from gdpo_tune.tuning.schedulers import read_values, tighten_references
@@ -44,7 +53,7 @@ RIDGE = 1.0
 OWN_SHARE = 0.5
 """Weight of a configuration's own value beside the one that the regression predicts for it."""
 CLEARLY_MORE = 0.02
-"""Share of the hypervolume that a corner begun anew has to add beyond one that goes on."""
+"""Share of the hypervolume that a point begun anew has to add beyond the one that goes on."""
 MIXED = (0.25, 0.5, 0.75)
 """Shares of the first of two policies in the mixtures that stand for their merges."""
 
@@ -94,38 +103,32 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
     rows = [*published, *(r for r in list_wide(spec, records) if r.rungs)]
     if not rows:
         return Survivors(frozenset(), (), spec.training.steps)
-    corners = list_corners(spec)
     goals = tighten_references(spec)
-    observed = np.array([read_values(spec, record.rungs[0])[0] for record in rows])
+    observed, origin = _extrapolate(spec, records, rows)
     predict = _fit([encode_params(spec, record.params) for record in rows], observed)
+    predicted = {r.number: predict(encode_params(spec, r.params)) for r in rows}
     smoothed = {
-        record.number: (1 - OWN_SHARE) * predict(encode_params(spec, record.params))
-        + OWN_SHARE * own
+        record.number: (1 - OWN_SHARE) * predicted[record.number] + OWN_SHARE * own
         for record, own in zip(rows, observed, strict=True)
     }
     numbers, begun = [record.number for record in published], list[Params]()
     points = [smoothed[number] for number in numbers]
-    for corner in corners:
-        present = [r for r in rows if all(r.params.get(n) == v for n, v in corner.items())]
-        known = {_freeze(record.params) for record in rows} | {_freeze(p) for p in begun}
-        fresh = [
-            params
-            for record in rows
-            if _freeze(params := _move(spec, record.params, corner)) not in known
-        ]
-        going = [(smoothed[r.number], r) for r in present if r.number not in numbers]
-        anew = [(predict(encode_params(spec, params)), params) for params in fresh]
-        best = max(going, key=lambda pair: _gain(points, pair[0], goals), default=None)
-        other = max(anew, key=lambda pair: _gain(points, pair[0], goals), default=None)
-        margin = CLEARLY_MORE * _measure(points, goals)
-        if best and (
-            not other or _gain(points, other[0], goals) <= _gain(points, best[0], goals) + margin
-        ):
-            numbers.append(best[1].number)
-            points.append(best[0])
-        elif other:
-            begun.append(other[1])
-            points.append(other[0])
+    for weights in list_long_weights(spec):
+        present = [r for r in rows if all(r.params.get(n) == v for n, v in weights.items())]
+        present = [r for r in present if r.number not in numbers]
+        gains = {r.number: _gain(points, predicted[r.number], goals) for r in present}
+        going = max(present, key=lambda record: gains[record.number], default=None)
+        kept = going.params if going and not _is_worse(spec, going, origin) else {}
+        anew = [_move(spec, r.params, weights, kept) for r in rows]
+        values = [predict(encode_params(spec, params)) for params in anew]
+        best = max(range(len(anew)), key=lambda index: _gain(points, values[index], goals))
+        margin = CLEARLY_MORE * _measure(points, goals) + (gains[going.number] if going else 0)
+        if going is not None and _gain(points, values[best], goals) <= margin:
+            numbers.append(going.number)
+            points.append(smoothed[going.number])
+        elif anew[best] not in begun:
+            begun.append(anew[best])
+            points.append(values[best])
     count, end = divide_budget(spec, len(rows), len(begun), records)
     while len(numbers) + len(begun) < count and len(numbers) < len(rows):
         rest = [record.number for record in rows if record.number not in numbers]
@@ -133,6 +136,35 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
         numbers.append(chosen)
         points.append(smoothed[chosen])
     return Survivors(frozenset(numbers), tuple(begun), end)
+
+
+def _extrapolate(
+    spec: SweepSpec, records: Sequence[TrialRecord], rows: Sequence[TrialRecord]
+) -> tuple[Floats, Floats]:
+    """Return where the values of the wide rung lead, `float[N, M]`, and where they began `[M]`.
+
+    They stay within the range of each metric; the beginning is NaN while it is unknown.
+    """
+    observed = np.array([read_values(spec, record.rungs[0])[0] for record in rows])
+    role = "start" if spec.start is not None else "untrained"
+    begin = [r.validation for r in records if r.role == role and r.state == "complete"]
+    if not begin:
+        return observed, np.full(observed.shape[1], np.nan)
+    metrics = registry.collect_metrics(load_task_info(spec.task, spec.space.domains))
+    origin = np.array([begin[-1][name].mean for name in spec.objectives])
+    _, end = divide_budget(spec, len(rows))
+    moved = origin + math.sqrt(end / find_wide_step(spec, records)) * (observed - origin)
+    bounds = [(metrics[name].low, metrics[name].high) for name in spec.objectives]
+    low, high = np.array(bounds).T
+    return np.clip(moved, low, high), origin
+
+
+def _is_worse(spec: SweepSpec, record: TrialRecord, origin: Floats) -> bool:
+    """Return whether a policy at the wide rung is worse than the initial one in every objective."""
+    goals = spec.list_objectives()
+    values = [read_values(spec, record.rungs[0])[0], tuple(origin)]
+    own, other = compute_losses(values, goals)
+    return bool((own > other).all())
 
 
 def list_levels(spec: SweepSpec, records: Sequence[TrialRecord], end: int) -> tuple[int, ...]:
@@ -181,16 +213,14 @@ def _fit(features: Sequence[Floats], values: Floats) -> Callable[[Floats], Float
     return predict
 
 
-def _move(spec: SweepSpec, params: Params, corner: Params) -> Params:
-    """Return the settings of a configuration at a corner of the reward weights."""
-    searched = spec.space.searched_domains
-    settings = {n: v for n, v in params.items() if n in searched and not n.startswith(WEIGHTS)}
-    settings = {n: v for n, v in settings.items() if searched[n].contains(v)}
-    return spec.space.complete_baseline({**settings, **corner})
-
-
-def _freeze(params: Params) -> tuple[tuple[str, object], ...]:
-    return tuple(sorted(params.items()))
+def _move(spec: SweepSpec, params: Params, weights: Params, kept: Params) -> Params:
+    """Return the settings of a configuration at other weights, with the ranges that are `kept`."""
+    settings: dict[str, ParamValue] = {}
+    for name, domain in spec.space.searched_domains.items():
+        source = kept if isinstance(domain, Uniform) and name in kept else params
+        if not name.startswith(WEIGHTS) and domain.contains(source[name]):
+            settings[name] = source[name]
+    return spec.space.complete_baseline({**settings, **weights})
 
 
 def _measure(points: Sequence[Floats], goals: Sequence[Objective]) -> float:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis.comparison import build_arm
 from gdpo_tune.analysis.convergence import has_stagnated, measure_agreements
+from gdpo_tune.analysis.effects import Dimension, Effects, estimate_effects
 from gdpo_tune.analysis.front import (
     build_front,
     find_extremes,
@@ -21,7 +22,6 @@ from gdpo_tune.analysis.front import (
     subtract_estimates,
     summarize_origins,
 )
-from gdpo_tune.analysis.importance import Dimension, describe_findings, estimate_effects
 from gdpo_tune.core.metrics import estimate_mean, estimate_metrics
 from gdpo_tune.core.trials import (
     Cost,
@@ -30,7 +30,7 @@ from gdpo_tune.core.trials import (
     Rung,
     title_candidate,
 )
-from gdpo_tune.results.wording import describe_origins
+from gdpo_tune.results.wording import describe_findings, describe_origins
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 
 UP = [Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0)]
@@ -297,9 +297,8 @@ def test_names():
 def test_findings_call_candidates_by_their_names():
     best = build_merge(9, 0.99, 0.2, (1, 60, 0.9), (2, 60, 0.1))
     front = build_front([*RECORDS, best], GOALS)
-    lines, limits = describe_findings(front, estimate_effects(front, ()))
+    lines, _ = describe_findings(front, Effects())
     assert any(line.startswith("Merge-9 has the best a, 0.990") for line in lines)
-    assert not any("Stopped early" in line for line in limits)
 
 
 def test_nothing_is_learned_from_what_was_not_trained():
@@ -321,10 +320,10 @@ def test_nothing_is_learned_from_what_was_not_trained():
     ]
     every = [*trained, *others]
     effects = [
-        estimate_effects(build_front(records, GOALS), [Dimension("lr", (), 0.0, 15.0)])
+        estimate_effects(records, GOALS, [Dimension("lr", (), 0.0, 15.0)])
         for records in (trained, every)
     ]
-    assert effects[0].estimates
+    assert effects[0].contrasts
     assert effects[0] == effects[1]
     assert measure_agreements(trained, GOALS) == measure_agreements(every, GOALS) != ()
     assert has_stagnated(trained, GOALS, 3) is has_stagnated(every, GOALS, 3)

@@ -24,7 +24,6 @@ from comparison import (
     write_picture,
 )
 from problems import (
-    BraninCurrin,
     Curve,
     build_exact_estimates,
     compute_branin,
@@ -33,12 +32,9 @@ from problems import (
 )
 from simulator import (
     History,
-    Share,
     Simulation,
-    Verdict,
     Visit,
     compute_median,
-    count_continuations,
     evaluate_at_budgets,
     find_budget_to_reach,
     find_completed,
@@ -50,11 +46,7 @@ from tuners import (
     OptunaAlone,
     Product,
     RayOptuna,
-    SyneTuneMoasha,
-    build_no_rungs,
     build_optuna_sampler,
-    build_promoting_rungs,
-    build_stopping_rungs,
     find_missing_package,
 )
 
@@ -71,7 +63,6 @@ class Line:
 
     name = "line"
     levels = (1, 3, 9)
-    rungs = (1, 3)
     has_checkpoints = False
     evaluation_cost = 0
     domains: Mapping[str, Uniform] = {"x": Uniform(low=0.0, high=1.0)}
@@ -96,26 +87,20 @@ class Line:
 
 
 class Scripted:
-    """Judges as it is told and keeps what it hears."""
+    """Keeps what it hears."""
 
-    def __init__(self, verdicts: Mapping[tuple[int, int], Verdict] | None = None) -> None:
-        self.verdicts = verdicts or {}
+    def __init__(self) -> None:
         self.finished: list[int] = []
         self.noise: dict[int, float] = {}
-        self.waiting: list[int] = []
 
     def start(self, number: int) -> Params:
         return {"x": 0.1 * (number + 1)}
 
-    def judge(self, number, level, values) -> Verdict:
+    def observe(self, number, level, values) -> None:
         self.noise[number] = values["noise"].mean
-        return self.verdicts.get((number, level), "continue")
 
     def finish(self, number, values) -> None:
         self.finished.append(number)
-
-    def promote(self) -> int | None:
-        return self.waiting.pop() if self.waiting else None
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -174,33 +159,11 @@ def test_trials_in_flight_interleave_and_the_unfinished_are_lost():
     assert times == sorted(times)
 
 
-def test_a_stopped_trial_frees_its_worker_at_once():
-    tuner = Scripted({(0, 1): "stop"})
-    history = Simulation(tuner, Line(), workers=1, seed=0).run(10)
-    assert [(v.number, v.spent) for v in history.visits] == [(0, 1), (1, 2), (1, 4), (1, 10)]
-
-
-def test_a_promoted_trial_goes_on_where_it_waited():
-    tuner = Scripted({(0, 3): "pause"})
-    tuner.waiting = []
-    simulation = Simulation(tuner, Line(), workers=1, seed=0)
-    tuner.judge = lambda number, level, values: (  # type: ignore[method-assign]
-        tuner.waiting.append(number) or "pause" if (number, level) == (0, 3) else "continue"
-    )
-    history = simulation.run(9)
-    assert [(v.number, v.level, v.verdict) for v in history.visits] == [
-        (0, 1, "continue"),
-        (0, 3, "pause"),
-        (0, 9, "complete"),
-    ]
-    assert list(history.params) == [0]
-
-
 def test_a_trial_is_the_same_whatever_else_happens():
-    alone, stopped = Scripted(), Scripted({(0, 1): "stop", (2, 3): "stop"})
+    alone, beside = Scripted(), Scripted()
     Simulation(alone, Line(), workers=1, seed=5).run(27)
-    Simulation(stopped, Line(), workers=3, seed=5).run(27)
-    assert {n: alone.noise[n] for n in (0, 1, 2)} == {n: stopped.noise[n] for n in (0, 1, 2)}
+    Simulation(beside, Line(), workers=3, seed=5).run(27)
+    assert {n: alone.noise[n] for n in (0, 1, 2)} == {n: beside.noise[n] for n in (0, 1, 2)}
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -211,7 +174,7 @@ def history_of(*trials: tuple[float, int]) -> History:
     history = History(params={n: {"x": x} for n, (x, _) in enumerate(trials)})
     for number, (x, spent) in enumerate(trials):
         values = build_exact_estimates(Line().compute_truth({"x": x}))
-        history.visits.append(Visit(spent, spent, number, 9, values, "complete"))
+        history.visits.append(Visit(spent, spent, number, 9, values, True))
     return history
 
 
@@ -226,7 +189,7 @@ def test_hypervolume_is_a_share_of_the_box_and_of_feasible_trials():
 
 def test_what_was_not_trained_to_the_end_has_no_hypervolume():
     history = history_of((0.5, 9))
-    history.visits[0] = Visit(9, 9.0, 0, 3, history.visits[0].values, "stop")
+    history.visits[0] = Visit(9, 9.0, 0, 3, history.visits[0].values, False)
     assert trace_hypervolume(history, Line()) == []
 
 
@@ -235,7 +198,6 @@ class Checkpointed(Line):
 
     has_checkpoints = True
     evaluation_cost = 2
-    rungs = (1,)
 
     def compute_truth(self, params: Params, level: int = 9) -> Mapping[str, float]:
         return {"gain": float(params["x"]), "loss": 2 * float(params["x"]) + (9 - level) / 9}
@@ -243,7 +205,7 @@ class Checkpointed(Line):
 
 def checkpoint(history: History, number: int, spent: int, gain: float, loss: float) -> None:
     values = build_exact_estimates({"gain": gain, "loss": loss})
-    history.visits.append(Visit(spent, spent, number, 3, values, "continue"))
+    history.visits.append(Visit(spent, spent, number, 3, values, False))
 
 
 def test_a_checkpoint_counts_at_its_true_value_while_nothing_measured_dominates_it():
@@ -254,25 +216,25 @@ def test_a_checkpoint_counts_at_its_true_value_while_nothing_measured_dominates_
     checkpoint(history, 1, 6, 0.8, 0.2)  # dominated: only its end would count
     assert len(trace_hypervolume(history, Checkpointed())) == 1
     ended = build_exact_estimates({"gain": 0.3, "loss": 0.9})
-    history.visits.append(Visit(9, 9, 1, 9, ended, "complete"))  # dominated too, but an end
+    history.visits.append(Visit(9, 9, 1, 9, ended, True))  # dominated too, but an end
     assert trace_hypervolume(history, Checkpointed())[1] == (
         9,
         pytest.approx((0.25 * 1.5 + 0.25 * 1 / 3) / 2),
     )
 
 
+def test_a_checkpoint_that_breaks_a_constraint_where_it_was_measured_does_not_count():
+    history = History(params={0: {"x": 0.5}, 1: {"x": 0.25}})
+    checkpoint(history, 0, 3, 0.01, 0.0)  # nothing dominates it, but its gain is below the bound
+    checkpoint(history, 1, 6, 0.25, 1.0)
+    volumes = dict(trace_hypervolume(history, Checkpointed()))
+    assert volumes[6] == pytest.approx(0.25 * (2 - 0.5 - 6 / 9) / 2)
+
+
 def test_the_budget_pays_for_measurements():
     history = Simulation(Scripted(), Checkpointed(), workers=1, seed=0).run(30)
     assert [visit.spent for visit in history.visits] == [3, 7, 15, 18, 22, 30]
     assert compute_full_cost(Checkpointed()) == 15
-
-
-def test_the_product_compares_trials_at_rungs_alone():
-    tuner = Product(Checkpointed(), "random", build_stopping_rungs, trials=12, seed=0)
-    history = Simulation(tuner, Checkpointed(), workers=2, seed=0).run(12 * 15)
-    stopped = [visit.level for visit in history.visits if visit.verdict == "stop"]
-    assert stopped
-    assert set(stopped) == {1}
 
 
 def test_a_curve_is_a_step_function():
@@ -308,70 +270,22 @@ def test_the_budget_at_which_the_median_reaches_a_target():
     assert find_budget_to_reach([[], []], 0.1, 10) is None
 
 
-def visits_at(level: int, *points: tuple[float, float, Verdict]) -> History:
-    history = History()
-    for number, (gain, loss, verdict) in enumerate(points):
-        values = build_exact_estimates({"gain": gain, "loss": loss})
-        history.visits.append(Visit(number, number, number, level, values, verdict))
-    return history
-
-
-def test_who_goes_on_from_the_front_and_from_the_worst_third():
-    history = visits_at(
-        1,
-        (0.5, 1.0, "continue"),
-        (0.4, 1.2, "stop"),
-        (0.3, 1.4, "continue"),  # 2 of 3 are better: the worst third, and it continues
-        (0.9, 0.1, "stop"),  # dominates all: the front, and it does not
-        (0.8, 0.2, "stop"),  # 1 of 5 is better: neither
-    )
-    shares = count_continuations(history, Line())
-    assert shares == {"front": Share(0, 1), "worst third": Share(1, 1)}
-    assert math.isnan(Share(0, 0).value)
-    assert count_continuations(history, Checkpointed()) == shares
-    between = visits_at(3, *[(0.5, 1.0, "continue")] * 5)  # no rung of this problem
-    assert count_continuations(between, Checkpointed())["front"] == Share(0, 0)
-
-
-def test_what_breaks_a_constraint_lies_behind_everything():
-    history = visits_at(
-        3,
-        (0.5, 1.0, "continue"),
-        (0.4, 1.2, "continue"),
-        (0.01, 0.0, "stop"),  # nothing dominates it, but its gain is below the bound
-    )
-    shares = count_continuations(history, Line())
-    assert shares == {"front": Share(0, 0), "worst third": Share(0, 1)}
-
-
 # --- contestants ----------------------------------------------------------------------------------
 
 
-def test_the_product_trains_everything_without_rungs():
-    tuner = Product(Line(), "random", build_no_rungs, trials=5, seed=0)
-    history = Simulation(tuner, Line(), workers=2, seed=0).run(45)
-    assert {visit.verdict for visit in history.visits} == {"continue", "complete"}
+def test_the_product_learns_from_trials_under_way_and_from_ends(monkeypatch: pytest.MonkeyPatch):
+    tuner = Product(Line(), "random", trials=5, seed=0)
+    told = Spied(monkeypatch, tuner._projection, "observe")
+    history = Simulation(tuner, Line(), workers=1, seed=0).run(9)
+    records = [record for record, *_ in told.heard]
+    assert [record.state for record in records] == ["running"] * 3 + ["complete"]
+    assert [len(record.rungs) for record in records] == [0, 1, 2, 3]
+    assert records[-1].test == history.visits[-1].values
     assert tuner.compute_model_share() == 0.0
 
 
-@pytest.mark.parametrize("core", [build_stopping_rungs, build_promoting_rungs])
-def test_the_product_lets_no_dominated_trial_of_the_worst_third_go_on(core):
-    problem = BraninCurrin()
-    tuner = Product(problem, "random", core, trials=20, seed=1)
-    history = Simulation(tuner, problem, workers=4, seed=1).run(20 * 27)
-    shares = count_continuations(history, problem)
-    assert shares["front"].of > 10
-    assert shares["front"].value == 1.0
-    assert shares["worst third"].of > 10
-    assert shares["worst third"].value == 0.0
-    levels = {v.number: [] for v in history.visits}
-    for visit in history.visits:
-        levels[visit.number].append(visit.level)
-    assert all(tuple(seen) == problem.levels[: len(seen)] for seen in levels.values())
-
-
 def test_the_products_model_is_asked_after_its_start():
-    tuner = Product(Line(), "tpe", build_no_rungs, trials=12, seed=0)
+    tuner = Product(Line(), "tpe", trials=12, seed=0)
     Simulation(tuner, Line(), workers=2, seed=0).run(12 * 9)
     assert tuner.compute_model_share() >= 0.5
 
@@ -399,59 +313,22 @@ class Spied:
         return self._method(*arguments)
 
 
-def judged(tuner: Any, number: int, level: int, **values: float) -> Verdict:
-    tuner.start(number)
-    return tuner.judge(number, level, build_exact_estimates(values))
-
-
-def test_ray_stops_by_the_first_objective_and_its_searcher_takes_that_for_an_end(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    tuner = RayOptuna(Line(), 0, asha=True)
-    ended = Spied(monkeypatch, tuner._search, "on_trial_complete")
-    ranked = Spied(monkeypatch, tuner._scheduler, "on_trial_result")
-    for number in range(4):
-        assert judged(tuner, number, 1, gain=0.6 + 0.1 * number, loss=1.0) == "continue"
-    assert ended.heard == []
-    # dominates all of them but in its gain; then the other way round
-    assert judged(tuner, 4, 1, gain=0.5, loss=0.1) == "stop"
-    assert judged(tuner, 5, 1, gain=1.0, loss=1.9) == "continue"
-    stopped = {"gain": 0.5, "loss": 0.1, "completions": 1}
-    assert ended.heard == [("4", stopped)]
-    assert [result for *_, result in ranked.heard][4] == stopped
-    tuner.finish(5, build_exact_estimates({"gain": 0.9, "loss": 1.8}))
-    assert ended.heard[1:] == [("5", {"gain": 0.9, "loss": 1.8, "completions": 9})]
-    known = {t.number: t.values for t in tuner._search._ot_study.trials if t.state.is_finished()}
-    assert known == {4: [0.5, 0.1], 5: [0.9, 1.8]}
-
-
-def test_without_asha_ray_stops_nothing():
-    tuner = RayOptuna(Line(), 0, asha=False)
-    verdicts = [judged(tuner, n, 1, gain=1 - 0.1 * n, loss=0.1 * n) for n in range(6)]
-    assert verdicts == ["continue"] * 6
-
-
-def test_syne_tune_gets_losses_and_may_stop(monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("syne_tune")
-    tuner = SyneTuneMoasha(Line(), 0)
-    ranked = Spied(monkeypatch, tuner._scheduler, "on_trial_result")
-    verdicts = [judged(tuner, n, 1, gain=0.5 + 0.1 * n, loss=1.0) for n in range(4)]
-    assert verdicts == ["continue"] * 4  # each is better than all before it
-    assert judged(tuner, 4, 1, gain=0.2, loss=1.5) == "stop"
-    assert judged(tuner, 5, 3, gain=0.2, loss=1.5) == "continue"  # alone at its level
-    assert [result for _, result in ranked.heard[3:]] == [
-        {"gain": -0.8, "loss": 1.0, "completions": 1},
-        {"gain": -0.2, "loss": 1.5, "completions": 1},
-        {"gain": -0.2, "loss": 1.5, "completions": 3},
-    ]
+def test_rays_searcher_is_told_the_end_of_each_trial(monkeypatch: pytest.MonkeyPatch):
+    tuner = RayOptuna(Line(), 0)
+    told = Spied(monkeypatch, tuner._search, "on_trial_complete")
+    history = Simulation(tuner, Line(), workers=1, seed=0).run(9)
+    ended = {name: value.mean for name, value in history.visits[-1].values.items()}
+    assert told.heard == [("0", {name: ended[name] for name in Line.objectives})]
+    known = [t.values for t in tuner._search._ot_study.trials if t.state.is_finished()]
+    assert known == [[ended["gain"], ended["loss"]]]
 
 
 def test_what_is_not_installed_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tuners.find_spec", lambda package: None)
-    plan = Plan("p", ["branin_currin", "zdt1"], ["optuna tpe", "syne-tune moasha"], 3, 1)
+    plan = Plan("p", ["branin_currin", "zdt1"], ["optuna tpe", "botorch qnehvi"], 3, 1)
     installed, lacking = plan.drop_missing()
     assert (installed.problems, installed.contestants) == (["branin_currin"], ["optuna tpe"])
-    assert lacking == {"zdt1": "pymoo", "syne-tune moasha": "syne_tune"}
+    assert lacking == {"zdt1": "pymoo", "botorch qnehvi": "optuna_integration"}
     assert find_missing_package("optuna tpe") == ""
 
 
@@ -498,20 +375,20 @@ def sweeps_of(contestants: list[str]) -> list[Sweep]:
 
 
 def test_a_sweep_is_the_same_every_time():
-    one, other = sweeps_of(["gdpo_tune random + asha"]), sweeps_of(["gdpo_tune random + asha"])
+    one, other = sweeps_of(["gdpo_tune random"]), sweeps_of(["gdpo_tune random"])
     assert [sweep.steps for sweep in one] == [sweep.steps for sweep in other]
     assert one[0].steps != one[1].steps
 
 
 def test_report_and_picture_of_the_same_figures(tmp_path: Path):
-    sweeps = sweeps_of(["gdpo_tune random + asha", "optuna random"])
+    sweeps = sweeps_of(["gdpo_tune random", "optuna random"])
     rows = {row["contestant"]: row for row in build_figures(sweeps, 6)}
-    ours, peer = rows["gdpo_tune random + asha"], rows["optuna random"]
+    ours, peer = rows["gdpo_tune random"], rows["optuna random"]
     finals = [evaluate_at_budgets(sweep.steps, [6])[0] for sweep in sweeps[1::2]]
     assert peer["median"] == pytest.approx(np.median(finals), abs=1e-4)
     assert peer["to_reach"] is None
     assert peer["model_share"] is None
-    assert ours["worst_third_continues"] == 0.0
+    assert ours["model_share"] == 0.0
     assert ours["started"] > ours["complete"]
     table = render_markdown(sweeps, 6)
     assert f"| optuna random | {peer['median']:.3f} [" in table

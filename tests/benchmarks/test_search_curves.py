@@ -162,7 +162,7 @@ def test_the_truth_of_a_checkpoint_lies_before_the_end_as_validation_values_do(
     tmp_path: Path, spec: SweepSpec
 ):
     curves = curves_of(spec, tmp_path / "t.parquet")
-    problem = Replayed(spec, curves, LEVELS[4:], rungs=LEVELS[4:5], evaluation_cost=256)
+    problem = Replayed(spec, curves, LEVELS[4:], 256, has_checkpoints=True)
     assert problem.has_checkpoints
     params = first_trials.draw_point(spec, 1000)
     for level in (LEVELS[4], LEVELS[6]):
@@ -170,7 +170,6 @@ def test_the_truth_of_a_checkpoint_lies_before_the_end_as_validation_values_do(
         assert problem.compute_truth(params, level) == pytest.approx(true, abs=0.02)
     ends_alone = Replayed(spec, curves, choose_levels(curves.levels))
     assert (ends_alone.has_checkpoints, ends_alone.evaluation_cost) == (False, 0)
-    assert ends_alone.rungs == (20 * 64,)
 
 
 @pytest.mark.slow  # fits surrogates
@@ -206,9 +205,8 @@ def test_a_replayed_trial_takes_as_long_as_the_nearest_one(tmp_path: Path, spec:
         Replayed(spec, read_table(tmp_path / "t.parquet"), (100, 3840))
 
 
-def test_levels_of_a_table_are_those_of_halving_by_three():
-    assert choose_levels(LEVELS, grace_share=0.1) == (7 * 64, 20 * 64, 60 * 64)
-    assert choose_levels(LEVELS) == (20 * 64, 60 * 64), "by default"
+def test_levels_of_a_table_begin_at_a_third():
+    assert choose_levels(LEVELS) == tuple(64 * step for step in (20, 30, 40, 50, 60))
 
 
 def test_the_sheet_says_what_the_table_holds(tmp_path: Path, spec: SweepSpec):

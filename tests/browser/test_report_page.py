@@ -1,12 +1,14 @@
 """The report in a real browser: its figures, the choice of a policy, widths, themes and axe."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.trial_files import shorten_completion, write_completions
+from gdpo_tune.core.trials import Rung
 from gdpo_tune.figures import write_report
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.results.open_sweep import Sweep
@@ -24,7 +26,10 @@ DARK_PAPER = "rgb(20, 24, 30)"
 def write_made_up_report(directory, objectives=3, search=48, **options):
     spec = make_spec(directory, objectives)
     spec = spec.model_copy(update={"constraints": {"mean_length": Constraint(op="<=", bound=60)}})
-    records = add_candidates(make_records(spec, search, **options))
+    records = [
+        replace(r, rungs=(Rung(60, r.validation, r.cost),)) if r.is_training else r
+        for r in add_candidates(make_records(spec, search, **options))
+    ]
     for record in records[1:]:
         write_steps(record)
     for record in records:
@@ -83,7 +88,7 @@ def set_limit(page, label, value):
 
 
 def test_every_figure_is_drawn(page):
-    drawn = ("pairs", "surfaces", "all", "importance", "slices", "progress", "shares", "training")
+    drawn = ("pairs", "surfaces", "all", "effects", "slices", "progress", "shares", "training")
     for name in (*drawn, "timeline"):
         assert page.locator(f"#figure-{name} .main-svg").count() > 0
     assert page.locator(".plot-container.plotly").count() == len(drawn) + 1

@@ -19,6 +19,7 @@ from gdpo_tune import doctor, sandbox
 from gdpo_tune.core import engines, system
 from gdpo_tune.core.errors import SandboxUnavailable
 from gdpo_tune.spec import machine
+from gdpo_tune.tuning.ray import cluster
 from tests.support.paths import ROOT
 
 SPACE = str(ROOT / "search_spaces" / "code.yaml")
@@ -164,6 +165,13 @@ def test_what_is_wrong_with_a_machine(row, change, state, text, monkeypatch, cap
     assert text in rows[row][1]
     assert rows[row][2]
     assert SECRET not in str(rows)
+
+
+@pytest.mark.parametrize("access", ["asks for a token", "is open: everyone may join"])
+def test_whom_a_cluster_lets_in_is_said(access, monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setattr(cluster, "describe_access", lambda _: access)
+    assert run(capsys)[1]["Ray"][:2] == ["ok", f"RAY_ADDRESS = auto {access}"]
 
 
 def test_gpus_are_tried_not_only_listed(

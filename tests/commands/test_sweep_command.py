@@ -170,6 +170,14 @@ def test_the_number_of_trials_a_process_is_settled_and_said_before_a_sweep_start
     assert f"# Trials a process: {choice}\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", [[], ["--dry-run"]], ids=["start", "dry run"])
+def test_whom_a_cluster_lets_in_is_said_before_it_is_joined(option, end_with, monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setattr(cluster, "describe_access", lambda _: "asks for a token")
+    end_with(build_record(0, "complete"), options=option)
+    assert "cluster: RAY_ADDRESS = head:6379 asks for a token\n" in capsys.readouterr().out
+
+
 def test_trials_share_a_process_by_the_smallest_gpu_of_a_cluster(monkeypatch):
     words = ["resources={pack: auto, gpus: 1}", "model.lora_rank=4", "search.trials=5"]
     spec = load_spec(SPACE, words, to_run=False)

@@ -1,13 +1,14 @@
 """Data of the single pictures; not their looks."""
 
 import itertools
+import math
 from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
+from gdpo_tune.analysis.effects import Contrast, Effects
 from gdpo_tune.analysis.front import build_front, find_parents
-from gdpo_tune.analysis.importance import Effects, ParameterEffect
 from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.text import abbreviate_parameter, format_estimate, get_mode
@@ -37,7 +38,7 @@ from gdpo_tune.figures.front_plotly import (
     draw_pairs,
 )
 from gdpo_tune.figures.layout import choose_time_unit
-from gdpo_tune.figures.parameter_figures import draw_importance, draw_parallel, draw_slices
+from gdpo_tune.figures.parameter_figures import draw_effects, draw_parallel, draw_slices
 from gdpo_tune.figures.report_page import build_completions
 from gdpo_tune.figures.trial_curves import (
     MAX_BARS,
@@ -464,21 +465,22 @@ def test_a_line_that_holds_no_completion_is_told(tmp_path, line):
         read_completions(tmp_path)
 
 
-def test_bars_of_importance_are_pale_only_where_no_effect_is_detectable():
-    shares = {"clear": (0.4, 0.2, 0.6), "unclear": (0.45, 0.0, 0.7), "none": (0.05, 0.0, 0.2)}
-    effects = Effects(
-        tuple(
-            ParameterEffect(name, "a", share, Interval(low, high), ())
-            for name, (share, low, high) in shares.items()
-        ),
-        (),
-        40,
-        25,
-    )
-    (bars,) = draw_importance(effects).data
-    opacities = [float(color.rstrip(")").split(",")[-1]) for color in bars.marker.color]
-    assert dict(zip(bars.y, opacities, strict=True)) == {"clear": 1, "unclear": 0.5, "none": 0.15}
-    words = dict(zip(bars.y, bars.text, strict=True))
-    assert words["clear"] == "95 %: 20% to 60%"
-    assert words["unclear"].endswith("unclear")
-    assert words["none"].endswith("no detectable effect")
+def test_an_interval_is_coloured_only_if_it_is_told_apart():
+    ends = {"apart": (0.2, 0.6), "unclear": (-0.1, 0.3), "unknown": (-math.inf, math.inf)}
+    values = {"apart": 0.4, "unclear": 0.1, "unknown": math.nan}
+    contrasts = [
+        Contrast(
+            name, "x", "y", "a", values[name], Interval(*ends[name]), 0 if name == "apart" else 7
+        )
+        for name in ends
+    ]
+    (points,) = draw_effects(Effects(tuple(contrasts))).data
+    colors = dict(zip(points.y, points.marker.color, strict=True))
+    assert colors["apart: x to y"] == style.REWARDS[0]
+    assert {colors["unclear: x to y"], colors["unknown: x to y"]} == {style.FAINT}
+    words = dict(zip(points.y, points.text, strict=True))
+    assert words["apart: x to y"] == "y above x in a by 0.400 (0.200 to 0.600)"
+    assert words["unclear: x to y"].startswith("cannot be told apart: -0.100 to 0.300")
+    assert words["unknown: x to y"].endswith("7 more trainings would tell")
+    reaches = dict(zip(points.y, points.error_x.array, strict=True))
+    assert reaches["apart: x to y"] == pytest.approx(0.2)

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from gdpo_tune.analysis.effects import Contrast, Effects
 from gdpo_tune.analysis.front import build_front
+from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import (
     HALVED,
@@ -22,6 +24,8 @@ from gdpo_tune.core.trials import (
 from gdpo_tune.results.front_table import format_front_csv
 from gdpo_tune.results.wording import (
     count_notes,
+    describe_effects,
+    describe_findings,
     describe_role,
     describe_states,
     explain_dead_start,
@@ -273,3 +277,58 @@ def test_front_csv_keeps_all_digits():
     assert {name: float(row[name]) for name in means} == means
     assert float(row["a_se"]) == 2.1e-5 / 20
     assert row["parts"] == f"{1 / 3} x 0@4 + {2 / 3} x 1@4"
+
+
+def judge(dimension, objective, value, low, high, more=0, ends=("gdpo", "grpo")):
+    return Contrast(dimension, *ends, objective, value, Interval(low, high), more)
+
+
+def test_effects_are_three_lines():
+    contrasts = (
+        judge("normalization", "a", -0.12, -0.21, -0.03),
+        judge("normalization", "b", 0.01, -0.1, 0.12, 22),
+        judge("rate", "a", 0.02, -0.1, 0.14, 5, ("0", "1")),
+        judge("rate", "b", 0.02, -0.1, 0.14, 7, ("0", "1")),
+    )
+    effects = Effects(contrasts, 20, 1280, 13)
+    assert describe_effects(effects) == [
+        "At step 20 (13 trainings, 1,280 completions each): normalization gdpo above grpo in a by "
+        "0.120 (0.030 to 0.210).",
+        "Cannot be told apart there: normalization in b; rate in all objectives.",
+        "More trainings to step 20 that would tell: rate 7 (8,960 completions), normalization 22 "
+        "(28,160 completions).",
+    ]
+    assert len(describe_effects(replace(effects, contrasts=contrasts[:1]))) == 1
+    line, _ = describe_effects(replace(effects, contrasts=contrasts[2:]))
+    assert line == (
+        "At step 20 (13 trainings, 1,280 completions each) cannot be told apart: rate in all "
+        "objectives."
+    )
+    assert describe_effects(Effects()) == []
+
+
+def test_a_choice_that_is_told_apart_from_some_names_the_other_pairs():
+    contrasts = (
+        judge("kind", "a", 0.2, 0.1, 0.3),
+        judge("kind", "a", 0.2, -0.1, 0.5, 999, ("gdpo", "other")),
+    )
+    _, unclear, cost = describe_effects(Effects(contrasts, 20, 1000, 13))
+    assert unclear == "Cannot be told apart there: kind (gdpo/other) in a."
+    assert cost.endswith("kind over 999 (999,000 completions).")
+
+
+def test_only_the_clearest_differences_are_named():
+    contrasts = tuple(
+        judge(f"d{i}", "a", 0.5, 0.5 - 0.01 * (i + 1), 0.5 + 0.01 * (i + 1)) for i in range(8)
+    )
+    (line,) = describe_effects(Effects(contrasts[::-1], 20, 1000, 13))
+    assert "d4" in line
+    assert "d5" not in line
+    assert line.endswith("; 3 more in the report.")
+
+
+def test_an_objective_that_did_not_vary_is_a_limit_of_the_data(spec):
+    front = build_front([], spec.list_objectives())
+    lines, limits = describe_findings(front, Effects((), 20, 1280, 13, ("length",)))
+    assert lines == []
+    assert limits == ["Did not vary: length. All 13 trainings have the same value at step 20."]

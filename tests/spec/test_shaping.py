@@ -169,6 +169,10 @@ DOUBTS = {
         ["space.conditioning_threshold.length=0.5"],
         "space.conditioning_threshold.length: conditioning.length is never correctness, format",
     ),
+    "no choice of prompts": (
+        ["space.group_size=4", "space.prompt_selection=informative", "training.train_prompts=16"],
+        "space.prompt_selection = informative: a step with groups of 4 samples 16 prompts",
+    ),
     "cache of nothing": (
         ["space.length_cache=0.5"],
         "space.length_cache: length_shape is never overlong",

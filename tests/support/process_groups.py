@@ -187,6 +187,7 @@ def train_trials(directory: Path, policy: str) -> None:
     # Losses that are means over tokens, of all workers (dapo) and of each worker (bnpo).
     for name, loss_type, size in (
         ("fixed", "dapo", 0),
+        ("selected", "dapo", 0),
         ("parts", "dapo", 2),
         ("each", "bnpo", 0),
         ("each_parts", "bnpo", 2),
@@ -196,8 +197,13 @@ def train_trials(directory: Path, policy: str) -> None:
             limit = MicroBatchLimit(30, counts_tokens=True)
             memory.choose_limit = lambda *_, limit=limit: limit
         parts = settings.replace(micro_batch_size=size)
+        selection = "informative" if name == "selected" else "uniform"
         config = build_trial_config(
-            policy, directory / name, settings=parts, loss_type=loss_type, beta=0.01
+            *(policy, directory / name),
+            settings=parts,
+            loss_type=loss_type,
+            beta=0.01,
+            prompt_selection=selection,
         )
         result[name] = run_trial(config)
         result[f"{name}_weights"] = sum_weights(directory / name / "checkpoint-4")

@@ -55,6 +55,7 @@ def test_two_processes_train_the_policy_of_one(tmp_path):
     assert len((folder / STEPS_FILE).read_text().splitlines()) == 4, "one process writes"
 
     assert_same_training(first, "fixed", alone, "fixed")
+    assert_same_training(first, "selected", alone, "selected")
     assert_same_training(first, "parts", alone, "fixed")
     assert_same_training(alone, "parts", alone, "fixed")
     assert_same_training(first, "auto_parts", alone, "fixed")

@@ -436,6 +436,7 @@ PARAMETER_CHANGES = {
     "num_iterations": ({}, {"num_iterations": 2}),
     "gamma": ({}, {"gamma": 1.0}),
     "baseline": (NO_STD, {**NO_STD, "baseline": "leave_one_out"}),
+    "prompt_selection": ({}, {"prompt_selection": "informative"}),
     "partial_credit": ({}, {"partial_credit": True}),
     "length_shape": ({}, {"length_shape": "ramp"}),
     "length_cache": (OVERLONG, {**OVERLONG, "length_cache": 0.9}),

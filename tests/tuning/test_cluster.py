@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private.accelerators import accelerator
 from ray._private.utils import validate_socket_filepath
+from ray._raylet import AuthenticationMode, get_authentication_mode
 from ray.exceptions import AuthenticationError, RpcError
 
 from gdpo_tune.core.errors import ClusterError, ClusterLostError, UsageError
@@ -29,6 +32,8 @@ from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import LOST_SECONDS
 from gdpo_tune.tuning.ray.tune import ClusterLostInterrupt, TuneStopper
 from tests.support.jobs import hide_tokens
+from tests.support.paths import ROOT
+from tests.support.ray_nodes import PATIENCE, make_short_directory, open_ray_cluster
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -414,6 +419,132 @@ def test_an_invalid_host_name(monkeypatch, tmp_path):
     hide_tokens(monkeypatch, tmp_path)
     with pytest.raises(ClusterError, match=r"a\.\.b:6379 does not answer \("):
         cluster.check_head("a..b:6379")
+
+
+@pytest.mark.parametrize(
+    ("error", "access"),
+    [
+        (None, "is open"),
+        (AuthenticationError("no"), "asks for a token"),
+        (RpcError("Timed out while waiting for GCS"), ""),
+    ],
+)
+def test_a_cluster_is_asked_without_our_token_whom_it_lets_in(head, monkeypatch, error, access):
+    modes = []
+
+    def client(address: str) -> None:
+        modes.append((address, get_authentication_mode()))
+        if error is not None:
+            raise error
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "ours")
+    monkeypatch.setattr("ray._raylet.GcsClient", client)
+    assert cluster.describe_access(head).partition(":")[0] == access
+    assert modes == [(head, AuthenticationMode.DISABLED)]
+    assert get_authentication_mode() == AuthenticationMode.TOKEN
+    monkeypatch.undo()
+    cluster.read_authentication()
+
+
+def test_nothing_is_said_of_a_cluster_that_does_not_answer(monkeypatch, tmp_path):
+    hide_tokens(monkeypatch, tmp_path)
+    assert cluster.describe_access("127.0.0.1:9") == ""
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("mode", ["token", "disabled"])
+def test_a_real_cluster_is_described_and_joined(mode, monkeypatch, tmp_path):
+    hide_tokens(monkeypatch, tmp_path)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "ab" * 32)
+    access, deadline = "", time.monotonic() + PATIENCE
+    with (
+        make_short_directory() as directory,
+        open_ray_cluster(directory, RAY_AUTH_MODE=mode) as nodes,
+    ):
+        nodes.start_head(cpus=1)
+        while not access:
+            assert time.monotonic() < deadline
+            access = cluster.describe_access(nodes.address)
+        assert access.startswith("asks for a token" if mode == "token" else "is open")
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+        with cluster.open_cluster(tmp_path / "processes") as up:
+            assert up.joined
+            assert up.is_alive()
+    monkeypatch.undo()
+    cluster.read_authentication()
+
+
+SWEEP = """
+import os, sys
+from pathlib import Path
+from gdpo_tune.tuning.ray import cluster
+with cluster.open_cluster(Path(sys.argv[1])):
+    import ray
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    print(ray._private.worker._global_node.get_session_dir_path(), flush=True)
+    sys.stdin.read()
+    print(ray.get(ray.remote(num_cpus=1)(lambda: os.environ["RAY_AUTH_MODE"]).remote()))
+"""
+CLIENT = """
+import sys
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1]).internal_kv_put(b"stranger", b"was here", True, b"fun")
+"""
+NODE = """
+import sys
+from ray._private import services
+from ray.scripts.scripts import cli
+services.resolve_ip_for_localhost = str  # the outer address has no listener
+cli(["start", "--node-ip-address=127.0.0.1", f"--address={sys.argv[1]}"])
+"""
+
+
+@pytest.mark.system
+def test_strangers_join_none_of_two_clusters_of_our_own(tmp_path, monkeypatch):
+    """CVE-2023-48022: Ray runs what anyone sends. Its token, and the loopback address, prevent it.
+
+    https://docs.ray.io/en/latest/ray-security/token-auth.html
+    """
+    hide_tokens(monkeypatch, tmp_path)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of the shell: for clusters of others
+    path, words = {**os.environ, "PYTHONPATH": str(ROOT)}, [sys.executable, "-c"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    theirs = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
+    tokens = set()
+    with ExitStack() as stack:  # whose end lets sweeps end
+        sweeps = [
+            stack.enter_context(
+                subprocess.Popen([*words, SWEEP, tmp_path / name], env=path, **pipes)
+            )
+            for name in "ab"
+        ]
+        for sweep in sweeps:
+            address, session = (sweep.stdout.readline().strip() for _ in range(2))
+            processes = psutil.Process(sweep.pid).children(recursive=True)
+            (raylet,) = [process for process in processes if process.name() == "raylet"]
+            tokens.add(token := raylet.environ()["RAY_AUTH_TOKEN"])
+            own = {sweep.pid, *(process.pid for process in processes)}
+            listening = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN"]
+            hosts = {c.laddr.ip for c in listening if c.pid in own}
+            assert hosts <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+            assert not any(token in word for process in processes for word in process.cmdline())
+            files = [*Path(session).rglob("*"), *tmp_path.iterdir()]
+            assert not [f for f in files if f.is_file() and token.encode() in f.read_bytes()]
+            for text, given in itertools.product((CLIENT, NODE), ({}, theirs)):
+                command = [*words, text, address]
+                done = subprocess.run(command, env={**path, **given}, capture_output=True)
+                assert done.returncode == 1
+                assert b"InvalidAuthToken" in done.stderr
+            known = {**path, **theirs, "RAY_AUTH_TOKEN": token}
+            subprocess.run([*words, CLIENT, address], env=known, check=True)
+        assert len(tokens) == 2
+        for sweep in sweeps:
+            assert sweep.communicate("") == ("token\n", None)
+            assert sweep.returncode == 0
 
 
 # The head, once joined

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -118,9 +119,9 @@ def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
     _set_defaults()
     import ray
 
-    public, secrets = split_secrets(variables)
+    public, hidden = split_secrets(variables)
     key = f"variables-{uuid.uuid4().hex}"
-    shared = {SHARED: key} if secrets else {}
+    shared = {SHARED: key} if hidden else {}
     ours = {name: os.environ[name] for name in FOR_TRIALS}
     connect_to_cluster(QUIET, {**ours, **public, **shared})
     context = ray.get_runtime_context()
@@ -135,7 +136,7 @@ def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
             return nodes.is_alive(own_node)
 
         try:
-            with share_secrets(key, secrets):
+            with share_secrets(key, hidden):
                 yield Cluster(nodes, lambda: None, call_every(CHECK_NODE, is_alive), joined=True)
         finally:
             ray.shutdown()
@@ -144,12 +145,14 @@ def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
 @contextmanager
 def _start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[Cluster]:
     _set_defaults()
-    # a token left in the home directory turns authentication on, and then nothing answers
-    os.environ.setdefault(addresses.RAY_AUTH_MODE, "disabled")
     import ray
 
     others = list_children()
-    with set_variables(variables):  # which the servers pass on to every process of a trial
+    # Ray runs what everyone sends who reaches its ports and has the token. A variable is in no
+    # file, log or command line, and the sandbox does not pass it on
+    token = {addresses.RAY_AUTH_MODE: "token", addresses.RAY_TOKEN: secrets.token_hex(32)}
+    with set_variables({**variables, **token}):  # servers pass them on to each process of a trial
+        read_authentication()
         start_servers(others)
     started = [process.pid for process in list_children() if read_name(process) in SERVERS]
     servers = [(pid, identify_start(pid)) for pid in started]
@@ -170,6 +173,7 @@ def _start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[C
         if lost:
             end_orphans(processes)  # trials outlive a killed raylet, and would keep writing
         processes.unlink(missing_ok=True)
+        read_authentication()
 
 
 @contextmanager
@@ -185,6 +189,12 @@ def set_variables(variables: Mapping[str, str]) -> Generator[None]:
         os.environ.update(before)
 
 
+def read_authentication() -> None:
+    """Let Ray read the variables of its authentication again, which it does only when imported."""
+    registry.load("ray._raylet:Config").initialize("")
+    registry.load("ray._raylet:AuthenticationTokenLoader").instance().reset_cache()
+
+
 def _set_defaults() -> None:
     for name, value in ENVIRONMENT.items():  # Ray reads some of them when it is imported
         os.environ.setdefault(name, value)
@@ -193,6 +203,7 @@ def _set_defaults() -> None:
 def start_servers(others: set[psutil.Process]) -> None:
     """Start Ray's servers, up to `STARTS` times if they take too long; `others` are not of Ray."""
     import ray
+    from ray._private import ray_constants
     from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
     usual = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", ""))
@@ -202,6 +213,9 @@ def start_servers(others: set[psutil.Process]) -> None:
         stop=stop_after_attempt(STARTS),
         after=lambda _: end_processes(list_children() - others),
     )
+    # Ray listens on the loopback address where it knows no clusters, as on macOS. Elsewhere it
+    # replaces 127.0.0.1, also in its option _node_ip_address, and listens on every interface
+    usual_value, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         with block_hangups():  # otherwise the servers end with the terminal, and trials unsaved
             starting(
@@ -218,6 +232,8 @@ def start_servers(others: set[psutil.Process]) -> None:
             f"the servers of Ray did not start in time in {STARTS} attempts: other programs keep "
             "this machine busy"
         ) from error
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = usual_value
 
 
 def call_every(seconds: float, check: Callable[[], bool]) -> Callable[[], bool]:
@@ -274,6 +290,7 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
     import ray
     from ray._private.services import canonicalize_bootstrap_address
 
+    read_authentication()
     try:
         head = str(canonicalize_bootstrap_address(address))
     except ConnectionError as error:
@@ -291,6 +308,26 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
             reason += f"    fix: call on one of its nodes; {ELSEWHERE}"
         alone = f"to train on this machine alone, unset {addresses.RAY_ADDRESS}"
         raise ClusterError(f"{addresses.RAY_ADDRESS} = {address}: {reason}; {alone}") from error
+
+
+def describe_access(address: str) -> str:
+    """Return whom the Ray cluster at an address lets in; empty if it does not answer from here."""
+    _set_defaults()
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray.exceptions import AuthenticationError, RayError
+
+    try:
+        head = str(canonicalize_bootstrap_address(address))
+        if probe_head(head, CONNECT_SECONDS):
+            return ""
+        with set_variables({addresses.RAY_AUTH_MODE: "disabled"}):
+            read_authentication()
+            registry.load("ray._raylet:GcsClient")(address=head)
+    except (ConnectionError, RayError) as error:
+        return "asks for a token" if isinstance(error, AuthenticationError) else ""
+    finally:
+        read_authentication()
+    return "is open: everyone who reaches its ports can run programs there"
 
 
 def check_head(head: str) -> None:
