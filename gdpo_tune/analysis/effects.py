@@ -156,13 +156,16 @@ def estimate_effects(
     as not measured.
     """
     trained = [r for r in records if r.is_training and r.is_comparable]
-    counts = Counter(g.step for r in trained if r.role != "replicate" for g in r.rungs)
+    counts = Counter(
+        rung.step for r in trained if r.role != "replicate" for rung in r.rungs if rung.validation
+    )
     step = max(counts, key=lambda step: (counts[step], step), default=0)
     found = [
         (row, rung)
         for record in trained
         for rung in record.rungs
-        if rung.step == step and (row := _build_row(dimensions, record.params)) is not None
+        if rung.step == step and rung.validation
+        if (row := _build_row(dimensions, record.params)) is not None
     ]
     if not found or not dimensions:
         return Effects()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cluster_sweeps import (
-    ASHA,
     FIFO,
+    HALVING,
     NODE,
     ROWS,
     VARIABLES,
@@ -56,7 +56,7 @@ def whole(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Undi
     directory = tmp_path_factory.mktemp("whole")
     sweeps = {
         name: build_slow_sweep(directory / name, overrides, cluster)
-        for name, overrides in (("fifo", FIFO), ("asha", ASHA))
+        for name, overrides in (("fifo", FIFO), ("halving", HALVING))
     }
     for sweep in sweeps.values():
         sweep.finish()

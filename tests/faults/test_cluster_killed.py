@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster_sweeps import (
-    ASHA,
     FIFO,
+    HALVING,
     MARKS,
     NODE,
     SLOTS,
@@ -28,25 +28,25 @@ pytestmark = MARKS
 
 
 def test_processes_of_trials(tmp_path: Path, cluster: RayCluster, whole: UndisturbedSweeps):
-    sweep = build_slow_sweep(tmp_path, ASHA, cluster)
+    sweep = build_slow_sweep(tmp_path, HALVING, cluster)
     with run_until_under_way(sweep) as process:
         with time_fault() as fault:
             for victim in find_training_processes(sweep)[:2]:
                 victim.kill()
         assert process.wait() == 0, sweep.read_errors()
-    check_recovery(cluster, sweep, whole["asha"])
+    check_recovery(cluster, sweep, whole["halving"])
     died = "is tried again: the trial's process died"
     assert sum(died in incident for incident in list_incidents(sweep)) == 2
     assert add_row("processes of two trials killed", sweep, fault)
 
 
 def test_the_driver(tmp_path: Path, cluster: RayCluster, whole: UndisturbedSweeps):
-    sweep = build_slow_sweep(tmp_path, ASHA, cluster)
+    sweep = build_slow_sweep(tmp_path, HALVING, cluster)
     with run_until_under_way(sweep) as process, time_fault() as fault:
         process.kill()
         process.wait()
     sweep.finish()
-    check_recovery(cluster, sweep, whole["asha"])
+    check_recovery(cluster, sweep, whole["halving"])
     assert add_row("driver killed, command repeated at once", sweep, fault)
 
 
@@ -79,7 +79,7 @@ def test_the_head(
     """It is started again at its address, with the other node; the same command resumes."""
     cluster = empty_cluster
     head, other = cluster.start(2, **NODE)
-    sweep = build_slow_sweep(tmp_path, ASHA, cluster)
+    sweep = build_slow_sweep(tmp_path, HALVING, cluster)
     with run_until_under_way(sweep) as process:
         with time_fault() as fault:
             if victims == "gcs_server":
@@ -96,5 +96,5 @@ def test_the_head(
     cluster.start(2, **NODE)
     assert len(sweep.read_log()) == written
     sweep.finish()
-    check_recovery(cluster, sweep, whole["asha"])
+    check_recovery(cluster, sweep, whole["halving"])
     assert add_row(f"head killed ({victims}), cluster and command restarted", sweep, fault)

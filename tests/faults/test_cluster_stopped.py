@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.support.cluster_sweeps import (
-    ASHA,
     FIFO,
+    HALVING,
     MARKS,
     MINUTE,
     NODE,
@@ -79,10 +79,10 @@ def test_a_process(
             else node.find_server("raylet")
         )
 
-    sweep = build_slow_sweep(tmp_path, ASHA, cluster)
+    sweep = build_slow_sweep(tmp_path, HALVING, cluster)
     hit = run_disturbed(sweep, node, stop, f"{victim} stopped")
     assert hit or victim == "raylet"  # those that run need none, and may be done before it is back
-    check_recovery(cluster, sweep, whole["asha"])
+    check_recovery(cluster, sweep, whole["halving"])
 
 
 def test_a_whole_node(tmp_path: Path, empty_cluster: RayCluster, whole: UndisturbedSweeps):

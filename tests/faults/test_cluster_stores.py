@@ -14,8 +14,8 @@ import pytest
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.postgres_journal import PostgresJournal
 from tests.support.cluster_sweeps import (
-    ASHA,
     FIFO,
+    HALVING,
     MARKS,
     MINUTE,
     UndisturbedSweeps,
@@ -50,7 +50,7 @@ class DatabaseSweep(KilledSweep):
 def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: UndisturbedSweeps):
     """`kill -9` of all of its processes, and a start a minute later."""
     with run_postgres_server() as server:
-        overrides = (f"ledger={server.uri}", *ASHA)
+        overrides = (f"ledger={server.uri}", *HALVING)
         sweep = DatabaseSweep(tmp_path, overrides, fake=True, address=cluster.address)
         sweep.slow_down()
         with run_until_under_way(sweep) as process:
@@ -60,7 +60,7 @@ def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: 
                 server.start()
             assert process.wait(600) == 0, sweep.read_errors()
         assert "waiting for the ledger" in sweep.read_errors()
-        check_recovery(cluster, sweep, whole["asha"])
+        check_recovery(cluster, sweep, whole["halving"])
         assert add_row("database of the ledger killed", sweep, fault)
 
 

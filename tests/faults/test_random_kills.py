@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.system import count_local_cpus
-from gdpo_tune.spec.first_trials import list_growth_levels
+from gdpo_tune.spec.first_trials import find_wide_step
 from tests.support.killed_sweeps import KilledSweep, kill_repeatedly
 from tests.support.sweep_properties import check_sweep, collect_facts
 
@@ -16,7 +16,6 @@ FAKE = (
     "search.trials=14",
     "search.replicates={per_point: 1, max_runs: 2}",
     "training.steps=6",
-    "space.reward_weights.format=1",  # no trade-off is left: most are dominated, some are promoted
 )
 REAL = (
     "search.trials=9",
@@ -24,8 +23,6 @@ REAL = (
     "training={steps: 6, completions_per_step: 16, train_prompts: 64, validation_prompts: 8, "
     "test_prompts: 8, evaluate_every: 3, checkpoint_every: 2}",
 )
-STOP = "search.scheduler={type: asha, grace: 0.1, variant: stop}"
-PROMOTE = "search.scheduler={type: asha, grace: 0.1, variant: promote, reduction_factor: 2}"
 TPE, RANDOM = "search.sampler=tpe", "search.sampler=random"
 ONE_SLOT = f"resources.cpus={count_local_cpus() / 2 + 0.5}"
 TWO_SLOTS = f"resources.cpus={count_local_cpus() / 2}"
@@ -40,13 +37,16 @@ MERGES = (
 )
 
 
-GROWTH = (
-    "search={plan: auto, scheduler: {type: growth}, budget: {completions: 5888}, "
-    "merges: {budget: 6}, checkpoints: {budget: 2}}",
+HALVING = (
+    "search={budget: {completions: 9600}, merges: {budget: 6}, checkpoints: {budget: 2}}",
     "search.replicates={per_point: 1, max_runs: 2}",
     "training={steps: 16, evaluate_every: 16, validation_prompts: 32}",
     "constraints={}",
-    "space.reward_weights.format={log: [0.05, 2]}",
+)
+REAL_HALVING = (
+    "search={budget: {completions: 1920}, replicates: {per_point: 1, max_runs: 1}}",
+    "training={steps: 12, completions_per_step: 16, train_prompts: 64, validation_prompts: 8, "
+    "test_prompts: 8, evaluate_every: 12, checkpoint_every: 2}",
 )
 
 
@@ -78,41 +78,28 @@ def check_same_facts(whole: KilledSweep, killed: KilledSweep, kills: int, seed: 
     assert collect_facts(killed) == collect_facts(whole)
 
 
-def count_promotions(sweep: KilledSweep) -> int:
-    """Count the promotions of paused trials."""
+def count_continued(sweep: KilledSweep) -> int:
+    """Count how often a waiting trial went on."""
     return sum('"waits":false' in record for record in sweep.read_journal())
 
 
 @pytest.mark.system
 @pytest.mark.slow  # test_sweep_run kills and interrupts a sweep in CI
 def test_two_kills_change_nothing(tmp_path: Path):
-    overrides = (ONE_SLOT, PROMOTE, RANDOM, "search.trials=8", "search.seed=7")
-    whole, cut = (build_fake_sweep(tmp_path / name, *overrides) for name in ("whole", "cut"))
+    overrides = (ONE_SLOT, *HALVING, RANDOM, "search.merges.budget=0", "search.seed=7")
+    whole, cut = (KilledSweep(tmp_path / name, overrides, fake=True) for name in ("whole", "cut"))
     check_same_facts(whole, cut, kills=2, seed=0)
-    assert count_promotions(cut) == count_promotions(whole) > 0
+    assert count_continued(cut) == count_continued(whole) > 0
 
 
 @pytest.mark.fault
-def test_kills_change_nothing_where_trials_stop(tmp_path: Path):
+@pytest.mark.parametrize("sampler", [TPE, RANDOM], ids=["tpe", "random"])
+def test_kills_change_nothing_where_all_run_to_their_end(tmp_path: Path, sampler: str):
     whole, cut = (
-        build_fake_sweep(tmp_path / name, ONE_SLOT, STOP, TPE) for name in ("whole", "cut")
+        build_fake_sweep(tmp_path / name, ONE_SLOT, sampler, "search.seed=8")
+        for name in ("whole", "cut")
     )
     check_same_facts(whole, cut, kills=4, seed=1)
-
-
-@pytest.mark.fault
-def test_kills_change_nothing_where_trials_wait(tmp_path: Path):
-    overrides = (ONE_SLOT, PROMOTE, RANDOM, "search.seed=8")
-    whole, cut = (build_fake_sweep(tmp_path / name, *overrides) for name in ("whole", "cut"))
-    check_same_facts(whole, cut, kills=4, seed=2)
-    assert count_promotions(cut) == count_promotions(whole) > 0
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("scheduler", [STOP, PROMOTE], ids=["stop", "promote"])
-def test_with_two_slots_the_rungs_decide(tmp_path: Path, scheduler: str):
-    sweep = build_fake_sweep(tmp_path, TWO_SLOTS, scheduler, RANDOM, "search.seed=7")
-    finish_after(sweep, kills=3, records=90, seed=3)
 
 
 @pytest.mark.fault
@@ -138,13 +125,13 @@ def test_kills_neither_repeat_nor_lose_a_merge(tmp_path: Path, slots: str):
 @pytest.mark.fault
 @pytest.mark.parametrize("slots", [ONE_SLOT, TWO_SLOTS], ids=["one", "two"])
 def test_kills_change_nothing_where_a_budget_is_divided(tmp_path: Path, slots: str):
-    overrides = (slots, *GROWTH, RANDOM, "search.seed=3")
-    whole, cut = (build_fake_sweep(tmp_path / name, *overrides) for name in ("whole", "cut"))
+    overrides = (slots, *HALVING, RANDOM, "search.seed=3")
+    whole, cut = (KilledSweep(tmp_path / name, overrides, fake=True) for name in ("whole", "cut"))
     whole.finish()
     check_sweep(whole)
     trials = collect_facts(whole)["trials"]
-    ends = {trial["ends at"] for trial in trials if trial["role"] == "search"}
-    assert ends - {None, list_growth_levels(whole.spec)[0]}, "some waited, and went on"
+    lengths = {trial["rungs"][-1][0] for trial in trials if trial["role"] == "search"}
+    assert min(lengths) == find_wide_step(whole.spec) < max(lengths), "some waited, and went on"
     assert {trial["state"] for trial in trials if trial["role"] == "merge"} >= {"complete"}
     finish_after(cut, kills=10, records=len(whole.read_journal()), seed=7)
     if slots == ONE_SLOT:
@@ -153,6 +140,5 @@ def test_kills_change_nothing_where_a_budget_is_divided(tmp_path: Path, slots: s
 
 @pytest.mark.fault
 def test_with_two_slots_of_real_training_the_rungs_decide(tmp_path: Path):
-    finish_after(
-        build_real_sweep(tmp_path, TWO_SLOTS, PROMOTE, RANDOM), kills=3, records=45, seed=6
-    )
+    sweep = KilledSweep(tmp_path, (TWO_SLOTS, *REAL_HALVING, RANDOM), fake=False)
+    finish_after(sweep, kills=3, records=45, seed=6)

@@ -120,7 +120,7 @@ def test_what_is_enqueued_counts(tmp_path: Path):
 def test_a_space_of_one_point_begins_it_once(tmp_path: Path):
     space = "\n  normalization: gdpo\n  reward_weights: {correctness: 1, format: 1, length: 1}\n"
     spec = load(tmp_path, space=space)
-    assert list_startup_choices(spec) == []
+    assert list_startup_choices(spec) == ()
     assert count_least_wide(spec) == 1
 
 

@@ -39,21 +39,20 @@ MARKS = [
 ]
 """Marks of every test that disturbs a cluster."""
 UndisturbedSweeps = dict[str, KilledSweep]
-"""Sweeps without faults: `fifo` and `asha`."""
+"""Sweeps without faults: `fifo` and `halving`."""
 NODE = {"cpus": 2}
 SLOTS = 4
 """Slots of two such nodes."""
 STEPS = 20
 SWEEP = (
     "search.sampler=random",
-    "search.trials=9",
     *ENDS_ONLY,  # merges would come in the order in which trials end
     "search.replicates={per_point: 1, max_runs: 1}",
     f"training.steps={STEPS}",
     "resources={cpus: 1}",
 )
-FIFO = (*SWEEP, "search.scheduler={type: fifo}")
-ASHA = (*SWEEP, "search.scheduler={type: asha, grace: 0.1, variant: stop}")
+FIFO = (*SWEEP, "search.trials=9", "search.scheduler={type: fifo}")
+HALVING = (*SWEEP, f"search.budget.completions={64 * 7 * STEPS}")
 TRIAL = "ray::ImplicitFunc"
 """Start of the command line of a trial's process."""
 STANDSTILL_SECONDS = 1.0

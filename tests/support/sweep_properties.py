@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,14 +9,11 @@ from typing import Any
 
 import mlflow
 
-from gdpo_tune.core import registry
-from gdpo_tune.core.trials import Rung, TrialRecord
+from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.trial_encoding import list_stored_rungs
-from gdpo_tune.spec.first_trials import count_first_trials, list_growth_levels
-from gdpo_tune.spec.model import AshaSettings
-from gdpo_tune.tuning.halving import Asha
-from gdpo_tune.tuning.lifecycle import NEVER_PROMOTED
+from gdpo_tune.spec.first_trials import count_wide, find_wide_step
+from gdpo_tune.tuning.halving import STOPPED
 from tests.support.killed_sweeps import KilledSweep, read_steps_written
 
 
@@ -47,13 +43,13 @@ def check_every_trial_once(sweep: KilledSweep) -> None:
 
     roles = Counter(record.role for record in records)
     assert (roles["untrained"], roles["published"]) == (1, 1)
-    if spec.search.plan == "auto":
-        assert count_first_trials(spec) - 1 <= roles["search"] <= spec.search.trials
+    if spec.search.is_divided:
+        assert roles["search"] >= count_wide(spec)
     else:
         assert roles["search"] == spec.search.trials
     trained_again = sum(r.role == "replicate" and r.is_training for r in records)
     assert 1 <= trained_again <= spec.search.replicates.max_runs
-    if spec.search.plan == "auto":
+    if spec.search.is_divided:
         trained = sum(record.cost.completions for record in records)
         assert roles["merge"] <= spec.count_merges(trained)
         tested = [r for r in records if r.role == "merge" and r.state == "complete"]
@@ -97,104 +93,48 @@ def check_no_trial_goes_back(sweep: KilledSweep) -> None:
 
 
 def check_rungs_decide(sweep: KilledSweep) -> None:
-    """Check that the recorded rungs explain the end of each trial.
-
-    No rung is lost or recorded twice. A scheduler that gets all rungs in their order makes the same
-    decisions.
-    """
-    if sweep.spec.search.plan == "auto":
-        check_lengths(sweep)
-        return
+    """Check that no rung is lost or recorded twice, and that rungs explain each end."""
     with Ledger.open(sweep.spec, read_only=True) as ledger:
         records, rungs = ledger.get_records(), ledger.get_rungs()
         orders = [r["order"] for trial in ledger.study.trials for r in list_stored_rungs(trial)]
-        scheduler: Asha = registry.load(registry.SCHEDULERS["asha"].target)(ledger)
     assert sorted(orders) == list(range(len(rungs)))
-    for record in records:
-        assert [rung.step for rung in record.rungs] == list_expected_steps(sweep, record)
-
-    turned_away: dict[int, Rung] = {}
-    paused_at: Counter[int] = Counter()
-    free: set[int] = set()
-    for number, rung in rungs:
-        if records[number].parts:
-            continue  # no scheduler judges it
-        if number in turned_away:
-            assert number in free, f"trial {number} went on from {turned_away[number]}"
-            scheduler.promote(number)
-            del turned_away[number]
-        verdict = scheduler.decide(records[number], rung)
-        if verdict != "continue":
-            turned_away[number] = rung
-        if verdict == "pause":
-            paused_at[number] = rung.completions
-            free.discard(number)
-        free |= list_promotable(scheduler)
-
-    assert scheduler.find_promotable() is None
-    promotes = read_settings(sweep).variant == "promote"
     for record in records:
         if record.parts:
             assert (record.state == "pruned") == bool(record.reason)
-            continue
-        rung = turned_away.get(record.number)
-        assert record.paused_at == paused_at[record.number]
-        assert record.state == ("complete" if rung is None else "pruned")
-        if rung is not None:
-            assert record.rungs[-1] == rung
-            reason = scheduler.explain(record.number, rung)
-            assert record.reason == (NEVER_PROMOTED + reason if promotes else reason)
+        elif not sweep.spec.search.is_divided:
+            assert (record.state, record.reason, record.paused_at) == ("complete", "", 0)
+            assert [rung.step for rung in record.rungs] == list_expected_steps(sweep, record)
+    if sweep.spec.search.is_divided:
+        check_lengths(sweep, [record for record in records if record.is_training])
 
 
-def check_lengths(sweep: KilledSweep) -> None:
-    """Check that each training of a budget has all its rungs, and ended at a level within it."""
+def check_lengths(sweep: KilledSweep, trained: list[TrialRecord]) -> None:
+    """Check that each training of a budget has all its rungs, and ended within the budget."""
     spec = sweep.spec
-    levels = list_growth_levels(spec)
-    with Ledger.open(spec, read_only=True) as ledger:
-        records = [record for record in ledger.get_records() if record.is_training]
-    for record in records:
+    first = find_wide_step(spec, trained)
+    for record in trained:
         steps = [rung.step for rung in record.rungs]
-        assert record.state == "complete"
-        assert steps[-1] in levels
-        assert steps[-1] == (record.ends_at or steps[-1])
+        assert record.state in ("complete", "pruned")
+        if record.state == "pruned":
+            assert (steps[-1], record.reason) == (first, STOPPED)
+        else:
+            assert steps[-1] == (record.ends_at or steps[-1]) >= first
         assert steps == (list(range(1, steps[-1] + 1)) if sweep.fake else sorted(set(steps)))
         assert record.cost.completions == steps[-1] * spec.training.completions_per_step
-    grown = [record for record in records if record.role != "replicate"]
+    grown = [record for record in trained if record.role != "replicate"]
     assert sum(record.cost.completions for record in grown) <= spec.search.budget.completions
 
 
-def list_promotable(scheduler: Asha) -> set[int]:
-    """List every trial that could be promoted now if slots were free."""
-    later, numbers = copy.deepcopy(scheduler._rungs), set[int]()
-    while (number := later.find_promotable()) is not None:
-        numbers.add(number)
-        later.promote(number)
-    return numbers
-
-
 def list_expected_steps(sweep: KilledSweep, record: TrialRecord) -> list[int]:
-    """List the steps with a measurement of a trial, up to its last one."""
-    if record.parts:
-        return [0]
+    """List the steps with a measurement of a trial that ran to its end."""
     if record.role == "untrained" and not sweep.fake:
         return []
     training = sweep.spec.training
-    compared = read_settings(sweep).list_rungs(training.steps)
-    last = training.steps if record.state == "complete" else record.rungs[-1].step
     return [
         step
-        for step in range(1, last + 1)
-        if sweep.fake
-        or step == training.steps
-        or step % training.evaluate_every == 0
-        or (step in compared and record.role == "search")
+        for step in range(1, training.steps + 1)
+        if sweep.fake or step == training.steps or step % training.evaluate_every == 0
     ]
-
-
-def read_settings(sweep: KilledSweep) -> AshaSettings:
-    chosen = sweep.spec.search.scheduler
-    assert isinstance(chosen, AshaSettings)
-    return chosen
 
 
 def collect_facts(sweep: KilledSweep) -> dict[str, Any]:

@@ -152,8 +152,7 @@ def test_a_divided_budget_tries_as_many_merges_as_a_twelfth_of_it_costs(tmp_path
     spec = load_code_spec(
         tmp_path,
         [
-            "search.plan=auto",
-            "search.scheduler={type: growth}",
+            "search.scheduler={type: halving}",
             "search.budget.completions=61440",
             "search.replicates.max_runs=0",
         ],
@@ -357,7 +356,7 @@ def test_a_killed_merge_is_evaluated_again(spec: SweepSpec):
 
 def test_a_search_trial_keeps_the_checkpoints_at_which_it_is_evaluated(spec: SweepSpec):
     records = build_records(1)
-    assert list_kept_steps(spec, records, records[2]) == (20, 30)  # a rung, and every 30 steps
+    assert list_kept_steps(spec, records, records[2]) == (30,)  # every 30 steps
     assert list_kept_steps(spec, records, records[1]) == ()
     replicate = replace(records[2], number=9, role="replicate", replicate_of=2)
     assert list_kept_steps(spec, records, replicate) == ()

@@ -12,10 +12,14 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 from tests.support.search_driver import Driver
-from tests.support.tuning import build_measurement, build_outcome, load_code_spec
+from tests.support.tuning import (
+    build_measurement,
+    build_outcome,
+    load_code_spec,
+    load_halving_spec,
+)
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
-ASHA = "search.scheduler={type: asha, grace: 0.1}"
 
 
 def save(directory: Path, *steps: int) -> Path:
@@ -51,42 +55,32 @@ def test_a_trial_that_ends_leaves_what_is_still_needed(
         assert bool(records[1].checkpoint) is bool(complete)
 
 
-@pytest.mark.parametrize(("keep", "left"), [("all", [7]), ("front", []), ("none", [])])
-def test_a_pruned_trial_keeps_one_checkpoint_where_all_are_kept(
+@pytest.mark.parametrize(("keep", "left"), [("all", [26]), ("front", []), ("none", [])])
+def test_a_training_keeps_its_checkpoints_while_it_waits_and_one_or_none_once_pruned(
     tmp_path: Path, keep: str, left: list[int]
 ):
-    with Ledger.open(load_code_spec(tmp_path, [*QUICK, ASHA, f"keep={keep}"])) as ledger:
+    spec = load_halving_spec(tmp_path, 1400, "search.sampler=random", f"keep={keep}")
+    with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())
-        driver.end(driver.ask())
-        good, bad = driver.ask(), driver.ask()
-        for trial, value in ((good, 0.9), (bad, 0.1)):
+        while (name := driver.ask()) in driver.in_flight:
+            config = driver.in_flight[name]
+            value = 0.3 + float(config.params["learning_rate"]) * 1e3
+            save(config.directory, 20, 26)
             driver.report(
-                trial, build_measurement(7, correctness=value, format=value, length=value)
+                name, build_measurement(26, correctness=value, format=value, length=value)
             )
-        directory = driver.in_flight[bad].directory
-        save(directory, 5, 7)
-        driver.end(bad, interrupted=True)
-        assert ledger.get_record(3).state == "pruned"
-        assert list_steps(directory) == left
-        driver.end(good)
+            driver.end(name, interrupted=True)
+            number = int(config.directory.name)
+            if number == 13:
+                break
+            assert ledger.get_record(number).state == "paused"
+            assert list_steps(config.directory) == [20, 26]
+        assert driver.ask() in driver.in_flight  # chooses who goes on
+        pruned = [r.number for r in ledger.get_records() if r.state == "pruned"]
+        waiting = [r.number for r in ledger.get_records() if r.state == "paused"]
+        assert len(pruned) >= 8
+        for numbers, kept in ((pruned, left), (waiting, [20, 26])):
+            assert all(list_steps(ledger.get_trial_directory(n)) == kept for n in numbers)
         delete_unkept_checkpoints(ledger)
-        assert list_steps(directory) == left
-
-
-def test_a_trial_that_waits_keeps_its_checkpoints(tmp_path: Path):
-    promote = "search.scheduler={type: asha, variant: promote}"
-    with Ledger.open(load_code_spec(tmp_path, [*QUICK, promote])) as ledger:
-        driver = Driver(ledger)
-        driver.end(driver.ask())
-        driver.end(driver.ask())
-        good, bad = driver.ask(), driver.ask()
-        for trial, value in ((good, 0.9), (bad, 0.1)):
-            driver.report(
-                trial, build_measurement(20, correctness=value, format=value, length=value)
-            )
-        directory = driver.in_flight[bad].directory
-        save(directory, 10, 20)
-        driver.end(bad, interrupted=True)
-        assert ledger.get_record(3).state == "paused"
-        assert list_steps(directory) == [10, 20]
+        assert all(list_steps(ledger.get_trial_directory(n)) == left for n in pruned)

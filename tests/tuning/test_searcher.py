@@ -17,7 +17,13 @@ from ray import cloudpickle
 from ray.tune.experiment import Trial
 
 from gdpo_tune.core.errors import DirectoryLostError, SandboxUnavailable
-from gdpo_tune.core.events import IncidentOccurred, TrialFinished, TrialProgress, TrialStarted
+from gdpo_tune.core.events import (
+    IncidentOccurred,
+    Outlook,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+)
 from gdpo_tune.core.settings import RolloutSettings, SandboxSettings
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
@@ -316,10 +322,11 @@ def test_listeners_get_the_events_of_every_trial(spec: SweepSpec):
         driver.report(trial_id, measurement)
         driver.end(trial_id)
         done = ledger.get_record(0)
-    started, progressed, finished = driver.events
+    started, progressed, outlook, finished = driver.events
     assert isinstance(started, TrialStarted)
     assert started.record.state == "running"
     assert progressed == TrialProgress(0, measurement)
+    assert isinstance(outlook, Outlook)
     assert finished == TrialFinished(done)
     assert [rung.validation for rung in done.rungs] == [measurement.validation]
 

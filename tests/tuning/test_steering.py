@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.events import IncidentOccurred, RecordedRequest, SweepSteered
+from gdpo_tune.core.events import IncidentOccurred, Outlook, RecordedRequest, SweepSteered
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import REQUESTS, leave_request, list_pending
 from gdpo_tune.results.steering import Steering
@@ -18,7 +18,7 @@ from gdpo_tune.tuning import lifecycle
 from gdpo_tune.tuning.lifecycle import RequestInbox
 from gdpo_tune.tuning.plan import is_finished
 from tests.support.search_driver import Driver
-from tests.support.tuning import build_measurement, load_code_spec
+from tests.support.tuning import build_measurement, load_code_spec, load_halving_spec
 
 QUICK = ["search.sampler=random", "search.trials=3", "search.replicates.max_runs=0"]
 POINT = {"learning_rate": 1e-4, "group_size": 4}
@@ -52,6 +52,11 @@ def steer(driver: Driver, action: str, **arguments: Any) -> RecordedRequest:
     assert events[-1].request == recorded
     assert list_pending(steering.directory) == []
     return recorded
+
+
+def read_planned(driver: Driver) -> int:
+    """Return the trials that exist at the end, as the last outlook says."""
+    return [event for event in driver.events if isinstance(event, Outlook)][-1].planned
 
 
 def start_all(driver: Driver) -> list[str]:
@@ -112,34 +117,34 @@ def test_a_stop_survives_a_kill_before_the_trial_has_ended(spec: SweepSpec):
         assert [config.directory.name for config in driver.in_flight.values()] == ["0", "3"]
 
 
-def test_a_waiting_trial_is_stopped_and_never_promoted(tmp_path: Path):
-    scheduler = "search.scheduler={type: asha, variant: promote, grace: 0.3}"
-    with Ledger.open(load_code_spec(tmp_path, [*QUICK, "search.trials=8", scheduler])) as ledger:
+def test_a_waiting_trial_is_stopped_and_never_goes_on(tmp_path: Path):
+    with Ledger.open(load_halving_spec(tmp_path, 1400, "search.sampler=random")) as ledger:
         driver = Driver(ledger, slots=1)
-        for _ in range(2):
-            driver.end(driver.ask())
-        waiting: list[int] = []
-        for index in range(3):  # each is worse than the one before
+        driver.end(driver.ask())
+        for number in (1, 2):
             name = driver.ask()
-            number = int(driver.in_flight[name].directory.name)
-            value = 0.5 - 0.1 * index
-            driver.report(
-                name, build_measurement(20, correctness=value, format=value, length=value)
-            )
-            driver.end(name, interrupted=True) if index else driver.end(name)
-            waiting += [number] if index else []
-        assert [ledger.get_record(number).state for number in waiting] == ["paused"] * 2
-        assert steer(driver, "stop", trial=waiting[0]).reason == f"trial {waiting[0]} ends"
-        assert ledger.get_record(waiting[0]).reason == "stopped by anna"
-        driver.run()
-        assert ledger.get_record(waiting[0]).state == "pruned"
+            driver.report(name, build_measurement(26, correctness=0.4, format=0.4, length=0.4))
+            driver.end(name, interrupted=True)
+            assert ledger.get_record(number).state == "paused"
+        assert steer(driver, "stop", trial=1).reason == "trial 1 ends"
+        assert ledger.get_record(1).reason == "stopped by anna"
+        assert driver.in_flight[driver.ask()].directory.name == "3"
+        assert ledger.get_record(1).state == "pruned"
+
+
+def test_the_number_of_trials_of_a_divided_budget_is_no_request(tmp_path: Path):
+    with Ledger.open(load_halving_spec(tmp_path)) as ledger:
+        driver = Driver(ledger)
+        start_all(driver)
+        with pytest.raises(UsageError, match="give it a larger budget, with: budget"):
+            steer(driver, "trials", number=40)
 
 
 def test_an_added_configuration_runs_next_and_on_top_of_the_others(ledger: Ledger):
     driver = Driver(ledger)
     names = start_all(driver)
     request = steer(driver, "add", params=POINT)
-    assert driver.events[-1].planned == 2 + 3 + 1
+    assert read_planned(driver) == 2 + 3 + 1
     driver.end(names[0])
     driver.ask()
     added = ledger.get_record(2)
@@ -181,7 +186,7 @@ def test_more_trials_run_and_fewer_end_the_search(ledger: Ledger):
     for _ in range(3):
         driver.end(driver.ask())
     steer(driver, "trials", number=5)
-    assert driver.events[-1].planned == 2 + 5
+    assert read_planned(driver) == 2 + 5
     driver.end(driver.ask())
     steer(driver, "trials", number=2)
     assert driver.ask() == driver.searcher.FINISHED

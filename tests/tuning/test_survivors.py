@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,8 +17,9 @@ from gdpo_tune.spec.first_trials import (
     count_wide,
     draw_startup_point,
     find_wide_step,
-    list_corners,
+    list_long_weights,
 )
+from gdpo_tune.tuning import survivors as module
 from gdpo_tune.tuning.survivors import (
     Survivors,
     choose_survivors,
@@ -31,17 +33,21 @@ Values = Callable[[Params], dict[str, float]]
 STEP = 64
 """Completions of a step."""
 PUBLISHED = 1
-CORNERS = (2, 4, 5)
-"""Trials of the wide rung that lie at the corners of the reward weights; 3 is the centre."""
+SPANNING = (2, 3, 4)
+"""Trials of the wide rung at the reward weights that train long."""
+BEGINNING = 0.3
+"""Value of each objective of the untrained policy."""
 
 
-def mix(params: Params, better: str = "", bonus: float = 0.1) -> dict[str, float]:
-    """Give each objective by its share of the weights, and all more under a better choice."""
-    weights = {"correctness": 1.0}
-    weights |= {name: float(params[f"reward_weights.{name}"]) for name in ("format", "length")}
+def mix(params: Params, better: object = "", bonus: float = 0.03) -> dict[str, float]:
+    """Give objectives that trade off, linear in the regression's features, and a better choice."""
+    format, length = (
+        math.log(float(params[f"reward_weights.{name}"]) / 0.05) / math.log(2 / 0.05)
+        for name in ("format", "length")
+    )
+    shares = {"correctness": 1 - (format + length) / 2, "format": format, "length": length}
     more = bonus if better in (params["normalization"], params["group_size"]) else 0.0
-    total = sum(weights.values())
-    return {name: 0.3 + more + 0.3 * weight / total for name, weight in weights.items()}
+    return {name: BEGINNING + more + 0.1 * share for name, share in shares.items()}
 
 
 def measure_wide(spec: SweepSpec, values: Values = mix) -> list[TrialRecord]:
@@ -49,7 +55,8 @@ def measure_wide(spec: SweepSpec, values: Values = mix) -> list[TrialRecord]:
     published = load_task_info(spec.task, spec.space.domains).published
     drawn = [draw_startup_point(spec, index) for index in range(count_wide(spec))]
     points = [spec.space.complete_baseline(published), *map(spec.space.complete, drawn)]
-    records = [TrialRecord(0, "untrained", "complete", {}, 0, "baseline")]
+    validation = dict.fromkeys(spec.objectives, Estimate(BEGINNING, 0.01))
+    records = [TrialRecord(0, "untrained", "complete", {}, 0, "baseline", validation=validation)]
     for number, params in enumerate(points, PUBLISHED):
         rung = build_rung(find_wide_step(spec), values(params))
         role, proposer = ("published", "baseline") if number == 1 else ("search", "startup")
@@ -68,8 +75,8 @@ def list_chosen(survivors: Survivors, records: Sequence[TrialRecord]) -> list[Pa
     return [*(records[number].params for number in survivors.numbers), *survivors.begun]
 
 
-def is_at(params: Params, corner: Params) -> bool:
-    return all(params[name] == value for name, value in corner.items())
+def is_at(params: Params, weights: Params) -> bool:
+    return all(params[name] == value for name, value in weights.items())
 
 
 @pytest.mark.parametrize(
@@ -79,31 +86,31 @@ def is_at(params: Params, corner: Params) -> bool:
         *(("group_size", size) for size in (4, 8)),
     ],
 )
-def test_corners_have_the_settings_that_the_rung_favours(
+def test_the_points_that_span_the_front_have_the_choices_that_the_rung_favours(
     tmp_path: Path, name: str, better: str | int
 ):
     spec = load_halving_spec(tmp_path)
     records = measure_wide(spec, lambda params: mix(params, better))
     chosen = list_chosen(choose_survivors(spec, records), records)
-    for corner in list_corners(spec):
-        (params,) = [each for each in chosen if is_at(each, corner)]
-        assert params[name] == better
+    for weights in list_long_weights(spec):
+        assert any(is_at(each, weights) and each[name] == better for each in chosen)
     assert records[PUBLISHED].params in chosen
 
 
-@pytest.mark.parametrize(("bonus", "goes_on"), [(0.0, True), (0.002, True), (0.1, False)])
-def test_a_corner_goes_on_unless_another_is_clearly_better(
-    tmp_path: Path, bonus: float, goes_on: bool
+def test_such_a_point_goes_on_unless_others_are_clearly_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     spec = load_halving_spec(tmp_path)
-    records = measure_wide(spec, lambda params: mix(params, "grpo", bonus))
-    survivors = choose_survivors(spec, records)
-    assert survivors.numbers.issuperset(CORNERS) == goes_on
-    assert survivors.numbers.isdisjoint(CORNERS) != goes_on
-    assert len(survivors.begun) == (0 if goes_on else len(CORNERS))
+    for better, goes_on in (("gdpo", True), ("grpo", False)):
+        records = measure_wide(spec, lambda params, better=better: mix(params, better))
+        survivors = choose_survivors(spec, records)
+        assert survivors.numbers.issuperset(SPANNING) == goes_on
+        assert len(survivors.begun) == (0 if goes_on else len(SPANNING))
+    monkeypatch.setattr(module, "CLEARLY_MORE", 100.0)
+    assert choose_survivors(spec, records).numbers.issuperset(SPANNING)
 
 
-def test_without_merges_no_corner_is_sought(tmp_path: Path):
+def test_without_merges_none_begins_anew(tmp_path: Path):
     spec = load_halving_spec(tmp_path, 1400, "search.merges.budget=0")
     survivors = choose_survivors(spec, measure_wide(spec, lambda params: mix(params, "grpo")))
     assert not survivors.begun
@@ -127,11 +134,13 @@ def test_more_go_on_where_the_budget_pays_for_more_than_the_longest(tmp_path: Pa
     for steps in (600, 900, 1200, 5000):
         spec = load_halving_spec(tmp_path, steps, "training.steps=100")
         survivors = choose_survivors(spec, measure_wide(spec))
+        assert len(survivors.numbers) + len(survivors.begun) >= 5
         found.append((len(survivors.numbers), survivors.end))
     numbers, ends = zip(*found, strict=True)
     assert list(numbers) == sorted(numbers)
-    assert (numbers[0], numbers[-1]) == (5, 13), "all that were measured, in the end"
-    assert ends[1:] == (100, 100, 100)
+    assert numbers[0] <= 5
+    assert numbers[-1] == 13, "all that were measured, in the end"
+    assert ends[2:] == (100, 100)
 
 
 def test_levels_halve_from_the_end_down_to_the_wide_rung(tmp_path: Path):
@@ -181,18 +190,17 @@ def test_an_extended_budget_keeps_the_length_of_those_that_have_ended(tmp_path: 
     assert choose_survivors(load_halving_spec(tmp_path, 2800), records) == expected
 
 
-def test_what_breaks_a_constraint_is_no_gain(tmp_path: Path):
-    def trade(params: Params) -> dict[str, float]:
-        values = mix(params)
-        return values | {"correctness": 0.1, "format": 0.9} if params == odd else values
+@pytest.mark.parametrize(("bound", "is_chosen"), [(">= 0.0", True), (">= 0.4", False)])
+def test_what_breaks_a_constraint_is_no_gain(tmp_path: Path, bound: str, is_chosen: bool):
+    spec = load_halving_spec(tmp_path, 1400, f"constraints.correctness='{bound}'")
+    odd = spec.space.complete(draw_startup_point(spec, 8))
 
-    spec = load_halving_spec(tmp_path)
-    odd = spec.space.complete(draw_startup_point(spec, 5))
-    (number,) = [r.number for r in measure_wide(spec) if r.params == odd]
-    for bound, is_chosen in ((">= 0.0", True), (">= 0.3", False)):
-        spec = load_halving_spec(tmp_path, 1400, f"constraints.correctness='{bound}'")
-        survivors = choose_survivors(spec, measure_wide(spec, trade))
-        assert (number in survivors.numbers) == is_chosen
+    def trade(params: Params) -> dict[str, float]:
+        return mix(params) | ({"correctness": 0.25, "format": 0.7} if params == odd else {})
+
+    records = measure_wide(spec, trade)
+    (number,) = [record.number for record in records if record.params == odd]
+    assert (number in choose_survivors(spec, records).numbers) == is_chosen
 
 
 def test_the_wide_rung_is_over_once_all_were_measured_or_have_ended(tmp_path: Path):
@@ -214,11 +222,9 @@ def test_a_training_without_a_rung_is_not_chosen(tmp_path: Path):
     survivors = choose_survivors(spec, failed)
     assert survivors.numbers.isdisjoint({1, 4})
     assert len(survivors.numbers) + len(survivors.begun) == 5
-    at_corners = [
-        [is_at(params, corner) for params in list_chosen(survivors, failed)].count(True)
-        for corner in list_corners(spec)
-    ]
-    assert at_corners == [1, 1, 1], "the corner that failed begins anew"
+    chosen = list_chosen(survivors, failed)
+    for weights in list_long_weights(spec):
+        assert any(is_at(params, weights) for params in chosen), "a point that failed begins anew"
 
 
 def test_without_any_rung_nothing_goes_on(tmp_path: Path):

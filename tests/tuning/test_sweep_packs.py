@@ -70,8 +70,8 @@ def test_trials_share_processes_and_a_fault_costs_its_own_trial_alone(tmp_path: 
 
 @pytest.mark.slow
 def test_a_scheduler_merges_and_replicates_decide_as_for_trials_of_their_own(tmp_path: Path):
-    search = "search={sampler: random, scheduler: {type: asha, variant: promote}, trials: 6}"
-    spec = load_small_spec(tmp_path, search, "training.steps=9")
+    budget = "budget: {completions: 12800}, replicates: {per_point: 1, max_runs: 1}"
+    spec = load_small_spec(tmp_path, f"search={{sampler: random, {budget}}}", "training.steps=20")
     records = run_sweep(spec, train=TRAIN).records
     assert {record.state for record in records} <= {"complete", "pruned"}
     roles = {record.role for record in records}
