@@ -215,7 +215,7 @@ def build_request_from_sweep(
     elif is_merge:
         begins = "its weights" if is_same else spec.policy
         lines.append(
-            f"{picked.name} is a merge: this training begins at {begins}, with the parameters of "
+            f"{title_candidate(picked.name)} is a merge: this training begins at {begins}, with the parameters of "
             f"its largest part, {title}"
         )
         note = f"{title} of {location}" + f", from the weights of {picked.name}" * is_same

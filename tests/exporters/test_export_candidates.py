@@ -173,12 +173,12 @@ def test_other_libraries_begin_at_the_weights_of_a_merge(sweep, tmp_path, librar
     out, source = tmp_path / "o", f"{sweep.directory}:merge-4"
     with pytest.raises(UsageError, match="merge-3: its policy was not kept"):
         export.main([f"{sweep.directory}:merge-3", "--to", library, "--out", str(out)])
-    policy = sweep.directory / "trials" / "4" / "checkpoint-0"
-    shutil.copytree(registry.POLICIES["embedded"], policy)
-    (policy / "model.safetensors").write_bytes(b"merged")
     with Ledger.open(sweep) as ledger:
         halves = [Part(0, 30, 0.5), Part(1, 60, 0.5)]
         ledger.start({}, "merge", "candidate", 74, parts=halves)
+        policy = ledger.get_record(4).directory / "checkpoint-0"
+        shutil.copytree(registry.POLICIES["embedded"], policy)
+        (policy / "model.safetensors").write_bytes(b"merged")
         ledger.complete(4, replace(build_outcome(0.7, 0.3, 0.5), checkpoint=policy))
     assert export.main([source, "--to", library, "--out", str(out)]) == 0
     assert (out / "policy" / "model.safetensors").read_bytes() == b"merged"
