@@ -44,6 +44,7 @@ VARIANTS = (
     (LORA,),
     (LORA, "model.lora_targets=[q_proj]", "space.beta=0.01"),
     ("space.baseline=leave_one_out",),
+    ("space.prompt_selection=informative",),
     ("space.num_iterations=2",),
     ("training.mini_batch_size=16",),
     ("space.temperature=0.7",),

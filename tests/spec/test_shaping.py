@@ -31,6 +31,7 @@ SHAPED = (
 LATER = {
     "gamma": 0.0,
     "baseline": "group_mean",
+    "prompt_selection": "uniform",
     "partial_credit": False,
     "length_shape": "step",
     "length_cache": 0.2,
