@@ -132,10 +132,10 @@ def test_the_end_of_the_input_at_a_question_writes_nothing(
 
 
 def test_it_asks_in_a_terminal(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "stdin", Terminal("tools\n\n\n\n7\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("tools\n\n\n\n70000\n"))
     assert init.main([]) == 0
     spec = load_spec("tools.yaml")
-    assert (spec.policy, spec.search.trials) == ("embedded_tools", 7)
+    assert (spec.policy, spec.search.budget.completions) == ("embedded_tools", 70_000)
 
 
 def test_the_layout_is_that_of_the_task_in_the_answer(directory: Path, monkeypatch):

@@ -345,8 +345,8 @@ def test_a_moved_directory_keeps_its_sweep_and_a_copy_does_not(spec: SweepSpec, 
     with pytest.raises(IdentityError, match=f"in {spec.directory} since"):
         Ledger.open(moved)
     with pytest.raises(UsageError, match=f"goes on in {spec.directory}, on"):
-        Steering(moved.directory).request("budget", {"hours": 40})
-    Steering(spec.directory).request("budget", {"hours": 40})
+        Steering(moved.directory).request("budget", {"completions": 10**9})
+    Steering(spec.directory).request("budget", {"completions": 10**9})
     shutil.rmtree(spec.directory)
     with Ledger.open(moved) as ledger:
         assert len(ledger.get_records()) == 3
