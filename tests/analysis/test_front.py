@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis.comparison import build_arm
-from gdpo_tune.analysis.convergence import has_stagnated, measure_agreements
+from gdpo_tune.analysis.convergence import has_stagnated
 from gdpo_tune.analysis.effects import Dimension, Effects, estimate_effects
 from gdpo_tune.analysis.front import (
     build_front,
@@ -325,7 +325,6 @@ def test_nothing_is_learned_from_what_was_not_trained():
     ]
     assert effects[0].contrasts
     assert effects[0] == effects[1]
-    assert measure_agreements(trained, GOALS) == measure_agreements(every, GOALS) != ()
     assert has_stagnated(trained, GOALS, 3) is has_stagnated(every, GOALS, 3)
     sides = [build_arm("x", records, GOALS) for records in (trained, every)]
     assert sides[0].tried_count == sides[1].tried_count == 16

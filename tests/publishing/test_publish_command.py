@@ -270,7 +270,7 @@ def test_the_card_of_a_merge_shows_its_parts_and_speaks_to_its_reader(tmp_path, 
     for warning in warnings:
         assert warning.finding[1:] in text
         assert warning.remedy not in text
-    with pytest.raises(UsageError, match=r"merge-20 was not kept[\s\S]*is a merge|make it anew"):
+    with pytest.raises(UsageError, match="merge-20: its policy was not kept"):
         publish.main([f"{directory}:merge-20", "--to", "me/other"])
 
 

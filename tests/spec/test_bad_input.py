@@ -87,9 +87,9 @@ def test_every_problem_at_once_in_the_order_of_lines(tmp_path):
         "space.group_size",
         "space.reward_weights.format",
         "training.steps",
-        "search.trials",
         "search.scheduler.type",
         "search.sampler",
+        "search.trials",
         "resources.workers",
     ]
     lines = [int(p.where.rpartition(":")[2]) for p in problems if not p.where.startswith("--set")]

@@ -60,7 +60,7 @@ def test_merges_of_adapters_have_the_ranks_of_their_parts(load):
 
 
 def test_a_shipped_sweep_of_adapters_needs_little():
-    spec = load_spec(ROOT / "search_spaces" / "code_qwen.yaml", to_run=False)
+    spec = load_spec(ROOT / "search_spaces" / "math_qwen.yaml", to_run=False)
     found = measure_disk(spec, find_known_size(spec.policy), slots=1)
     assert found.ended == 2 * 36_929_536
     assert found.peak < 15 * GB
@@ -72,7 +72,7 @@ def test_a_shipped_sweep_of_adapters_needs_little():
         ([FIFO], 4),
         ([FIFO, "keep=none"], 0),
         (["keep=all"], 12),  # the newest one of a trial that was stopped early
-        (["search={budget: {completions: 640000}}"], 24),
+        (["search.scheduler={type: halving}", "search.budget.completions=640000"], 24),
     ],
 )
 def test_trials_without_a_process(load, overrides, ended):

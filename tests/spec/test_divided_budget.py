@@ -128,8 +128,7 @@ def test_the_dry_run_says_how_the_budget_is_divided(tmp_path: Path):
     wide, long, replicates, *others = read_shares(spec)
     assert wide == "wide rung 9,216 8 trainings x 18 steps, with the published setting"
     assert long == (
-        "long trainings 29,184 about 5 of them, or of corners that begin anew, "
-        "to at most 100 steps each"
+        "long trainings 29,184 about 5 of these, or new ones at corners, to about 100 steps"
     )
     assert replicates == "replicates 25,600 4 x at most 100 steps"
     assert 9216 + 29184 + 25600 == 64000

@@ -192,7 +192,7 @@ def test_checkpoints_and_merges_are_registered_with_their_policies(tmp_path):
     assert versions["3"]["tags"]["checkpoint"] == str(tmp_path / "trials" / "3" / "checkpoint-0")
     files = {run: texts["policy/README.md"] for run, texts in read_files(front).items()}
     assert "merge-3 --to mergekit" in files["3"]
-    assert "gdpo_tune.train" not in files["3"]
+    assert "gdpo_tune.train --from" in files["3"]  # a merge trains on from its own weights
     assert "runs/tiny:0@20" in files["2"]
 
 
