@@ -63,7 +63,7 @@ def test_a_shipped_sweep_of_adapters_needs_little():
     spec = load_spec(ROOT / "search_spaces" / "math_qwen.yaml", to_run=False)
     found = measure_disk(spec, find_known_size(spec.policy), slots=1)
     assert found.ended == 2 * 36_929_536
-    assert found.peak < 15 * GB
+    assert found.peak < 16 * GB
 
 
 @pytest.mark.parametrize(
