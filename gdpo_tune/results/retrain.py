@@ -215,8 +215,8 @@ def build_request_from_sweep(
     elif is_merge:
         begins = "its weights" if is_same else spec.policy
         lines.append(
-            f"{title_candidate(picked.name)} is a merge: this training begins at {begins}, with the parameters of "
-            f"its largest part, {title}"
+            f"{title_candidate(picked.name)} is a merge: this training begins at {begins}, with "
+            f"the parameters of its largest part, {title}"
         )
         note = f"{title} of {location}" + f", from the weights of {picked.name}" * is_same
     params, transfer = training.params, None
