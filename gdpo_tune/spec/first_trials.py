@@ -220,7 +220,9 @@ def count_wide(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
         return spec.search.trials
     least, domains = count_least_wide(spec), spec.space.searched_domains.values()
     effects = sum(len(d.choices) - 1 if isinstance(d, Choices) else 1 for d in domains)
-    whole = max(least + FROM_MODEL, 2 * effects)
+    values = [domain.list_values() for domain in domains]
+    distinct = math.prod(math.inf if each is None else len(each) for each in values)
+    whole = int(max(least, min(distinct, max(least + FROM_MODEL, 2 * effects))))
     settings, budget, training = spec.search.scheduler, spec.search.budget, spec.training
     assert isinstance(settings, HalvingSettings)
     affordable = float(whole)
