@@ -27,7 +27,7 @@ SPACES = [
     if path not in (*FOR_GPUS, WORD_PROBLEMS)
 ]
 SHORT = [
-    "search.budget.completions=640",
+    "search.budget.completions=720",
     "search.merges.budget=1",
     "search.replicates={per_point: 1, max_runs: 1}",
     "training.completions_per_step=8",

@@ -171,17 +171,7 @@ def test_a_file_names_the_sweep_that_it_will_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     load, location = watch.find_spec(str(SPACE))
     assert location == "runs/code"
-    assert load().search.trials == 16
+    assert load().search.is_divided
     start_sweep(load_code_spec(tmp_path / "runs", ["name=code", "search.trials=5"], SPACE)).close()
     (tmp_path / "runs" / "sweep").rename(tmp_path / "runs" / "code")
     assert load().search.trials == 5
-
-
-def test_the_plan_counts_what_requests_have_added(tmp_path):
-    spec = load_code_spec(tmp_path)
-    with start_sweep(spec) as ledger:
-        records = ledger.get_records()
-    plan = watch.make_plan(spec, records, [])
-    assert plan.planned == 2 + spec.search.trials + spec.search.replicates.max_runs
-    assert plan.candidates == 0
-    assert watch.make_plan(spec, records, [("id", {})]).planned == plan.planned + 1

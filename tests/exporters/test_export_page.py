@@ -32,6 +32,7 @@ SITUATIONS = (
     (*VLLM,),
     ("policy=org/nowhere",),
     ("training.optimizer=adamw_8bit",),
+    ("space.prompt_selection=informative",),
 )
 """Trainings of which each row of the table explains one."""
 

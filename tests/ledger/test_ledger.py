@@ -288,9 +288,11 @@ def test_a_ledger_whose_trials_lack_a_parameter_is_refused(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         start(ledger)
         trial = dict(ledger.study.trials[0].user_attrs["trial"])
-        params = {name: value for name, value in trial["params"].items() if name != "gamma"}
+        params = {name: value for name, value in trial["params"].items() if name != "group_size"}
         set_attribute(ledger, "trial", {**trial, "params": params})
-    with pytest.raises(UsageError, match=r"ledger.journal: another version .*'gamma' is missing"):
+    with pytest.raises(
+        UsageError, match=r"ledger.journal: another version .*'group_size' is missing"
+    ):
         Ledger.open(spec)
 
 

@@ -339,7 +339,7 @@ def test_a_front_gets_a_repository_a_member_a_record_and_a_collection(publish_to
     assert listed == [("dataset", "me/front"), ("model", "me/front-0"), ("model", "me/front-1")]
     assert collection["private"]
     printed = capsys.readouterr().out
-    assert "the policy of trial 2 was not kept" in printed
+    assert "trial 2: its policy was not kept" in printed
     assert re.search(r"python -m gdpo_tune.train --from \S+:2", printed)
     member = get_files(hub, "model:me/front-1")
     assert not any(name.startswith("sweep/") for name in member)
@@ -498,7 +498,7 @@ def test_no_network(publish_to, hub):
 
 def test_a_policy_that_was_not_kept_and_a_choice_that_is_missing(publish_to, hub, swept):
     with pytest.raises(
-        UsageError, match=r"trial 2 was not kept \(keep: front\)[\s\S]*--from \S+:2"
+        UsageError, match=r"trial 2: its policy was not kept \(keep: front\)[\s\S]*--from \S+:2"
     ):
         publish_to("2", "me/knee")
     with pytest.raises(UsageError, match=r"which candidate\?\n    fix: write \S+:knee"):
