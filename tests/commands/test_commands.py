@@ -34,8 +34,8 @@ SHORT = [
     "training.validation_prompts=8",
     "training.test_prompts=8",
 ]
-CORNERS = 4
-"""Configurations that begin beside the published setting: the corners of two reward weights."""
+WIDE, SPANNING = 8, 3
+"""Configurations of the wide rung of a small budget, and most that begin anew after it."""
 RUN_BY_A_PERSON = ("pip ", "pytest", "mlflow ui")
 AS_CODE = ["search.merges.budget=0", "search.replicates.max_runs=0"]
 """What is the same for every task is run for `code` alone."""
@@ -114,7 +114,7 @@ def test_a_shipped_space_is_searched_and_a_second_run_starts_nothing(space, tmp_
     repeats = {"replicate"} if space.stem == "code" else set()
     always = {"published", "search", "sweep", "untrained"} | repeats
     assert always <= set(roles) <= always | {"checkpoint", "merge"}
-    assert roles.count("search") == CORNERS
+    assert WIDE <= roles.count("search") <= WIDE + SPANNING
     assert roles.count("sweep") == 1
     assert (tmp_path / "runs" / space.stem / "report.html").stat().st_size > 1_000_000
     assert (tmp_path / "runs" / space.stem / "front.png").stat().st_size > 10_000
@@ -167,8 +167,8 @@ def test_word_problems_are_learned_from_a_start_by_a_small_policy(tmp_path):
     run_command(["gdpo_tune.sweep", str(WORD_PROBLEMS), *words], tmp_path)
     records = read_sweep(str(tmp_path / "runs" / "word_problems"), "test").records
     assert {"start", "untrained", "published"} <= {record.role for record in records}
-    assert all(record.state == "complete" for record in records if not record.parts)
-    assert {record.state for record in records} <= {"complete", "pruned"}  # a checkpoint may be
+    assert {record.state for record in records} <= {"complete", "pruned"}
+    assert {"gdpo", "grpo"} == {r.params["normalization"] for r in records if r.role == "search"}
 
 
 @pytest.mark.parametrize("line", list_readme_commands())
