@@ -132,7 +132,7 @@ def draw_display(spec: Any, records: Any) -> None:
     with Path(os.devnull).open("w") as null:
         console = Console(file=null, force_terminal=True, width=120)
         display = LiveDisplay(spec, console)
-        display(SweepStarted(records, len(records)))
+        display(SweepStarted(records))
         console.print(display.render())
 
 

@@ -190,7 +190,7 @@ class Ours:
         path = directory / "tracked.yaml"
         path.write_text(SPACE.format(uri=uri, directory=directory, steps=load.steps))
         self._sink = MlflowTracker(load_spec(path))
-        self._sink(SweepStarted((), load.trials))
+        self._sink(SweepStarted(()))
         # as the other ways do, import mlflow before the first call
         while self._sink.get_state().pending:
             time.sleep(0.1)

@@ -247,7 +247,7 @@ def sync(spec: SweepSpec) -> int:
     with Ledger.open(spec) as ledger:
         records, sessions = tuple(ledger.get_records()), ledger.get_sessions()
         tracker = MlflowTracker(spec)
-        tracker(SweepStarted(records, len(records), sweep_id=ledger.sweep_id))
+        tracker(SweepStarted(records, sweep_id=ledger.sweep_id))
         has_ended = bool(sessions and sessions[-1].get("ending"))
         tracker(SweepFinished(records, interrupted=not has_ended))
         wait_until_sent(tracker)
