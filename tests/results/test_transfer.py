@@ -191,6 +191,14 @@ def test_points_and_a_scheduler_of_the_file_do_not_matter(tmp_path):
     assert request.params["learning_rate"] == 1e-6
 
 
+@pytest.mark.parametrize("recipe", list_fitting_spaces("code", ""))
+def test_every_recipe_takes_a_candidate_of_a_divided_budget(tmp_path, recipe):
+    search = "search={budget: {completions: 64000}}"
+    request = transfer(store_sweep(tmp_path, (), [search]), recipe=recipe)
+    assert (request.spec.search.trials, request.spec.search.scheduler.type) == (1, "fifo")
+    assert not request.spec.search.budget.completions
+
+
 def test_a_parameter_with_a_condition_may_be_set(tmp_path):
     condition = "space.beta={choices: [0, 0.01], when: {normalization: [gdpo]}}"
     request = transfer(store_sweep(tmp_path, (), [condition]), POLICY, *GIVEN, "space.beta=0.02")
