@@ -27,7 +27,7 @@ from functools import lru_cache
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import HOUR
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import Params, ParamValue, TrialRecord
+from gdpo_tune.core.trials import Params, ParamValue, Rung, TrialRecord
 from gdpo_tune.spec.model import FULL_TRAININGS, HalvingSettings, SweepSpec
 from gdpo_tune.spec.space import Choices, Uniform
 
@@ -229,9 +229,9 @@ def count_wide(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
     if spec.search_completions:
         shortest = training.validation_completions / EVALUATED
         affordable = settings.wide_share * spec.search_completions / shortest - 1
-    published = next((r for r in records if r.role == "published" and r.rungs), None)
-    if published is not None:
-        hours = published.rungs[0].cost.seconds / HOUR
+    published = (r for r in records if r.role == "published" and r.is_comparable and r.paused_at)
+    if (first := next(published, None)) and (rung := find_wide_rung(spec, records, first)):
+        hours = rung.cost.seconds / HOUR
         for limit, each in (
             (budget.hours, hours),
             (budget.gpu_hours, hours * spec.resources.total_gpus),
@@ -242,16 +242,26 @@ def count_wide(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
 
 
 def find_wide_step(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
-    """Return the steps of the wide rung: those of the first one that is recorded, if any."""
-    for record in records:
-        if record.role in GROWING and record.rungs and record.is_comparable:
-            return record.rungs[0].step
+    """Return the steps of the wide rung: those at which the first trials wait, if any do."""
+    growing = [r for r in records if r.role in GROWING and r.is_comparable and r.paused_at]
+    first = min((record.paused_at for record in growing), default=0)  # evaluations may come before
+    for rung in (rung for record in growing for rung in record.rungs):
+        if rung.completions == first:
+            return rung.step
     settings, budget = spec.search.scheduler, spec.search_completions
     assert isinstance(settings, HalvingSettings)
     if not budget:
         return max(1, spec.training.steps // UNKNOWN_BUDGET)
     affordable = settings.wide_share * budget / spec.training.completions_per_step
     return max(1, min(spec.training.steps, int(affordable / (count_wide(spec) + 1))))
+
+
+def find_wide_rung(
+    spec: SweepSpec, records: Sequence[TrialRecord], record: TrialRecord
+) -> Rung | None:
+    """Return the wide rung of a trial; None if it was not measured there."""
+    step = find_wide_step(spec, records)
+    return next((rung for rung in record.rungs if rung.step == step), None)
 
 
 def divide_budget(

@@ -103,7 +103,7 @@ class Halving(Scheduler):
         if not is_wide_over(spec, records):
             return None
         ended = [r.number for r in records if r.role in GROWING and r.ends_at is not None]
-        key = spec.search, [(r.number, r.rungs[:1]) for r in list_wide(spec, records)], ended
+        key = spec.search, [(r.number, bool(r.rungs)) for r in list_wide(spec, records)], ended
         if self._chosen is None or self._chosen[0] != key:
             self._chosen = key, choose_survivors(spec, records)
         return self._chosen[1]

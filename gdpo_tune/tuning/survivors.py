@@ -36,12 +36,13 @@ import numpy as np
 from gdpo_tune.analysis.pareto import Floats, compute_hypervolume, compute_losses
 from gdpo_tune.core import registry
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import Objective, Params, ParamValue, TrialRecord
+from gdpo_tune.core.trials import Objective, Params, ParamValue, Rung, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import (
     WEIGHTS,
     count_wide,
     divide_budget,
+    find_wide_rung,
     find_wide_step,
     list_long_weights,
 )
@@ -87,7 +88,7 @@ def is_wide_over(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
     """Return whether all configurations of the wide rung were measured there, or have ended."""
     wide = list_wide(spec, records)
     growing = [*wide, *(r for r in records if r.role == "published" and r.is_comparable)]
-    waits = any(record.state == "running" and not record.rungs for record in growing)
+    waits = any(r.state == "running" and not find_wide_rung(spec, records, r) for r in growing)
     return not waits and len(wide) >= count_wide(spec, records)
 
 
@@ -99,12 +100,18 @@ def find_corner(survivors: Survivors, records: Sequence[TrialRecord]) -> Params 
 
 def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivors:
     """Choose what trains on, from the values of the wide rung among the records."""
-    published = [r for r in records if r.role == "published" and r.is_comparable and r.rungs]
-    rows = [*published, *(r for r in list_wide(spec, records) if r.rungs)]
+    published = [r for r in records if r.role == "published" and r.is_comparable]
+    rungs = {
+        record.number: rung
+        for record in (*published, *list_wide(spec, records))
+        if (rung := find_wide_rung(spec, records, record))
+    }
+    published = [record for record in published if record.number in rungs]
+    rows = [*published, *(r for r in list_wide(spec, records) if r.number in rungs)]
     if not rows:
         return Survivors(frozenset(), (), spec.training.steps)
     goals = tighten_references(spec)
-    observed, origin = _extrapolate(spec, records, rows)
+    observed, origin = _extrapolate(spec, records, list(rungs.values()))
     predict = _fit([encode_params(spec, record.params) for record in rows], observed)
     predicted = {r.number: predict(encode_params(spec, r.params)) for r in rows}
     smoothed = {
@@ -118,7 +125,7 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
         present = [r for r in present if r.number not in numbers]
         gains = {r.number: _gain(points, predicted[r.number], goals) for r in present}
         going = max(present, key=lambda record: gains[record.number], default=None)
-        kept = going.params if going and not _is_worse(spec, going, origin) else {}
+        kept = going.params if going and not _is_worse(spec, rungs[going.number], origin) else {}
         anew = [_move(spec, r.params, weights, kept) for r in rows]
         values = [predict(encode_params(spec, params)) for params in anew]
         best = max(range(len(anew)), key=lambda index: _gain(points, values[index], goals))
@@ -139,30 +146,30 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
 
 
 def _extrapolate(
-    spec: SweepSpec, records: Sequence[TrialRecord], rows: Sequence[TrialRecord]
+    spec: SweepSpec, records: Sequence[TrialRecord], rungs: Sequence[Rung]
 ) -> tuple[Floats, Floats]:
     """Return where the values of the wide rung lead, `float[N, M]`, and where they began `[M]`.
 
     They stay within the range of each metric; the beginning is NaN while it is unknown.
     """
-    observed = np.array([read_values(spec, record.rungs[0])[0] for record in rows])
+    observed = np.array([read_values(spec, rung)[0] for rung in rungs])
     role = "start" if spec.start is not None else "untrained"
     begin = [r.validation for r in records if r.role == role and r.state == "complete"]
     if not begin:
         return observed, np.full(observed.shape[1], np.nan)
     metrics = registry.collect_metrics(load_task_info(spec.task, spec.space.domains))
     origin = np.array([begin[-1][name].mean for name in spec.objectives])
-    _, end = divide_budget(spec, len(rows))
+    _, end = divide_budget(spec, len(rungs))
     moved = origin + math.sqrt(end / find_wide_step(spec, records)) * (observed - origin)
     bounds = [(metrics[name].low, metrics[name].high) for name in spec.objectives]
     low, high = np.array(bounds).T
     return np.clip(moved, low, high), origin
 
 
-def _is_worse(spec: SweepSpec, record: TrialRecord, origin: Floats) -> bool:
+def _is_worse(spec: SweepSpec, rung: Rung, origin: Floats) -> bool:
     """Return whether a policy at the wide rung is worse than the initial one in every objective."""
     goals = spec.list_objectives()
-    values = [read_values(spec, record.rungs[0])[0], tuple(origin)]
+    values = [read_values(spec, rung)[0], tuple(origin)]
     own, other = compute_losses(values, goals)
     return bool((own > other).all())
 

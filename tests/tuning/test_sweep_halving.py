@@ -19,7 +19,8 @@ pytestmark = MARKS
 
 def test_stopped_trials_take_no_step_past_the_wide_rung_and_leave_no_files(tmp_path: Path):
     budget = ("search.budget.completions=12800", "search.replicates.max_runs=0")
-    overrides = [f"storage={tmp_path}", *ENDS_ONLY, *budget, "search.sampler=random"]
+    wide = ("search.scheduler={type: halving}", "search.trials=10", "search.sampler=random")
+    overrides = [f"storage={tmp_path}", *ENDS_ONLY, *budget, *wide]
     spec = load_spec(SPACE, overrides, "sweep")
     result = run_sweep(spec, train="tests.support.fake_training:train")
     with Ledger.open(spec, read_only=True) as ledger:
@@ -39,7 +40,6 @@ def test_stopped_trials_take_no_step_past_the_wide_rung_and_leave_no_files(tmp_p
         assert not (directory / HALT).exists()
 
     long = [r for r in result.records if r.is_training and r.state == "complete"]
-    assert len({record.last_step for record in long}) == 1
     for record in long:
         assert [rung.step for rung in record.rungs] == list(range(1, (record.last_step or 0) + 1))
         begun, *continued = list_executions(spec.directory, str(record.number))
