@@ -82,7 +82,9 @@ def list_choices(spec: SweepSpec) -> list[tuple[str, object]]:
 def build_published(step: int, seconds: float) -> TrialRecord:
     cost = Cost(completions=64 * step, seconds=seconds)
     rung = Rung(step, {}, cost)
-    return TrialRecord(1, "published", "baseline", {}, 0, "paused", rungs=(rung,))
+    return TrialRecord(
+        1, "published", "baseline", {}, 0, "paused", rungs=(rung,), paused_at=rung.completions
+    )
 
 
 @pytest.mark.parametrize("merges", [0, 40])

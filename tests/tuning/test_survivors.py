@@ -61,7 +61,17 @@ def measure_wide(spec: SweepSpec, values: Values = mix) -> list[TrialRecord]:
         rung = build_rung(find_wide_step(spec), values(params))
         role, proposer = ("published", "baseline") if number == 1 else ("search", "startup")
         records.append(
-            TrialRecord(number, role, "paused", params, 0, proposer, rungs=(rung,), cost=rung.cost)
+            TrialRecord(
+                number,
+                role,
+                "paused",
+                params,
+                0,
+                proposer,
+                rungs=(rung,),
+                cost=rung.cost,
+                paused_at=rung.completions,
+            )
         )
     return records
 
