@@ -275,11 +275,11 @@ def divide_budget(
     """
     first, longest = find_wide_step(spec, records), spec.training.steps
     least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_long_weights(spec)) + 2))
-    ended = [r.rungs[-1].step for r in records if r.role in GROWING and r.ends_at and r.rungs]
-    if ended:  # what an extended budget adds has the length of what is there
-        return least, max(ended)
     if not spec.search_completions:
         return least, longest
     left = spec.search_completions // spec.training.completions_per_step - measured * first
     count = max(least, min(measured + begun, left // max(1, longest - first)))
+    ended = [r.last_step or 0 for r in records if r.role in GROWING and r.state == "complete"]
+    if ended:  # what an extended budget adds has the length of what is there
+        return count, max(ended)
     return count, max(first + 1, min(longest, (left + (count - begun) * first) // count))

@@ -19,8 +19,9 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.machine import list_evaluated_steps
+from gdpo_tune.spec.machine import MOST_KEPT, list_evaluated_steps
 from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoint, remove_all_but
+from gdpo_tune.tuning.survivors import choose_survivors, is_wide_over, list_levels
 
 
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
@@ -72,6 +73,12 @@ def list_kept_steps(
     A search trial keeps those at which it is evaluated, and a replicate those that a fresh seed of
     a candidate needs.
     """
+    if record.role == "search" and spec.search.is_divided:
+        if not list_evaluated_steps(spec) or not is_wide_over(spec, records):
+            return ()
+        end, every = choose_survivors(spec, records).end, spec.training.evaluate_every
+        steps = {*list_levels(spec, records, end)[1:-1], *range(every, end, every)}
+        return tuple(sorted(steps)[-MOST_KEPT:])
     if record.role == "search":
         return tuple(list_evaluated_steps(spec))
     if record.replicate_of is None or record.parts or not spec.has_candidates:
