@@ -1,7 +1,8 @@
 """Commands of README and docs that read `runs/code`, on the trials of a real sweep.
 
 `tests/data/code_sweep` is the ledger of a real sweep of `search_spaces/code.yaml`: 16 trainings of
-60 steps. Its policies are not there: commands that load them are run as `--dry-run`.
+60 steps. Its policies are not there: the untrained one stands for merges, and commands that load
+others are run as `--dry-run`.
 """
 
 import gzip
@@ -44,6 +45,9 @@ def directory(tmp_path, monkeypatch):
     for name in re.findall(rb"trials/\d+/checkpoint-\d+", journal):
         (sweep / name.decode()).mkdir(parents=True, exist_ok=True)
     shutil.copytree(sweep, sweep.with_name("longer"))
+    for merge in sweep.glob("trials/*/checkpoint-0"):  # the weights at which trainings begin
+        merge.rmdir()
+        merge.symlink_to(POLICIES["embedded"])
     monkeypatch.chdir(tmp_path)
     for record in find_sweep("runs/code").records:
         for part in record.parts:
