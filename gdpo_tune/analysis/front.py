@@ -30,12 +30,21 @@ from gdpo_tune.analysis.replicates import (
     pool_estimates,
     pool_trials,
 )
-from gdpo_tune.analysis.uncertainty import Interval, compute_quantile, estimate_hypervolume_interval
+from gdpo_tune.analysis.uncertainty import (
+    Interval,
+    compute_quantile,
+    draw_points,
+    estimate_hypervolume_interval,
+)
 from gdpo_tune.core.text import format_first
-from gdpo_tune.core.trials import Cost, Estimate, Objective, TrialRecord, sum_costs
+from gdpo_tune.core.trials import CLEAR, Cost, Estimate, Objective, TrialRecord, sum_costs
 
 Kind = Literal["ends", "checkpoints", "merges"]
 KINDS: tuple[Kind, ...] = ("ends", "checkpoints", "merges")
+MIN_MOVE = 0.01
+"""Share of the hypervolume that a move has to exceed."""
+MOVE_DRAWS = 200
+"""Draws of all means that tell the noise of a move."""
 
 
 class HypervolumePoint(NamedTuple):
@@ -417,3 +426,40 @@ def find_parents(front: Front, candidate: Configuration) -> list[Configuration]:
             owners |= {(n, last_steps[n]): configuration for n in configuration.numbers}
     found = [owners.get((part.trial, part.step)) for part in candidate.parts]
     return [parent for parent in found if parent is not None and parent is not candidate]
+
+
+def has_stagnated(
+    records: Sequence[TrialRecord], objectives: Sequence[Objective], patience: int
+) -> bool:
+    """Return whether the last `patience` search trials that ended did not move the hypervolume.
+
+    H is over the validation means of all search trials (and the published setting) that ended; H'
+    is over those that had ended before the last `patience` ones. The hypervolume moved if H - H' is
+    above 1 % of H' and above 1.96 standard errors of H - H', by equal draws of all means for both.
+    Replicates do not count, so that they never revive a search. Neither a hypervolume of 0 nor a
+    patience of 0 ever stagnates.
+    """
+    if not patience:
+        return False
+    ended = [r for r in records if not r.is_open and r.is_comparable]
+    tried = [r for r in ended if r.role in ("search", "published")]
+    search = [r for r in tried if r.role == "search"]
+    if len(search) < patience:
+        return False
+    search.sort(key=lambda record: (record.finished or math.inf, record.number))
+    latest = {record.number for record in search[-patience:]}
+    feasible = [c for c in pool_trials(tried, objectives) if c.feasible]
+    estimates = [[c.validation[goal.name] for goal in objectives] for c in feasible]
+    means = np.array([[estimate.mean for estimate in row] for row in estimates])
+    before = np.array([not latest.issuperset(c.numbers) for c in feasible], dtype=np.bool_)
+    now = compute_hypervolume(means, objectives)
+    earlier = compute_hypervolume(means[before], objectives)
+    if now <= 0:
+        return False
+    errors = np.array([[estimate.se for estimate in row] for row in estimates])
+    moves = [
+        compute_loss_hypervolume(drawn, objectives)
+        - compute_loss_hypervolume(drawn[before], objectives)
+        for drawn in draw_points(compute_losses(means, objectives), errors, MOVE_DRAWS)
+    ]
+    return now - earlier <= max(MIN_MOVE * earlier, CLEAR * float(np.std(moves)))

@@ -131,7 +131,7 @@ class SweepStarted:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is still to come, as far as the plan knows: at the start, and after each change."""
+    """Trials and work to come, as far as the plan knows; sent after each change."""
 
     planned: int
     """Trials that exist at the end, at most: baselines, replicates, merges included."""

@@ -67,7 +67,7 @@ class Sweep:
 
     @cached_property
     def effects(self) -> Effects:
-        """What each of its dimensions changes, where most trainings were measured equally."""
+        """Effects of each dimension at the step at which most trainings were measured."""
         from gdpo_tune.analysis.effects import estimate_effects
 
         dimensions = list_dimensions(self.spec.space)

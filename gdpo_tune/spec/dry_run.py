@@ -60,7 +60,6 @@ def render_dry_run(
         *_align([(f"group_size {size}", f"{total // size} prompts") for size in sizes]),
         "",
         f"# Time: {_describe_time(spec)}",
-        "",
         "# Completions, " + ("as planned" if spec.search.is_divided else "at most"),
         *_align(_list_completions(spec)),
         "",

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gdpo_tune.analysis.convergence import has_stagnated
+from gdpo_tune.analysis.front import has_stagnated
 from gdpo_tune.analysis.merge_choice import choose_checkpoint, choose_merge
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
 from gdpo_tune.analysis.replicates import choose_replicate

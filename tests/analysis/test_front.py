@@ -11,13 +11,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gdpo_tune.analysis.comparison import build_arm
-from gdpo_tune.analysis.convergence import has_stagnated
 from gdpo_tune.analysis.effects import Dimension, Effects, estimate_effects
 from gdpo_tune.analysis.front import (
     build_front,
     find_extremes,
     find_knee,
     find_parents,
+    has_stagnated,
     is_above,
     subtract_estimates,
     summarize_origins,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gdpo_tune.analysis.convergence import has_stagnated
+from gdpo_tune.analysis.front import has_stagnated
 from tests.support.analysis import GOALS, build_trial
 
 START = [build_trial(0, 0.5, 0.5), build_trial(1, 0.4, 0.7)]
