@@ -153,7 +153,8 @@ class LiveDisplay(CloseableResource):
         if isinstance(event, events.TrialPaused):
             if event.record.parts:
                 return f"{title_candidate(event.record.name)} waits for what else joins the front"
-            return f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
+            text = f"trial {event.record.number} waits at rung {event.record.paused_at:,}"
+            return f"{text}; {self._describe_counts()}{self._describe_time_left()}"
         if isinstance(event, events.TrialFinished):
             return self._describe_end(event.record)
         if isinstance(event, events.IncidentOccurred):

@@ -16,8 +16,8 @@ from gdpo_tune.core.trials import Cost, Measurement, Objective, TrialRecord
 T = TypeVar("T")
 ENDED = ("complete", "pruned", "failed")
 """States of a trial in which nothing more follows."""
-LEAST_WORK = 64.0
-"""Completions from which a pace is known."""
+LEAST_SHARE = 0.02
+"""Share of all work from which a pace is known: before, most of the time went into the start."""
 
 
 class Paced(Generic[T]):
@@ -176,4 +176,5 @@ def measure_work(records: Iterable[TrialRecord], latest: Mapping[int, Cost]) -> 
 
 def estimate_seconds_left(left: float, done: float, seconds: float) -> float | None:
     """Return the time that some work takes at the pace of the last `seconds`; None: unknown."""
-    return None if done < LEAST_WORK else max(0.0, left) * seconds / done
+    left = max(0.0, left)
+    return None if done <= LEAST_SHARE * (done + left) else left * seconds / done

@@ -246,11 +246,11 @@ def test_hours_that_are_left_limit_the_time(spec):
     clock = Clock()
     progress = LiveState(spec.list_objectives(), 60, clock)
     progress.apply(SweepStarted(()))
-    progress.apply(Outlook(10, 1e6, hours=0.5))
+    progress.apply(Outlook(10, 4000.0, hours=0.1))
     clock.now = 10.0
     ended = replace(make_records(spec, 2)[1], cost=Cost(completions=100))
     progress.apply(TrialFinished(ended))
-    assert progress.estimate_seconds_left() == 1800.0
+    assert progress.estimate_seconds_left() == 360.0
 
 
 def test_a_pause_does_not_slow_the_pace_down(spec):

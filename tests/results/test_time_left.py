@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune.core.trials import EVALUATED_WORK, Cost
-from gdpo_tune.results.live import LEAST_WORK, estimate_seconds_left, measure_work
+from gdpo_tune.results.live import LEAST_SHARE, estimate_seconds_left, measure_work
 from tests.support.analysis import build_trial
 
 
@@ -18,5 +18,5 @@ def test_work_counts_training_evaluations_and_what_runs():
 
 def test_the_time_left_follows_from_the_pace_of_this_session():
     assert estimate_seconds_left(1000.0, 500.0, 50.0) == pytest.approx(100.0)
-    assert estimate_seconds_left(1000.0, LEAST_WORK / 2, 50.0) is None
+    assert estimate_seconds_left(1000.0, 1000.0 * LEAST_SHARE, 50.0) is None
     assert estimate_seconds_left(-20.0, 500.0, 50.0) == 0.0
