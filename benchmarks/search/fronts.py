@@ -1,12 +1,13 @@
 """Fronts of real sweeps for equal completions: a divided budget against other plans.
 
     python benchmarks/search/fronts.py [--tasks code math tools] [--seeds 0 1 2] [--out DIRECTORY]
-                                       [--rows halving sixteen equal random tpe]
+                                       [--rows halving informative sixteen equal random tpe]
 
 For each task and seed, sweeps of `search_spaces/<task>.yaml` run with the ordinary command, one
 trial at a time and without replicates:
 
     halving  a wide rung of many configurations, then few long trainings: the default of a budget
+    informative  the same, whose trainings prefer prompts with unequal rewards
     sixteen  16 configurations of 60 steps, with merges and checkpoints
     equal    five configurations of equal length, which a model proposes after three that span
     random   the same, drawn at random
@@ -57,12 +58,13 @@ FRESH_SEEDS = (1_000_001, 1_000_002)
 TOTALS = {"code": 83_000, "math": 83_000, "tools": 60_500}
 """Task -> completions of a sweep, those of evaluations included: what the divided budget of commit
 2de9f153 has spent, whose fronts docs/growth.md lists."""
-TRAINING = 0.77
-"""Share of them in training, of a divided budget."""
+TRAINING = {"code": 0.77, "math": 0.735, "tools": 0.73}
+"""Task -> share of them in training, of a divided budget: evaluations take the rest."""
 COMPLETIONS_PER_STEP, EQUAL_TRAININGS = 64, 5
 SIXTEEN = ("search.scheduler={type: fifo}", "search.budget.completions=0", "training.steps=60")
 CONTESTANTS: Mapping[str, Sequence[str]] = {
     "halving": (),
+    "informative": ("space.prompt_selection=informative",),
     "sixteen": SIXTEEN,
     "equal": (),
     "random": ("search.sampler=random",),
@@ -122,8 +124,8 @@ def run_sweep(task: str, seed: int, name: str, out: Path, changes: Sequence[str]
 
 def list_limits(task: str, name: str, *, small: bool) -> list[str]:
     """Return the settings by which a contestant spends about what it may."""
-    training = SMALL_BUDGET if small else int(TRAINING * TOTALS[task])
-    if name == "halving":
+    training = SMALL_BUDGET if small else int(TRAINING[task] * TOTALS[task])
+    if name in ("halving", "informative"):
         return [f"search.budget.completions={training}"]
     if name in ("equal", "random"):
         steps = training // (EQUAL_TRAININGS * COMPLETIONS_PER_STEP)
@@ -292,15 +294,6 @@ def write_fronts_picture(
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=style.PAPER)
     write_atomically(path, picture.getvalue())
-
-
-@dataclass(frozen=True)
-class SweepLine:
-    """Line of a sweep in one panel of the PNG."""
-
-    problem: str
-    contestant: str
-    steps: Sequence[tuple[float, float]]
 
 
 def list_overrides(seed: int, out: Path, changes: Sequence[str]) -> list[str]:
