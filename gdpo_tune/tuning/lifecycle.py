@@ -200,7 +200,7 @@ class Lifecycle:
         # measurements after a verdict do not count: a promoted trial continues from its rung
         if measurement.has_validation and trial.verdict is None:
             with self._write_guard():
-                self._plan.note_measurement()
+                self._plan.invalidate()
                 if self._ledger.record_rung(number, measurement):
                     record = self._ledger.get_record(number)
                     completions = measurement.cost.completions

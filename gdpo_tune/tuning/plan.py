@@ -350,48 +350,32 @@ def derive_seed(spec: SweepSpec, number: int) -> int:
 
 
 class PlanCache:
-    """Next trial of a running sweep, computed again only after a change that may affect it.
-
-    Ray constantly asks for the next trial, and among thousands of trials it takes half a second to
-    find the next replicate. Every start, measurement and end of a trial must be noted here.
-    """
+    """Next trial of a running sweep, found again after each change: Ray constantly asks for it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._next: PlannedTrial | None = None
-        self._is_next_valid = False
-        self._is_budget_checked = False
+        self._is_valid = False
 
     def invalidate(self) -> None:
-        """Note that a trial has started or ended, or that a request has changed the sweep."""
-        self._is_next_valid = self._is_budget_checked = False
-
-    def note_measurement(self) -> None:
-        """Note a measurement, which changes the plan through the budget alone."""
-        self._is_budget_checked = False
+        """Note a start, a measurement or an end of a trial, or a request."""
+        self._is_valid = False
 
     def get_next_trial(self, *, idle: bool) -> PlannedTrial | None:
         """Return the next trial; None if no trial can start now. `idle`: no trial is under way."""
-        spec = self._ledger.spec
-        # hours pass by themselves
-        may_be_spent = not self._is_budget_checked or bool(spec.search.budget.hours)
-        is_valid = self._is_next_valid and not (self._next is None and idle)
-        if not is_valid or (self._next is not None and may_be_spent and self.is_budget_spent()):
+        spec, has_next = self._ledger.spec, self._next is not None
+        is_valid = self._is_valid and (has_next or not idle)
+        if not is_valid or (has_next and spec.search.budget.hours):  # hours pass by themselves
             records = self._ledger.get_records()
             added = self._ledger.steering.list_waiting(records)
-            self._next = find_next_trial(spec, records, self._compute_hours(), added)
-            self._is_next_valid = True
-        self._is_budget_checked = True
+            hours = self._ledger.compute_hours(time.time())
+            self._next, self._is_valid = find_next_trial(spec, records, hours, added), True
         return self._next
 
     def is_budget_spent(self) -> bool:
         """Return whether some part of `search.budget` is spent."""
-        records, hours = self._ledger.get_records(), self._compute_hours()
+        records, hours = self._ledger.get_records(), self._ledger.compute_hours(time.time())
         return bool(describe_spent_budget(self._ledger.spec, records, hours))
-
-    def _compute_hours(self) -> float:
-        has_limit = bool(self._ledger.spec.search.budget.hours)
-        return self._ledger.compute_hours(time.time()) if has_limit else 0.0
 
 
 def plan_merge_or_checkpoint(

@@ -32,7 +32,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.opening import copy_study
 from gdpo_tune.ledger.trial_encoding import convert_to_distribution
 from gdpo_tune.spec import SweepSpec, first_trials
-from gdpo_tune.tuning.proposals import SamplerStudy, SamplerView, Suggestion, count_used
+from gdpo_tune.tuning.proposals import SamplerView, Suggestion
 from gdpo_tune.tuning.samplers import ParzenEstimator, SamplerFactory
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, build_trade_off, load_code_spec
@@ -150,28 +150,6 @@ def test_only_a_sampler_with_a_model_receives_trials(tmp_path: Path, sampler: st
     view = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
     run_trials(view, 12)
     assert len(list_entries(view)) == count
-
-
-def test_the_study_is_rebuilt_at_most_once_per_proposal(
-    spec: SweepSpec, monkeypatch: pytest.MonkeyPatch
-):
-    view = SamplerView(spec)
-    built: list[SamplerStudy] = []
-
-    class Counted(SamplerStudy):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            built.append(self)
-
-    monkeypatch.setattr("gdpo_tune.tuning.proposals.SamplerStudy", Counted)
-    for number in range(5):
-        role = "replicate" if number else "search"
-        view.observe(build_record(number, build_point(spec), build_outcome(number / 10), role=role))
-    assert built == []
-    view.propose()
-    assert [trial.values for trial in built[0].study.trials] == [[pytest.approx(0.2), 0.5, 0.5]]
-    view.propose()
-    assert len(built) == 1
 
 
 def test_a_failed_configuration_stays_pending(spec: SweepSpec):
@@ -522,21 +500,6 @@ def test_a_running_trial_is_in_the_study_from_its_first_rung_on(spec: SweepSpec)
     assert list_estimates(view) == {0: ("COMPLETE", 0.3), 1: ("COMPLETE", 0.5)}
 
 
-def test_a_paused_trial_of_a_large_sweep_stays_in_the_study_when_it_resumes(tmp_path: Path):
-    spec = load_code_spec(tmp_path, ["search.trials=301"])
-    view = SamplerView(spec)
-    running = build_measured_record(spec, 0, "running", (7, 0.1))
-    view.observe(running)
-    assert list_estimates(view) == {0: ("RUNNING", None)}
-    waiting = replace(running, state="paused", paused_at=448)
-    view.observe(waiting)
-    assert list_estimates(view) == {0: ("COMPLETE", 0.1)}
-    view.observe(replace(waiting, state="running"))
-    assert list_estimates(view) == {0: ("COMPLETE", 0.1)}
-    view.observe(build_measured_record(spec, 0, "complete", (7, 0.1), (20, 0.2), end=0.4))
-    assert list_estimates(view) == {0: ("COMPLETE", 0.4)}
-
-
 def test_a_complete_replicate_counts_more_than_a_stopped_one(spec: SweepSpec):
     view = SamplerView(spec)
     stopped = build_measured_record(spec, 0, "pruned", (7, 0.1))
@@ -563,14 +526,6 @@ def test_a_new_process_builds_the_same_study(spec: SweepSpec):
                 watching.observe(record)
             loading.load((record, {}) for record in records)
             assert list_estimates(watching) == list_estimates(loading)
-
-
-def test_the_extrapolation_changes_in_steps():
-    counts = [count_used(count) for count in range(200)]
-    assert counts[:9] == list(range(9))
-    assert counts == sorted(counts)
-    assert all(leap <= count < max(9, leap * 1.25 + 1) for count, leap in enumerate(counts))
-    assert len(set(counts)) < 25
 
 
 def test_the_sampler_sees_rungs_before_any_trial_ends(tmp_path: Path):
