@@ -453,7 +453,7 @@ def _check_plan(spec: SweepSpec) -> Findings:
         steps = spec.search_completions // training.completions_per_step
         count = (search.trials or least) + 1
         needed = math.ceil(LEAST_RUNG * count / scheduler.wide_share)
-        if steps < needed and search.replicates.max_trainings and steps < training.steps:
+        if steps < needed <= budget.completions // training.completions_per_step:
             reason = (
                 f"{search.replicates.max_trainings} replicates of up to {training.steps} steps "
                 f"leave {steps} steps of the budget for the search"

@@ -322,7 +322,7 @@ def divides_budget(search: Mapping[str, Any]) -> bool:
     is_limited = isinstance(budget, Mapping) and any(
         budget.get(name) for name in ("completions", "gpu_hours", "hours")
     )
-    return is_limited and "trials" not in search
+    return is_limited and not search.get("trials")
 
 
 def read_pack(value: object) -> object:

@@ -39,6 +39,7 @@ def load(directory: Path, search: str, training: str = "", *overrides: str) -> S
         ("trials: 8", "fifo"),
         ("trials: 8, budget: {completions: 64000}", "fifo"),
         ("budget: {completions: 64000}", "halving"),
+        ("trials: 0, budget: {completions: 64000}", "halving"),
         ("budget: {hours: 2}", "halving"),
         ("budget: {trials: 8}", "fifo"),
         ("scheduler: {type: fifo}, budget: {completions: 64000}", "fifo"),
