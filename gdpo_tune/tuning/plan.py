@@ -365,7 +365,8 @@ class PlanCache:
         """Return the next trial; None if no trial can start now. `idle`: no trial is under way."""
         spec, has_next = self._ledger.spec, self._next is not None
         is_valid = self._is_valid and (has_next or not idle)
-        if not is_valid or (has_next and spec.search.budget.hours):  # hours pass by themselves
+        passes = has_next and bool(spec.search.budget.hours)  # hours pass by themselves
+        if not is_valid or (passes and self.is_budget_spent()):
             records = self._ledger.get_records()
             added = self._ledger.steering.list_waiting(records)
             hours = self._ledger.compute_hours(time.time())
