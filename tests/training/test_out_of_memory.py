@@ -60,12 +60,6 @@ def test_out_of_memory_is_a_failure_that_names_settings(config, error):
     assert caught.value.__cause__ is error
 
 
-def test_trials_that_share_a_process_may_be_fewer(config):
-    message = r"out of memory: lower resources\.pack \(4\), or lower training\.completions_per_step"
-    with pytest.raises(TrialFailure, match=message), explain_out_of_memory(config, 4):
-        raise MemoryError()
-
-
 @pytest.fixture
 def crowd(monkeypatch):
     """A stand-in for a GPU of 80 GiB; returns a setter of its free and the trial's own bytes."""
