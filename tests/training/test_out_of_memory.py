@@ -290,18 +290,6 @@ def test_vllm_has_slots_for_experts_and_peft_leaves_them():
         assert shapes.count_slot_parameters(rank) - ends == 3 * experts * rank * (inner + hidden)
 
 
-def test_the_other_trials_of_a_pack_leave_less_for_a_micro_batch(config, crowd, monkeypatch):
-    crowd(80, 0)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr(memory, "MOST_TOKENS", 10**12)
-    adapters = dataclasses.replace(config, model=ModelSettings(lora_rank=8), gpu_share=0.02)
-    model = load("embedded")
-    alone, together = (choose_limit(adapters, model, trials).size for trials in (1, 1000))
-    others = estimate_memory(adapters, model, 1000).total - estimate_memory(adapters, model).total
-    token = estimate_memory(adapters, model).position_bytes
-    assert alone - together == pytest.approx(memory.USED * others / token, abs=2)
-
-
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc has it")
 def test_what_a_thread_has_freed_goes_back_to_the_system():
     """Once a large block was freed, glibc takes smaller ones from heaps, and keeps these.

@@ -59,7 +59,7 @@ def test_a_closed_engine_returns_its_memory(build_config):
     config = build_config()
     with open_worker_cache(config) as cache:
         trainer, _ = build_trainer(config, cache)
-        engine = trainer.vllm_generation.llm.slot.engine
+        engine = trainer.vllm_generation.llm.engine
         held = engine.run(list_tensors, engine.llm)
         assert len(held) > 5
         del trainer, engine, _

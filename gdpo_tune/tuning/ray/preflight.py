@@ -66,7 +66,7 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
 def ask_nodes(
     nodes: Sequence[ClusterNode],
     function: Callable[..., T],
-    list_arguments: Callable[[ClusterNode], Sequence[object]] = lambda _: (),
+    list_arguments: Callable[[ClusterNode], Sequence[object]],
 ) -> dict[str, T | ClusterError]:
     """Call a function on every node, side by side, as tasks of Ray; return the answers by id.
 
