@@ -27,7 +27,6 @@ image-check:      ## a C compiler and every package in the image of pods: make i
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
 	python benchmarks/shared_prompts.py
-	python benchmarks/pack.py
 	python benchmarks/driver.py
 	python benchmarks/utilisation.py
 	python benchmarks/tracking.py
@@ -47,7 +46,7 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/failure_drill.py
 gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
 	python benchmarks/gpu_check.py
-bench-small:      ## the same scripts, seconds each, the check of a GPU without its sweeps and packs, which `slow` runs
+bench-small:      ## the same scripts, seconds each, the check of a GPU without its sweeps, which `slow` runs
 	python benchmarks/step.py --small
 	python benchmarks/shared_prompts.py --small
 	python benchmarks/driver.py --small

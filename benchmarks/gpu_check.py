@@ -18,7 +18,6 @@ trained ends the check early.
     evaluation  the untrained policy on long prompts, where a step is large
     memory      peak of a trial that trains every weight, against the bound that refuses a share
     resume      a trial from its checkpoint, on the CPU and on the GPU; generator states
-    packs       trials an hour of processes that train 2, 4 and 8 trials of LoRA on one base
     neighbour   a trial on half a GPU, beside a process that grows and shrinks
     sweep       four trials through Ray, the process of one of them killed
     shards      two processes that divide a policy, where there are two GPUs

@@ -140,8 +140,6 @@ SLEEP_LIMIT = f"a lower peak, the same first step, the second within {WOKEN:g}"
 SAMPLED = ("train/reward", "train/completions/mean_length")
 """Metrics that do not change unless the engine samples something else."""
 APART = f"train/{DIFFERENCE}"
-GOALS = {8: 4.0}
-"""Trials in a process -> trials an hour that they have to reach, by those of one at a time."""
 
 
 def judge_memory(bound: float, peak: float) -> Row:
@@ -333,30 +331,6 @@ def judge_packing(
     }
     check, limit = f"{name_share(share)} of {unit}", f"{figures.slots} at once, {NO_FAILURE}"
     return judge(step, check, figure, limit, held, **values)
-
-
-def judge_pack(step: str, size: int, figures: SweepFigures, alone: float | None) -> Row:
-    """Judge a sweep whose trials share a process; `alone` is trials an hour, one at a time."""
-    failures = figures.list_failures()
-    figure = f"{figures.side_by_side} at once, {figures.trials_per_hour:.0f} trials an hour"
-    values: dict[str, float] = {
-        "trials_per_hour": round(figures.trials_per_hour, 1),
-        "peak_mib": round(figures.peak_mib),
-    }
-    held = not failures and figures.side_by_side == size
-    limit = f"{size} at once, {NO_FAILURE}"
-    if alone:
-        ratio = figures.trials_per_hour / alone
-        figure, values["ratio"] = f"{figure}, {ratio:.2f} of one at a time", round(ratio, 3)
-        goal = GOALS.get(size, 0.0)
-        held = held and ratio >= goal
-        limit += f", at least {goal:g} of one at a time" if goal else ""
-    return judge(step, name_pack(size), failures[0] if failures else figure, limit, held, **values)
-
-
-def name_pack(size: int) -> str:
-    """Return the name of the check of so many trials in a process."""
-    return f"{size} trials in a process" if size > 1 else "1 trial in a process"
 
 
 def judge_shards(step: str, check: str, figures: SweepFigures, trials: int) -> Row:

@@ -290,12 +290,6 @@ def choose_vllm(engine: str, *, gpu: bool) -> bool:
 NO_GPU = "no GPU"
 SHARES = {1.0: 2, 0.5: 2, 0.25: 4}
 """Share of a GPU -> trials that train on it."""
-PACKS = (1, 2, 4, 8)
-"""Trials of LoRA in a process."""
-SMALL_PACK = 2
-"""Trials in a process on a CPU, where nothing is compared."""
-PACK_STEPS = 12
-"""Steps of their trials: the start of an engine must not decide."""
 SECONDS = 300
 """Most seconds of a sweep."""
 
@@ -316,24 +310,6 @@ def check_packing(context: Context) -> Iterator[Row]:
         figures = run_sweep_command(file, step, context.processes, SECONDS, small=False)
         alone = alone or figures.trials_per_hour
         yield gpu_check_rows.judge_packing(step, share, figures, alone, unit="the GPU")
-
-
-def check_packs(context: Context) -> Iterator[Row]:
-    """Measure trials an hour of processes that train 1, 2, 4 and 8 trials on one base."""
-    step, plan = "packs", context.plan
-    alone = None
-    for size in PACKS:
-        check, trials = gpu_check_rows.name_pack(size), max(size, 2)
-        if plan.small and size != SMALL_PACK:
-            yield skip(step, check, NO_GPU)
-            continue
-        file = build_sweep(plan, f"pack_{size}", 1.0, trials, RANK, PACK_STEPS, pack=size)
-        if reason := find_refusal(file):
-            yield skip(step, check, reason)
-            continue
-        figures = run_sweep_command(file, step, context.processes, SECONDS, small=plan.small)
-        yield gpu_check_rows.judge_pack(step, size, figures, alone)
-        alone = alone or figures.trials_per_hour
 
 
 def check_shards(context: Context) -> Iterator[Row]:
@@ -466,7 +442,6 @@ STEPS: Mapping[str, Step] = {
     "evaluation": check_evaluation,
     "memory": check_memory,
     "resume": check_resume,
-    "packs": check_packs,
     "neighbour": check_neighbour,
     "sweep": check_sweep,
     "shards": check_shards,

@@ -210,18 +210,17 @@ def build_sweep(
     share: float,
     trials: int,
     rank: int,
-    steps: int = 0,
     **resources: int,
 ) -> Path:
     """Write the file of a sweep of `trials` trials that train, each on a share of the device.
 
-    `steps` is those of a trial, 0 for the plan's; `resources` are more keys of the section.
+    `resources` are more keys of the section.
 
     Every sweep evaluates the untrained policy too, which trains nothing. Without a GPU the trials
     share the cores.
     """
     cpus = max(count_local_cpus() * share / resources.get("workers", 1), 0.5)
-    steps = SMALL_STEPS if plan.small else steps or plan.steps
+    steps = SMALL_STEPS if plan.small else plan.steps
     return plan.write_space(
         name,
         # One of the trials is the published setting.

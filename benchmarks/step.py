@@ -283,7 +283,7 @@ def train_plain(config: TrialConfig, watch: Stopwatch) -> None:
                 callbacks=[Timed(watch)],
             )
         if uses_vllm:  # as TRL calls it, in the thread of the trainer
-            trainer.vllm_generation.llm = trainer.vllm_generation.llm.engine.llm
+            trainer.vllm_generation.llm = trainer.vllm_generation.llm.llm
             if not torch.cuda.is_available():
                 # Its own ends in an error on a CPU: vLLM computes with rearranged copies there.
                 trainer.vllm_generation.sync_weights = lambda: None

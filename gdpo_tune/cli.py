@@ -391,10 +391,8 @@ def check_demonstrations(spec: SweepSpec, task: Any) -> dict[str, str]:
 
 def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
     """Prepare a training in so many processes without a search; see `preflight`."""
-    from gdpo_tune.spec.gpu import settle_pack
     from gdpo_tune.spec.machine import check_resources, list_sandbox_warnings
 
-    spec = settle_pack(spec, 1)  # no other trial shares this process
     set_written_variables(spec)
     limit_devices(spec, processes)
     check_resources(spec)

@@ -155,7 +155,6 @@ def check_gpus() -> Iterator[Row]:
 
 def _check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
     from gdpo_tune.spec import load_spec
-    from gdpo_tune.spec.gpu import settle_pack
 
     needs: list[SpecProblem] = []
     try:
@@ -165,7 +164,7 @@ def _check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
         problems = [*needs, *cli.find_problems(spec, file)]
         if not spec.address and not os.access(place, os.W_OK):
             problems += [f"{place} is not writable\n    fix: name another one with storage:"]
-        found = {} if problems else cli.preflight(settle_pack(spec, 1))
+        found = {} if problems else cli.preflight(spec)
         if not problems:
             text = ", ".join((f"{file} could start", *map(": ".join, found.items())))
             yield _build_row("file", text, fine=True)

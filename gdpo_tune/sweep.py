@@ -27,7 +27,6 @@ from gdpo_tune.core.errors import ClusterLostError, ExitCode, UsageError
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
     from gdpo_tune.spec import SweepSpec
-    from gdpo_tune.spec.gpu import Choice
     from gdpo_tune.tuning.runner import SweepResult
 
 
@@ -38,7 +37,6 @@ def main(arguments: Sequence[str]) -> int:
     options = parse_arguments(arguments)
 
     from gdpo_tune.spec import load_spec
-    from gdpo_tune.spec.gpu import settle_pack
     from gdpo_tune.spec.load import keep_recorded_tracking
 
     refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
@@ -53,10 +51,6 @@ def main(arguments: Sequence[str]) -> int:
         return _submit_sweep(spec, options)
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
-        if spec.resources.pack == "auto":
-            pack = choose_trials_per_process(spec)
-            print(f"trials a process: {pack}")
-            spec = settle_pack(spec, pack.value)
         print_environment(spec, str(options.space))
     once = ("--fresh", "--accept-changes", "--one-front")
     words = [word for word in arguments if word not in once]
@@ -151,18 +145,13 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.spec.dry_run import render_dry_run, render_needs
-    from gdpo_tune.spec.gpu import settle_pack
 
     cli.set_written_variables(spec)
     size = measure_policy(spec.policy, spec.model.revision)
     description = describe_policy(spec.policy, spec.model.revision)
     template = read_chat_template(spec.policy, spec.model.revision)
     check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
-    pack = None
-    if spec.resources.pack != 1:
-        pack = choose_trials_per_process(spec)
-        spec = settle_pack(spec, pack.value)
-    print(render_dry_run(spec, size, description, pack))
+    print(render_dry_run(spec, size, description))
     print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
     print_cluster()
     cli.check_share(spec)
@@ -182,23 +171,6 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
             for name, value in found.items():
                 print(f"{name}: {value}")
     return 0
-
-
-def choose_trials_per_process(spec: SweepSpec) -> Choice[int]:
-    """Return what `resources.pack` stands for on this machine, or on the cluster of RAY_ADDRESS.
-
-    Raises:
-        ClusterError: the cluster cannot be joined, or a node does not answer.
-    """
-    from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec import read_device_memory
-    from gdpo_tune.spec.gpu import choose_pack
-    from gdpo_tune.tuning.ray.preflight import read_cluster_memory
-
-    is_joined = bool(os.environ.get(addresses.RAY_ADDRESS))
-    size, resources = measure_policy(spec.policy, spec.model.revision), spec.resources
-    read = (lambda: read_cluster_memory(resources)) if is_joined else read_device_memory
-    return choose_pack(spec, size, read)
 
 
 def print_cluster() -> bool:

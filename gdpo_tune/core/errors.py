@@ -87,10 +87,6 @@ class ResourcesError(UsageError):
     """More CPUs or GPUs for a trial than the machine or cluster has."""
 
 
-class SharedWorkerError(UsageError):
-    """A trial that cannot share a process with those that are in it."""
-
-
 class EngineError(UsageError):
     """A vLLM that is missing, of an unsupported version, or not for this machine."""
 

@@ -26,7 +26,7 @@ class Incident:
     time: float
     """Unix seconds."""
     description: str
-    """In one line; of trials, a predicate of each: `is tried again: ...`."""
+    """In one line; of a trial, a predicate: `is tried again: ...`."""
     trials: tuple[int, ...] = ()
     """Numbers of the trials that it concerns."""
 
@@ -43,8 +43,7 @@ class Incident:
         numbers = ", ".join(map(str, self.trials))
         if self.description.startswith("node "):
             return f"{self.description}, with trial{'s' if len(self.trials) > 1 else ''} {numbers}"
-        several = len(self.trials) > 1
-        return f"{'each of trials' if several else 'trial'} {numbers} {self.description}"
+        return f"trial {numbers} {self.description}"
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,7 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class TrialMemory:
-    """Bytes on the GPU of one process of a trial, by what it trains and how it is spread.
-
-    Several trials in a process compute one after another, so activations count once.
-    """
+    """Bytes on the GPU of one process of a trial, by what it trains and how it is spread."""
 
     policy: PolicyShapes
     completions: int
@@ -92,8 +89,6 @@ class TrialMemory:
     """Processes that share the completions of a step."""
     shards: int = 1
     """Processes over which weights, gradients and moments are divided (FSDP2); 1 for none."""
-    trials: int = 1
-    """Trials of LoRA in the process: one base and one engine, and adapters for each trial."""
     engine_share: float = 0.0
     """Part of the room that vLLM takes; 0 without an engine."""
     sleeps: bool = False
@@ -104,7 +99,7 @@ class TrialMemory:
         """Trainable parameters."""
         if not self.rank:
             return self.policy.parameters
-        return self.trials * self.policy.count_adapter_parameters(self.rank, self.targets)
+        return self.policy.count_adapter_parameters(self.rank, self.targets)
 
     @property
     def weights(self) -> int:
@@ -255,9 +250,9 @@ class TrialMemory:
         """Memory without which vLLM does not start; each worker has one for its completions."""
         policy, rank = self.policy, self.engine_rank or self.rank
         slot_rank = next((larger for larger in ADAPTER_RANKS if larger >= rank), rank)
-        slots = self.trials * policy.count_slot_parameters(slot_rank) if rank else 0
+        slots = policy.count_slot_parameters(slot_rank) if rank else 0
         activations = BATCHED_TOKENS * (4 * policy.hidden_size + 3 * policy.intermediate_size)
-        sampled = min(self.trials * self.completions // self.workers, MOST_SEQUENCES)
+        sampled = min(self.completions // self.workers, MOST_SEQUENCES)
         blocks = -(-self.tokens // CACHE_BLOCK) + 2  # vLLM keeps one block empty
         return EngineMemory(
             weights=(policy.parameters + slots) * self.number_bytes,

@@ -124,6 +124,10 @@ REMOVED_KEYS = {
         "search.scheduler decides it",
         "remove the key: a search.budget without search.trials is divided by halving",
     ),
+    "resources.pack": (
+        "trials no longer share a process",
+        "remove the key: with resources.gpus: 0.25 four trials share a GPU",
+    ),
 }
 """Key that is gone -> the reason, and what to write instead."""
 

@@ -51,7 +51,7 @@ def print_summary(
     spec, records, front, chosen = sweep.spec, sweep.records, sweep.front, sweep.chosen
     complete, others = describe_states(records)
     counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
-    work = describe_work(records, spec.resources.trials_per_process, "training")
+    work = describe_work(records, "training")
     volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
     head = (
         f": {f'{note}; ' if note else ''}{counts}, {work}; "

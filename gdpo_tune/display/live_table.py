@@ -142,11 +142,7 @@ class LiveDisplay(CloseableResource):
             parts = [self._describe_counts(), self._spec.location, self._describe_pause()]
             return f"{self._spec.name}: {'; '.join(filter(None, parts))}"
         if isinstance(event, events.SearchStarted):
-            together = self._spec.resources.trials_per_process
-            shared = f", up to {together} in a process" if together > 1 else ""
-            return (
-                f"{self._spec.name}: {event.slots} at a time{shared}; proposals by {event.sampler}"
-            )
+            return f"{self._spec.name}: {event.slots} at a time; proposals by {event.sampler}"
         if isinstance(event, events.TrialStarted):
             title = title_candidate(event.record.name)
             return f"{title} starts: {_describe_trial(event.record)}"

@@ -25,7 +25,7 @@ SCORING = (
 )
 """Modules that score completions; they import no others of this package."""
 PROGRAMS = (
-    *("sandbox/**/*.py", "core/system.py", "core/addresses.py", "core/compute_lock.py"),
+    *("sandbox/**/*.py", "core/system.py", "core/addresses.py"),
     *("tasks/columns.py", "tasks/execution.py"),
 )
 """Modules that run programs, besides."""

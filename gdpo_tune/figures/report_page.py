@@ -193,7 +193,7 @@ def _describe_head(sweep: Sweep) -> dict[str, str]:
 
 def _describe_sweep(sweep: Sweep) -> dict[str, str]:
     spec, front = sweep.spec, sweep.front
-    work = wording.describe_work(front.records, spec.resources.trials_per_process, "trials")
+    work = wording.describe_work(front.records, "trials")
     completions = sum(record.cost.completions for record in front.records)
     provisional = sum(member.is_provisional for member in front.members)
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)

@@ -81,11 +81,9 @@ def name_state(state: str) -> str:
     return "stopped early" if state == "pruned" else state
 
 
-def describe_work(records: Sequence[TrialRecord], together: int, unit: str) -> str:
-    """Return the time of all trials as `unit`; `together` ones share a process and its time."""
-    work = f"{format_duration(sum(record.cost.seconds for record in records))} of {unit}"
-    waits = f" (up to {together} trials share a process, and wait for each other)"
-    return work + (waits if together > 1 else "")
+def describe_work(records: Sequence[TrialRecord], unit: str) -> str:
+    """Return the time of all trials as `unit`."""
+    return f"{format_duration(sum(record.cost.seconds for record in records))} of {unit}"
 
 
 def describe_states(records: Sequence[TrialRecord]) -> tuple[int, str]:

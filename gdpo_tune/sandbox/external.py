@@ -27,7 +27,6 @@ from typing import Any
 
 import httpx
 
-from ..core import compute_lock
 from ..core.addresses import split_service_url
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from .guest.grading import CandidateReport, grade_frames, grade_output, grade_value
@@ -126,8 +125,7 @@ class ExternalSandbox(Sandbox):
                 for job in remote_jobs
             ]
         try:
-            with compute_lock.yield_lock():
-                done = wait(tasks, return_when=FIRST_EXCEPTION).done
+            done = wait(tasks, return_when=FIRST_EXCEPTION).done
             for task in done:
                 task.result()
             return [task.result() for task in tasks]

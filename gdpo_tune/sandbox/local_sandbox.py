@@ -13,7 +13,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from ..core import compute_lock
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
 from ..core.system import count_parallel_candidates, read_machine_memory
 from .guest.grading import CandidateReport
@@ -74,8 +73,7 @@ class _Pool(Sandbox):
                 for number, thread in enumerate(self._threads[:count])
             ]
         try:
-            with compute_lock.yield_lock():
-                wait(futures, return_when=FIRST_EXCEPTION)
+            wait(futures, return_when=FIRST_EXCEPTION)
         finally:
             waiting.clear()
         _raise_failure(futures, SandboxInfraError, "unforeseen error in the sandbox")

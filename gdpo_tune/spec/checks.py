@@ -108,7 +108,6 @@ def check_spec(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Findi
     yield from check_group_sizes(spec)
     yield from check_resource_settings(spec)
     yield from check_lengths_and_batches(spec)
-    yield from _check_pack(spec)
     yield from _check_search(spec)
     if task is not None:
         yield from _check_plan(spec)
@@ -404,24 +403,6 @@ def check_resource_settings(spec: SweepSpec) -> Findings:
         yield Finding("resources.workers", reason, fix, ("space.group_size", TOTAL))
 
 
-def _check_pack(spec: SweepSpec) -> Findings:
-    own, key = spec.resources, "resources.pack"
-    if own.pack in (1, "auto"):
-        return
-    if not spec.model.lora_rank:
-        reason = "every weight is trained, so the trials have no base policy to share"
-        yield Finding(
-            key, reason, "add model.lora_rank: 16, or write pack: 1", ("model.lora_rank",)
-        )
-    if own.workers > 1:
-        reason = f"a trial has {own.workers} processes, and cannot share one with others"
-        yield Finding(key, reason, "write pack: 1, or workers: 1", ("resources.workers",))
-    if not spec.rollout.reuse_engine:
-        reason = "trials that share a process share its engine, too"
-        fix = "remove the key, or write resources.pack: 1"
-        yield Finding("rollout.reuse_engine", reason, fix, (key,))
-
-
 def _check_search(spec: SweepSpec) -> Findings:
     search = spec.search
     if search.sampler not in registry.SAMPLERS:
@@ -581,11 +562,9 @@ def _check_rollout(spec: SweepSpec) -> Findings:
         asleep = "vLLM on a CPU has no sleep mode"
     elif resources.gpus < 1:
         asleep = "vLLM fails if another trial takes memory of its GPU while it falls asleep"
-    elif resources.trials_per_process > 1:
-        asleep = "trials that share a process need its engine at different times"
     if own.sleep and asleep:
-        fix = "remove the key, or write resources: {gpus: 1, pack: 1}"
-        yield Finding("rollout.sleep", asleep, fix, ("resources.gpus", "resources.pack"))
+        fix = "remove the key, or write resources: {gpus: 1}"
+        yield Finding("rollout.sleep", asleep, fix, ("resources.gpus",))
 
 
 def _check_start(spec: SweepSpec) -> Findings:

@@ -13,7 +13,7 @@ from gdpo_tune.core.settings import StartSettings
 from gdpo_tune.core.text import align_columns, format_bytes, format_duration, join_names, show
 from gdpo_tune.core.trials import EVALUATED_WORK
 from gdpo_tune.spec.first_trials import count_wide, divide_budget, find_wide_step
-from gdpo_tune.spec.gpu import Choice, choose_sampler, measure_trial
+from gdpo_tune.spec.gpu import choose_sampler, measure_trial
 from gdpo_tune.spec.machine import count_local_slots, find_pace, measure_disk
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
@@ -23,16 +23,10 @@ EVALUATIONS = ("held-out evaluation", "merges", "checkpoints")
 """Parts of a sweep that train nothing."""
 
 
-def render_dry_run(
-    spec: SweepSpec,
-    size: PolicyShapes | None = None,
-    policy: str = "",
-    pack: Choice[int] | None = None,
-) -> str:
+def render_dry_run(spec: SweepSpec, size: PolicyShapes | None = None, policy: str = "") -> str:
     """Return the text that `--dry-run` prints, without a line break at its end.
 
-    `size` is that of the policy, if it is known; `policy` says what is known about its files, and
-    `pack` why so many trials share a process, if `resources.pack` is not 1.
+    `size` is that of the policy, if it is known; `policy` says what is known about its files.
     """
     warnings, total = list_warnings(spec), spec.training.completions_per_step
     scheduler = spec.search.scheduler
@@ -66,7 +60,6 @@ def render_dry_run(
         *([f"# Policy: {policy}"] if policy else []),
         *([f"# Start: {_describe_start(spec.start)}"] if spec.start else []),
         f"# A trial: {_describe_workers(spec)}",
-        *([f"# Trials a process: {pack}"] if pack else []),
         f"# Sampler: {choose_sampler(spec)}",
         f"# Scheduler: {scheduler.type} ({SCHEDULERS[scheduler.type].doc})",
         f"# Sweep ends early: {ends or 'never'}",
@@ -206,8 +199,7 @@ def _describe_workers(spec: SweepSpec) -> str:
     resources, total = spec.resources, spec.training.completions_per_step
     each = resources.share_text
     if resources.workers == 1:
-        others = resources.trials_per_process - 1
-        return f"1 worker with {each}" + (f", shared with up to {others} others" if others else "")
+        return f"1 worker with {each}"
     share = total // resources.workers
     policy = "one policy among them" if resources.shards_policy else "a whole policy each"
     return (
@@ -246,8 +238,6 @@ def _describe_gpu_memory(spec: SweepSpec, size: PolicyShapes | None) -> str:
     asleep = memory.engine_share and memory.sleeps
     kept = memory.engine.workspace if asleep else 0
     text = f"{format_bytes(memory.total + kept)} to train"
-    if memory.trials > 1:
-        text += f" {memory.trials} trials"
     if memory.workers > 1:
         part = f"1/{memory.shards} of the policy" if memory.shards > 1 else "the whole policy"
         text += f" on each of {memory.workers} GPUs, with {part}"

@@ -1,4 +1,4 @@
-"""Choice of packs and samplers under `auto`, and the check that a share of a GPU holds a trial."""
+"""Choice of the sampler under `auto`, and the check that a share of a GPU holds a trial."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.errors import ResourcesError
@@ -24,9 +23,6 @@ RANK = 16
 """Rank of the adapters that messages propose."""
 WORKERS = (2, 4, 8)
 """Numbers of workers that messages propose."""
-MOST_PACKED = 8
-"""Trials that `pack: auto` puts into a process: they compute their updates one after another, so
-more of them wait longer for each other."""
 MEASURE_BY_CUDA = """
 from torch import cuda
 for number in range(cuda.device_count()):
@@ -34,13 +30,11 @@ for number in range(cuda.device_count()):
 """
 """Program that prints the MiB of each GPU that CUDA sees; this process imports no torch."""
 
-T = TypeVar("T", int, str)
 
+class Choice(NamedTuple):
+    """Sampler, which may have been chosen where the file says `auto`, and the reason."""
 
-class Choice(NamedTuple, Generic[T]):
-    """Value of a setting, which may have been chosen where the file says `auto`, and its reason."""
-
-    value: T
+    value: str
     why: str
 
     def __str__(self) -> str:
@@ -72,7 +66,6 @@ def measure_trial(spec: SweepSpec, policy: PolicyShapes) -> TrialMemory:
         recomputes=model.gradient_checkpointing != "off",
         workers=resources.workers,
         shards=resources.workers if resources.shards_policy else 1,
-        trials=resources.trials_per_process,
         engine_share=rollout.vllm_memory_share if has_engine else 0.0,
         sleeps=rollout.sleep,
     )
@@ -91,10 +84,9 @@ def check_gpu_share(spec: SweepSpec, policy: PolicyShapes | None, device: int | 
     least = memory.least_room / device
     if gpus >= least:
         return
-    several = f" in {memory.trials} trials at a time" if memory.trials > 1 else ""
     raise ResourcesError(
-        f"resources.gpus = {gpus:g}: to train {policy.parameters / 1e6:,.1f} million parameters"
-        f"{several} takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, "
+        f"resources.gpus = {gpus:g}: to train {policy.parameters / 1e6:,.1f} million parameters "
+        f"takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, "
         f"without activations ({_describe_least(memory)})\n"
         f"    fix: {', or '.join(list_gpu_remedies(spec, memory, device))}"
     )
@@ -105,9 +97,6 @@ def list_gpu_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list
     resources, room = spec.resources, spec.resources.gpus * device
     enough = _round_up(memory.least_room / device)
     remedies = [f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"]
-    counts = range(memory.trials - 1, 0, -1)
-    if fewer := next((n for n in counts if replace(memory, trials=n).least_room <= room), 0):
-        remedies.append(f"fewer trials a process: --set resources.pack={fewer}")
     share = _round_up(memory.engine.least / (memory.least + memory.engine.least))
     ranked = spec.replace(model=spec.model.replace(lora_rank=RANK))
     with_adapters = replace(memory, rank=RANK, engine_rank=ranked.engine_rank, has_reference=False)
@@ -118,7 +107,7 @@ def list_gpu_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list
             f"divide it otherwise: --set rollout.vllm_memory_share={share:g}",
         ),
         (
-            bool(memory.engine_share) and resources.gpus >= 1 and memory.trials == 1,
+            bool(memory.engine_share) and resources.gpus >= 1,
             replace(memory, sleeps=True),
             "let vLLM sleep during a step: --set rollout.sleep=true",
         ),
@@ -138,7 +127,7 @@ def list_gpu_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list
 def _count_sufficient_workers(spec: SweepSpec, memory: TrialMemory, device: int) -> int:
     """Return the fewest workers, each with a whole GPU, that could share the policy; 0 if none."""
     resources = spec.resources
-    if resources.gpus < 1 or resources.sharding == "none" or resources.pack != 1:
+    if resources.gpus < 1 or resources.sharding == "none":
         return 0
     for count in (count for count in WORKERS if count > resources.workers):
         asked = spec.replace(resources=resources.replace(workers=count))
@@ -162,48 +151,6 @@ def _describe_least(memory: TrialMemory) -> str:
     text = ", ".join(f"{format_bytes(count)} for {name}" for name, count in parts if count)
     least = format_bytes(memory.engine.least)
     return f"{text}, and {least} for vLLM" if memory.engine_share else text
-
-
-def choose_pack(
-    spec: SweepSpec, policy: PolicyShapes | None, read_device: Callable[[], int | None]
-) -> Choice[int]:
-    """Return the requested number of trials a process; for `auto` as many as fit.
-
-    `read_device` is only called if the answer depends on it. It returns the bytes of the smallest
-    GPU that trials may get. They and `policy` are None while they are unknown: one trial then.
-    """
-    resources = spec.resources
-    if resources.pack != "auto":
-        return Choice(resources.pack, "as requested")
-    why = ""
-    if not spec.model.lora_rank:
-        why = "every weight is trained, so trials have no base policy to share"
-    elif resources.workers > 1:
-        why = f"a trial has {resources.workers} processes of its own"
-    elif spec.rollout.sleep or not spec.rollout.reuse_engine:
-        key = "sleep: true" if spec.rollout.sleep else "reuse_engine: false"
-        why = f"rollout.{key} asks for an engine of its own"
-    elif not resources.gpus:
-        why = "on a CPU one trial keeps its cores busy"
-    elif policy is None:
-        why = "the size of the policy is unknown until it is on this machine"
-    if why or policy is None:
-        return Choice(1, why)
-    device = read_device()
-    if device is None:
-        return Choice(1, "the memory of the GPUs is unknown: write a number")
-    most, room = min(MOST_PACKED, count_affordable_trials(spec)), int(resources.gpus * device)
-    memory = measure_trial(spec, policy)
-    fit = next((n for n in range(most, 0, -1) if replace(memory, trials=n).fits(room)), 0)
-    if fit == most:
-        reason = f"at most {MOST_PACKED}" if most == MOST_PACKED else "all trials of the sweep"
-        return Choice(most, f"{reason}; they fit in {format_bytes(room)}")
-    return Choice(max(1, fit), f"{fit} fit in {format_bytes(room)}, computed")
-
-
-def settle_pack(spec: SweepSpec, trials: int) -> SweepSpec:
-    """Return a spec with `trials` trials a process, such as those that `auto` stands for."""
-    return spec.replace(resources=spec.resources.replace(pack=trials))
 
 
 def read_device_memory() -> int | None:
@@ -236,7 +183,7 @@ CROWDED = 32
 """Slots from which proposals of a second or more, one after the other, leave some of them idle."""
 
 
-def choose_sampler(spec: SweepSpec, slots: int | None = None) -> Choice[str]:
+def choose_sampler(spec: SweepSpec, slots: int | None = None) -> Choice:
     """Return the requested sampler, or for `auto` that of the first of these rules that holds.
 
     The value is a key of `registry.SAMPLERS`, never `auto`.

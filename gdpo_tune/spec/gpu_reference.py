@@ -36,8 +36,6 @@ BASE = "math_qwen"
 RANK = 32
 COUNTS = (1, 2, 4, 8)
 """GPUs of a trial, each with a process."""
-MOST_PACKED = 32
-"""Trials of LoRA in a process above which the table does not count."""
 SLOTS = 8
 """Trials side by side, in the column of the disk."""
 
@@ -55,16 +53,12 @@ def fill_page(page: str, files: Sequence[Path]) -> str:
         memory_rows.append((f"`{spec.name}`", *(format_bytes(n) if n else "" for n in parts)))
     fit_rows = [(f"`{s.name}`", *(describe_fit(s, d) for d in DEVICES.values())) for s in specs]
     gpu_rows: list[tuple[str, ...]] = []
-    pack_rows: list[tuple[str, ...]] = []
     for policy in POLICIES:
         name, devices = policy.partition("/")[2], DEVICES.values()
         for kind, rank in (("every weight", 0), (f"LoRA, rank {RANK}", RANK)):
             recipe = base.replace(model=base.model.replace(lora_rank=rank))
             memory = measure_trial(recipe, get_known_size(policy))
             gpu_rows.append((name, kind, *(count_gpus(memory, device) for device in devices)))
-        packs = [replace(memory, trials=count) for count in range(MOST_PACKED, 0, -1)]
-        most = (next((p.trials for p in packs if find_share(p, d)), "none") for d in devices)
-        pack_rows.append((name, *map(str, most)))
     sizes = [device.partition(", ")[2] for device in DEVICES]
     head = ("recipe", "weights, gradients, moments", "bfloat16 copies", "reference", "head")
     head += ("activations", "trainer in all", "vLLM at least", "disk of the sweep")
@@ -72,7 +66,6 @@ def fill_page(page: str, files: Sequence[Path]) -> str:
         render_table(head, memory_rows),
         render_table(("recipe", *DEVICES), fit_rows),
         render_table(("policy", "what is trained", *sizes), gpu_rows),
-        render_table(("policy", *sizes), pack_rows),
     )
     return fill_between(page, "<!-- generated: memory -->", tables)
 

@@ -49,7 +49,12 @@ def load_spec(
     path = Path(path)
     problems = document.Problems(document.Place(str(path), 1))
     data = problems.root = document.read_document(path, overrides, name, problems)
-    written = document.resolve_paths(data, path) if path.name == SPEC else {}
+    written: dict[str, str] = {}
+    if path.name == SPEC:
+        written = document.resolve_paths(data, path)
+        resources = data.get("resources")
+        if isinstance(resources, dict) and resources.get("pack") == 1:
+            del resources["pack"]  # a default that earlier sweeps recorded
     _read_variables(data)
     problems.refuse_unusable()
     for key, example in REQUIRED.items():

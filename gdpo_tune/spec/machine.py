@@ -350,7 +350,7 @@ def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.envir
     fit = count_fitting_workers(spec.resources, cpus, gpus) // spec.resources.workers
     if spec.rollout.vllm_mode == "server":
         return 1
-    return max(1, fit) * spec.resources.trials_per_process
+    return max(1, fit)
 
 
 def check_disk(spec: SweepSpec, size: PolicyShapes | None, source: str = "") -> None:

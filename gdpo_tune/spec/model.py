@@ -56,8 +56,6 @@ from gdpo_tune.spec.space import Space, convert_to_notation
 
 LEAST_RESOURCE = 0.0001
 """Smallest share of a resource that Ray can count."""
-MOST_PACKED = 1024
-"""Largest `resources.pack`."""
 FARTHEST = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
 MERGES_PER_TRAINING = 5
@@ -325,14 +323,6 @@ def divides_budget(search: Mapping[str, Any]) -> bool:
     return is_limited and not search.get("trials")
 
 
-def read_pack(value: object) -> object:
-    """Return a number of trials, or `auto`."""
-    if value == "auto" or (type(value) is int and 1 <= value <= MOST_PACKED):
-        return value
-    reason = f"neither auto nor a whole number from 1 to {MOST_PACKED}"
-    raise build_refusal(reason, "write pack: auto, or a number such as 4")
-
-
 def read_variables(data: Any) -> Any:
     """Return entries of `resources.env` from a list, or from a mapping of names to values."""
     if isinstance(data, str):
@@ -355,9 +345,6 @@ class Resources(Section):
     """GPUs: 1, a fraction below 1 to share one, or 0. A training process computes on one GPU."""
     workers: Annotated[int, Ge(1)] = 1
     """Training processes of a trial, each with these `cpus` and `gpus`."""
-    pack: Annotated[Annotated[int, Ge(1)] | Literal["auto"], BeforeValidator(read_pack)] = 1
-    """Trials of LoRA that share one process with these `cpus` and `gpus`, its base policy and its
-    engine; `auto`: as many as fit in the GPU's memory. Each trains as it would alone."""
     sharding: Sharding = "auto"
     """`full` divides weights, gradients and the optimizer's moments among the workers of a trial
     (FSDP2). `none` gives each worker all of them. `auto` is `full` for several workers."""
@@ -378,13 +365,8 @@ class Resources(Section):
 
     @property
     def total_gpus(self) -> float:
-        """GPUs of a trial, over its workers; of a shared process, the trial's part."""
-        return self.gpus * self.workers / self.trials_per_process
-
-    @property
-    def trials_per_process(self) -> int:
-        """Trials that share a process; 1 while `auto` is not settled, see `choose_pack`."""
-        return 1 if self.pack == "auto" else self.pack
+        """GPUs of a trial, over its workers."""
+        return self.gpus * self.workers
 
     def reduce_workers(self, most: int) -> int:
         """Return the most workers, from 1 to `most`, that can share what these ones can."""

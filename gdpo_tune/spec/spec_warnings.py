@@ -16,7 +16,6 @@ from gdpo_tune.core.parameters import CANDIDATES, PARTIAL_CREDIT, list_parameter
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.gpu import count_affordable_trials
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
 from gdpo_tune.spec.model import SweepSpec, list_decisive_values, list_differences
@@ -38,7 +37,6 @@ def list_warnings(spec: SweepSpec) -> list[str]:
         _check_objectives,
         _check_candidates,
         _check_search,
-        _check_pack,
         list_sandbox_warnings,
         _check_warm_start,
     )
@@ -241,15 +239,6 @@ def _check_search(spec: SweepSpec) -> Iterator[str]:
         yield (
             f"enqueue: {len(points)} different points, and search.trials = {trials}, so the last "
             f"ones are never run. Write trials: {len(points)} or more, or fewer points."
-        )
-
-
-def _check_pack(spec: SweepSpec) -> Iterator[str]:
-    together, trials = spec.resources.trials_per_process, count_affordable_trials(spec)
-    if together > trials > 1:
-        yield (
-            f"resources.pack = {together}: the sweep has {trials} trials, and memory is set aside "
-            f"for more. Write pack: {trials}, or auto."
         )
 
 

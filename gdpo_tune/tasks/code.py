@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
@@ -216,7 +215,7 @@ class CodeTask(BuiltInTask):
     """Started when it is first needed, unless it was set before."""
     _runner: BackgroundRunner | None = None
     _starting = threading.Lock()
-    """Held while an engine's thread, or one of several trials, starts both."""
+    """Held while the trainer or an engine's thread starts both."""
 
     def begin_scoring(self, problem: Problem, completion: str) -> None:
         """Run the program of a completion while others are sampled; see `ScoresEarly`."""
@@ -261,7 +260,7 @@ class CodeTask(BuiltInTask):
         if self._runner is None:
             from gdpo_tune.tasks.execution import BackgroundRunner, run_programs
 
-            with compute_lock.acquire_yielding(self._starting):
+            with self._starting:
                 if self._runner is None:
                     run = functools.partial(run_programs, self._start_sandbox(), self._settings)
                     self._runner = BackgroundRunner(run)

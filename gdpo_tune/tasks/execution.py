@@ -29,7 +29,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core import compute_lock
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Result, Sandbox, Stream
 from gdpo_tune.sandbox.jobs import read_assert
 from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
@@ -250,15 +249,14 @@ class BackgroundRunner:
     ) -> list[Result | None]:
         """Return the result of each of N completions; those that did not begin run now.
 
-        So do those whose early run raised: other trials may share that run, but not this one.
+        So do those whose early run raised.
         """
         keys = [(one.prompt, text) for one, text in zip(problems, completions, strict=True)]
         with self._lock:
             begun = {
                 key: self._results.pop(key) for key in dict.fromkeys(keys) if key in self._results
             }
-        with compute_lock.yield_lock():
-            wait(begun.values())
+        wait(begun.values())
         errors = {key: error for key, future in begun.items() if (error := future.exception())}
         if errors:
             first = next(iter(errors.values()))

@@ -1,34 +1,27 @@
-"""vLLM in a thread of its own, kept for the next trials of its process, one or several at once.
+"""vLLM in a thread of its own, kept for the next trials of its process.
 
-    slot = pool.open(key, start, threads)           # of the kept engine if its key is equal
-    outputs = slot.generate(requests, on_finished)  # any mix of adapters, seeds and decodings
-    slot.engine.run(function, *arguments)           # all else that touches vLLM's objects
-    pool.close()                                    # returns its memory
+    engine = kept.open(key, start, threads)           # the kept engine if its key is equal
+    outputs = engine.generate(requests, on_finished)  # any mix of seeds and decodings
+    engine.run(function, *arguments)                  # all else that touches vLLM's objects
+    kept.close()                                      # returns its memory
 
 A thread of its own leaves that of the trainer alone, in which vLLM on a CPU would change how torch
 computes. An engine that is kept samples bit for bit as a new one: adapters and caches of earlier
 trials are gone, each request has a seed, and a trainer sends its weights before it samples.
-
-Trials that share a process share its engine. A trial that waits for samples yields the compute
-lock. Once no trial wants that lock, the engine samples for all that wait in one batch: then it has
-the device for itself, and the batch is as large as it can be.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
-import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import EngineDiedError, EngineMemoryError
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB
 from gdpo_tune.training import progress
@@ -38,7 +31,6 @@ OnFinished = Callable[[int, Any], None]
 """Gets the number of a request and vLLM's `RequestOutput`, in the engine's thread."""
 REMAINDER = CUDA_CONTEXT_BYTES
 """Bytes of a GPU that may stay in use after an engine was closed."""
-_LOGGER = logging.getLogger("gdpo_tune.training")
 
 
 @dataclass(frozen=True)
@@ -62,12 +54,10 @@ class Engine:
         """Names of trained weights whose changes this engine has been seen to follow."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         self._thread = self._worker.submit(threading.get_ident).result()
-        before = _read_reserved()
         try:
             self.llm = self.run(_start, start, threads)
             self.runner: str = self.run(self.llm.collective_rpc, _name_runner)[0]
             """Model runner with which it samples: V1 or V2."""
-            self._reserved = _read_reserved() - before
         except BaseException:
             self._worker.shutdown(wait=False)
             raise
@@ -93,37 +83,33 @@ class Engine:
         """
         return self.run(self._generate, requests, on_finished) if requests else []
 
-    def forget(self, adapter: int | None = None) -> None:
-        """Remove all that a trial has left, its NaN included; None: all that any has left."""
+    def forget(self) -> None:
+        """Remove all that a trial has left, its NaN included."""
 
         def forget() -> None:
             wake_up(self.llm)
             engine = self.llm.llm_engine
             if engine.vllm_config.lora_config is not None:
                 for number in engine.list_loras():
-                    if adapter in (number, None):
-                        engine.remove_lora(number)
+                    engine.remove_lora(number)
             forget_prompts(self.llm)
             # A kernel may multiply what lies behind the end of a sequence by 0: 0 x NaN is NaN.
             self.llm.collective_rpc(_clear_cache)
 
         self.run(forget)
 
-    def close(self, *, has_neighbours: bool = False) -> None:
+    def close(self) -> None:
         """End vLLM and return its memory.
-
-        With `has_neighbours`, trials may hold other memory of this process, such as their base.
 
         Raises:
             EngineMemoryError: much of a GPU stays in use; only the end of the process frees it.
         """
-        others = _read_reserved() - self._reserved if has_neighbours else 0
         if not self.is_broken:
             self.run(lambda: self.llm.llm_engine.engine_core.shutdown())
         del self.llm
         self._worker.shutdown()
         gc.collect()  # on a CPU, too: weights and caches are in cycles
-        left = _read_reserved() - others
+        left = _read_reserved()
         if left > REMAINDER:
             raise EngineMemoryError(
                 f"vLLM was closed, and {left / GIB:.1f} GiB of the GPU are still in use: start "
@@ -170,51 +156,12 @@ class Engine:
             del engine.step
 
 
-@dataclass(frozen=True)
-class EngineSlot:
-    """Place of one trial in an engine."""
+class KeptEngine:
+    """The engine of a process, started by the first trial that samples."""
 
-    pool: EnginePool
-    engine: Engine
-    adapter: int
-    """Number, from 1, under which the engine holds the adapter of the trial."""
-
-    def generate(
-        self, requests: Sequence[SampleRequest], on_finished: OnFinished | None = None
-    ) -> list[Any]:
-        """Sample, maybe with trials that wait; see `Engine.generate`.
-
-        Raises:
-            RuntimeError: the engine broke, and another one has taken its place.
-        """
-        return self.pool.sample(self, requests, on_finished)
-
-
-@dataclass(eq=False)
-class _PendingBatch:
-    """Requests of one trial, and their completions."""
-
-    requests: Sequence[SampleRequest]
-    on_finished: OnFinished | None
-    outputs: Future[list[Any]] = field(default_factory=Future[list[Any]])
-
-
-class EnginePool:
-    """The engine of a process, started by the first trial that samples, and its slots."""
-
-    def __init__(self, slots: int = 1) -> None:
-        """Serve `slots` trials at once."""
-        self.slots = slots
+    def __init__(self) -> None:
         self._engine: Engine | None = None
         self._key: object = None
-        self._mutex = threading.Lock()
-        self._taken: dict[int, EngineSlot] = {}
-        """By the thread of its trial."""
-        self._pending: list[_PendingBatch] = []
-        self._is_sampling = False
-        self._returning = 0
-        """Trials that have their samples, and not yet the lock: they belong into the next batch."""
-        self._batches = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
     @property
     def runner(self) -> str:
@@ -222,105 +169,30 @@ class EnginePool:
         return "" if self._engine is None else self._engine.runner
 
     def has(self, key: object) -> bool:
-        """Return whether an engine with this key is kept.
+        """Return whether an engine with this key is kept."""
+        return self._engine is not None and not self._engine.is_broken and self._key == key
 
-        Trials that share a process agree in all that a key names.
-        """
-        is_alive = self._engine is not None and not self._engine.is_broken
-        return is_alive and (self.slots > 1 or self._key == key)
-
-    def open(self, key: object, start: Callable[[], Any], threads: int) -> EngineSlot:
-        """Return a slot of the kept engine if its key is equal, else of another one; see `Engine`.
+    def open(self, key: object, start: Callable[[], Any], threads: int) -> Engine:
+        """Return the kept engine if its key is equal, else another one; see `Engine`.
 
         `key` names everything on which the engine depends; None equals no key.
         """
-        kept = self._engine if self.has(key) else None
-        if kept is None:
+        if self._engine is not None and self.has(key):
+            self._engine.forget()
+        else:
             self.close()
             self._engine, self._key = Engine(start, threads), object() if key is None else key
-        engine = self._engine
-        assert engine is not None
-        if self.slots == 1:
-            if kept is not None:
-                kept.forget()
-            return EngineSlot(self, engine, 1)
-        with self._mutex:
-            used = {slot.adapter for slot in self._taken.values()}
-            number = next(n for n in range(1, self.slots + 1) if n not in used)
-            slot = self._taken[threading.get_ident()] = EngineSlot(self, engine, number)
-        return slot
-
-    def sample(
-        self, slot: EngineSlot, requests: Sequence[SampleRequest], on_finished: OnFinished | None
-    ) -> list[Any]:
-        """Sample for a trial, in the next batch if it has company; see `EngineSlot.generate`."""
-        if self.slots == 1:
-            return slot.engine.generate(requests, on_finished)
-        pending = _PendingBatch(requests, on_finished)
-        with self._mutex:
-            if slot.engine is not self._engine:
-                raise RuntimeError("the engine that held the trial's adapter has ended")
-            self._pending.append(pending)
-        try:
-            with compute_lock.yield_lock():
-                return pending.outputs.result()
-        finally:
-            with self._mutex:
-                if pending in self._pending:  # an error came before the batch
-                    self._pending.remove(pending)
-                else:
-                    self._returning -= 1
-
-    def start_batch(self) -> None:
-        """Sample for every trial that waits, unless the engine is busy; this returns at once."""
-        with self._mutex:
-            engine = self._engine
-            if self._is_sampling or self._returning or not self._pending or engine is None:
-                return
-            waiting, self._pending = self._pending, []
-            self._is_sampling = True
-        batch = self._batches.submit(_sample, engine, waiting)
-        batch.add_done_callback(functools.partial(self._deliver, waiting))
-
-    def release(self) -> None:
-        """Free the slot of the calling thread's trial, if it has one, for the next trial."""
-        slot = self._taken.get(threading.get_ident())
-        if slot is None:
-            return
-        try:
-            if not slot.engine.is_broken:
-                with compute_lock.yield_lock():
-                    slot.engine.forget(slot.adapter)
-        except Exception:  # the engine is broken from now on, and the trial has ended without it
-            _LOGGER.exception("vLLM could not forget the adapter of a trial that has ended")
-        finally:
-            with self._mutex:  # only now may another trial have the number of the adapter
-                del self._taken[threading.get_ident()]
+        return self._engine
 
     def close(self) -> None:
         """Close the engine, if one is kept; no trial may use it."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.close(has_neighbours=self.slots > 1)
-
-    def _deliver(self, waiting: Sequence[_PendingBatch], batch: Future[list[Any]]) -> None:
-        """Give each trial its completions, or the error of the batch."""
-        with self._mutex:
-            self._is_sampling = False
-            self._returning += len(waiting)
-        error = batch.exception()
-        outputs = [] if error else batch.result()
-        for pending in waiting:
-            if error:
-                pending.outputs.set_exception(error)
-            else:
-                pending.outputs.set_result(outputs[: len(pending.requests)])
-                outputs = outputs[len(pending.requests) :]
-        self.start_batch()  # if nobody comes back, nobody else yields the lock
+            engine.close()
 
 
-PROCESS_ENGINES = EnginePool()
-"""The engine that a process keeps where trials run one after the other."""
+PROCESS_ENGINE = KeptEngine()
+"""The engine that a process keeps."""
 
 
 def fall_asleep(llm: Any) -> None:
@@ -344,18 +216,6 @@ def forget_prompts(llm: Any) -> None:
     """
     if llm.reset_prefix_cache() is not True:
         raise EngineDiedError("vLLM keeps its cache of prompts, of weights that are gone")
-
-
-def _sample(engine: Engine, waiting: Sequence[_PendingBatch]) -> list[Any]:
-    """Sample for several trials in one batch; return the outputs in their order."""
-    owners = [(pending, row) for pending in waiting for row in range(len(pending.requests))]
-
-    def pass_on(number: int, output: Any) -> None:
-        pending, row = owners[number]
-        if pending.on_finished is not None:
-            pending.on_finished(row, output)
-
-    return engine.generate([r for pending in waiting for r in pending.requests], pass_on)
 
 
 def _start(start: Callable[[], Any], threads: int) -> Any:

@@ -55,8 +55,8 @@ class MicroBatchLimit(NamedTuple):
         return f"{self.size:,} {'tokens' if self.counts_tokens else 'completions'}"
 
 
-def estimate_memory(config: TrialConfig, model: Any, trials: int = 1) -> TrialMemory:
-    """Return the memory of a process with `trials` trials; `model` is without adapters."""
+def estimate_memory(config: TrialConfig, model: Any) -> TrialMemory:
+    """Return the memory of a trial's process; `model` is without adapters."""
     training, rank, workers = config.training, config.model.lora_rank, distributed.count_processes()
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     return TrialMemory(
@@ -75,16 +75,15 @@ def estimate_memory(config: TrialConfig, model: Any, trials: int = 1) -> TrialMe
         shards=workers if config.sharded else 1,
         engine_share=config.rollout.vllm_memory_share if uses_engine_in_process(config) else 0.0,
         sleeps=config.rollout.sleep,
-        trials=trials,
     )
 
 
-def choose_limit(config: TrialConfig, model: Any, trials: int = 1) -> MicroBatchLimit:
+def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
     """Return the limit that a trial's settings ask for; see `estimate_memory`."""
     training, room = config.training, float(CPU_ACTIVATIONS)
     if training.micro_batch_size != "auto":
         return MicroBatchLimit(training.micro_batch_size or training.completions_per_step)
-    memory = estimate_memory(config, model, trials)
+    memory = estimate_memory(config, model)
     if torch.cuda.is_available():
         whole = int(config.gpu_share * torch.cuda.mem_get_info()[1])
         room = USED * (memory.get_trainer_room(whole) - memory.total + memory.activations)
@@ -184,10 +183,8 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @contextmanager
-def explain_out_of_memory(config: TrialConfig, trials: int = 1) -> Generator[None]:
+def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
     """Turn every out-of-memory error of torch, Python or vLLM into one of ours.
-
-    `trials` share the process.
 
     Raises:
         TrialFailure: the trial itself needs more memory than it may take.
@@ -204,7 +201,7 @@ def explain_out_of_memory(config: TrialConfig, trials: int = 1) -> Generator[Non
             raise CrowdedGpuError(
                 f"other processes hold memory of the trial's share of its GPU ({first})"
             ) from error
-        raise TrialFailure(f"out of memory: {list_remedies(config, trials)} ({first})") from error
+        raise TrialFailure(f"out of memory: {list_remedies(config)} ({first})") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -224,10 +221,10 @@ def _read_request(error: BaseException) -> int:
     return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
-def list_remedies(config: TrialConfig, trials: int = 1) -> str:
+def list_remedies(config: TrialConfig) -> str:
     """List the settings that save most memory, with their present values."""
     training, engine = config.training, select_engine_here(config)
-    settings = [f"lower resources.pack ({trials})"] if trials > 1 else []
+    settings = list[str]()
     if config.train:
         # A single process has halved its micro-batches, down to a single completion.
         if distributed.count_processes() > 1 and training.micro_batch_size != 1:

@@ -67,14 +67,13 @@ class MicroBatchTrainer(GRPOTrainer):
         *arguments: Any,
         shared_prompts: str = "auto",
         limit: MicroBatchLimit | None = None,
-        keeps_pass: bool = True,
         **keywords: Any,
     ) -> None:
         """Build TRL's trainer; `shared_prompts` is the setting of `ModelSettings`.
 
         `limit` is that of a micro-batch; None: all of a process's part of a mini-batch.
-        With `keeps_pass`, a policy that is read before the loss, to weight what vLLM sampled, is
-        not read again for it; the pass takes its memory while rewards are computed.
+        A policy that is read before the loss, to weight what vLLM sampled, is not read again for
+        it; the pass takes its memory while rewards are computed.
 
         Raises:
             PolicyError: prompts are to be shared, and the policy does not allow it.
@@ -85,8 +84,7 @@ class MicroBatchTrainer(GRPOTrainer):
         self.ran_out_of_memory = False
         arguments_of_trl: Any = self.args
         self._keeps_pass = (
-            keeps_pass
-            and self.num_iterations == arguments_of_trl.steps_per_generation == 1
+            self.num_iterations == arguments_of_trl.steps_per_generation == 1
             and self.accelerator.num_processes == 1
             and not self.aux_loss_enabled
         )

@@ -1,7 +1,6 @@
-"""Deadlines for the progress of a process: one that hangs ends, and its trials are tried again.
+"""Deadlines for the progress of a process: one that hangs ends, and its trial is tried again.
 
-A kernel, a collective or an engine that never returns would hold a GPU until somebody looks. Trials
-that share a process share its deadlines: what any of them does is progress.
+A kernel, a collective or an engine that never returns would hold a GPU until somebody looks.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
         TrialFailure: it does not, in any process of the trial; it is raised in all of them.
     """
     steps: Any = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
-    followed: set[object] = steps.slot.engine.followed if hasattr(steps, "slot") else set()
+    followed: set[object] = steps.engine.followed if hasattr(steps, "engine") else set()
     weights = trainer.policy.named_parameters()
     trained = frozenset(name for name, weight in weights if weight.requires_grad)
     if trained in followed:

@@ -172,10 +172,7 @@ def find_obstacle(model: Any) -> str:
 
 
 def enable(model: Any) -> None:
-    """Let a model that `find_obstacle` accepts take rows apart; otherwise it computes as before.
-
-    Trials that share a process may share a model, so it may have been enabled before.
-    """
+    """Let a model that `find_obstacle` accepts take rows apart; otherwise it computes as before."""
     model = _get_policy(model)
     network, own = model.base_model, model.config.get_text_config()._attn_implementation
     if _keep_sources in network._forward_hooks.values():

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from gdpo_tune.core import compute_lock
 from gdpo_tune.core.errors import NO_SIGNAL, NoSignalError, SupersededError
 from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.text import format_number, format_percent
@@ -95,14 +94,14 @@ class Clock:
     before: Cost
     completions_per_step: int
     started: float = field(default_factory=time.monotonic)
-    cpu_started: float = field(default_factory=compute_lock.read_cpu_seconds)
+    cpu_started: float = field(default_factory=time.process_time)
 
     def read(self, step: int, evaluated: int) -> Cost:
         """Return the cost after `step` steps, CPU time of all processes.
 
         `evaluated`: completions of evaluations since the start or the last resume.
         """
-        cpu_seconds = sum(distributed.gather(compute_lock.read_cpu_seconds() - self.cpu_started))
+        cpu_seconds = sum(distributed.gather(time.process_time() - self.cpu_started))
         return Cost(
             completions=step * self.completions_per_step,
             seconds=self.before.seconds + time.monotonic() - self.started,

@@ -190,11 +190,6 @@ def load_random_state(checkpoint: Path, seed: int) -> None:
     file = checkpoint / _name_random_file(rank, processes)
     with safe_globals():  # NumPy's state holds an array
         states: RandomState = torch.load(file, weights_only=True)
-    restore_random_state(states)
-
-
-def restore_random_state(states: RandomState) -> None:
-    """Make these the states of the generators of this process."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])

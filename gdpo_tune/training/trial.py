@@ -54,7 +54,7 @@ from gdpo_tune.training.checkpoints import (
 from gdpo_tune.training.demonstrations import collect_demonstrations
 from gdpo_tune.training.devices import describe_device, require_gpu
 from gdpo_tune.training.distributed import prepare_sharding, set_precision
-from gdpo_tune.training.engine import PROCESS_ENGINES
+from gdpo_tune.training.engine import PROCESS_ENGINE
 from gdpo_tune.training.evaluation import (
     Evaluator,
     build_decoding,
@@ -127,13 +127,13 @@ def train(
         ResourcesError: CUDA cannot use the GPU that the configuration asks for.
         EngineMemoryError: only a new process has the memory that the trial needs.
     """
-    prepare_process(config)
+    _prepare_process(config)
     with explain_out_of_memory(config), open_worker_cache(config) as cache:
-        return run_prepared_trial(config, cache, resume, report, with_test)
+        return _run(config, cache, resume, report, with_test)
 
 
-def prepare_process(config: TrialConfig) -> None:
-    """Set what a trial needs of its process and thread, before anything is loaded."""
+def _prepare_process(config: TrialConfig) -> None:
+    """Set what a trial needs of its process, before anything is loaded."""
     if config.needs_gpu:
         require_gpu()
     torch.set_num_threads(config.threads)
@@ -146,10 +146,9 @@ def prepare_process(config: TrialConfig) -> None:
     logging.getLogger("trl").setLevel(logging.ERROR)
 
 
-def run_prepared_trial(
+def _run(
     config: TrialConfig, cache: WorkerCache, resume: Path | None, report: Report, with_test: bool
 ) -> Outcome:
-    """Run one trial in a process that is prepared for it; see `train`."""
     # Rewards of a task file may draw from the global generators, also where nothing is trained.
     set_seed(config.seed + distributed.get_rank())
     keeps_policy = config.train or config.parts
@@ -194,8 +193,8 @@ def run_prepared_trial(
     if uses_engine_in_process(config) and not config.supervised:
         if rank > config.largest_rank:
             notes[WITHOUT_ENGINE] = f"of rank {rank}, and vLLM has room for {config.largest_rank}"
-        elif cache.engines.runner:
-            notes[RUNNER] = cache.engines.runner
+        elif PROCESS_ENGINE.runner:
+            notes[RUNNER] = PROCESS_ENGINE.runner
     if _had_no_gradient(config):
         notes[UNCHANGED] = "every gradient was 0"
     return Outcome(
@@ -221,7 +220,7 @@ def sample_policy(
     Raises:
         PolicyError, DataError, SandboxUnavailable: from the policy, the data or the task.
     """
-    prepare_process(replace(config, needs_gpu=False))  # a CPU samples a few texts, too
+    _prepare_process(replace(config, needs_gpu=False))  # a CPU samples a few texts, too
     set_seed(config.seed)
     cache = build_worker_cache(config)
     held_out = cache.load_split("validation")
@@ -246,7 +245,7 @@ def _train_start(
     earlier: Checkpoint | None,
 ) -> tuple[Checkpoint, str]:
     """Train on demonstrations to the end, and free the memory; return how many they were, too."""
-    PROCESS_ENGINES.close()  # its memory serves the training
+    PROCESS_ENGINE.close()  # its memory serves the training
     trainer = build_start_trainer(config, cache)
     evaluator = Evaluator(config, cache, choose_held_out_sampler(config))
     reporter = StepReporter(config, trainer, evaluator, clock, report)
@@ -285,7 +284,7 @@ def load_for_evaluation(
     of_engine = uses_engine_in_process(config) and not config.supervised
     of_engine = of_engine and form.lora_rank <= config.largest_rank
     if not of_engine:
-        PROCESS_ENGINES.close()  # its memory serves the evaluation
+        PROCESS_ENGINE.close()  # its memory serves the evaluation
     model: Any
     if trained is None or adapter is not None:
         model = cache.take_policy()
@@ -379,7 +378,7 @@ def build_trainer(
     # A new adapter draws random numbers before TRL sets its own seed.
     set_seed(config.seed)
     preparing = (
-        vllm_engine.prepare_engine(config, model, arguments, cache.initial, cache.engines)
+        vllm_engine.prepare_engine(config, model, arguments, cache.initial)
         if uses_vllm
         else nullcontext()
     )
@@ -400,8 +399,7 @@ def build_trainer(
             check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
             selection=selection,
             shared_prompts=config.model.shared_prompts,
-            limit=memory.choose_limit(config, model, cache.engines.slots),
-            keeps_pass=not cache.shares_weights,  # others compute while its rewards are computed
+            limit=memory.choose_limit(config, model),
             rollout_func=None
             if uses_vllm
             else functools.partial(rollout.sample_for_trainer, fast=engine == "fast_cpu"),

@@ -34,9 +34,8 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
 from gdpo_tune.training.decoding import Decoding
 from gdpo_tune.training.engine import (
-    PROCESS_ENGINES,
-    EnginePool,
-    EngineSlot,
+    PROCESS_ENGINE,
+    Engine,
     SampleRequest,
     fall_asleep,
     forget_prompts,
@@ -90,9 +89,8 @@ def prepare_engine(
     model: PreTrainedModel,
     arguments: Any,
     policy: str = "",
-    source: EnginePool = PROCESS_ENGINES,
 ) -> Generator[None]:
-    """Prepare for a trainer that the block builds and that opens an engine of `source`.
+    """Prepare for a trainer that the block builds and that opens an engine.
 
     That is the engine of an earlier trial if nothing differs on which it depends: `model`, TRL's
     `arguments`, and `policy`, the digest of the weights.
@@ -104,22 +102,22 @@ def prepare_engine(
     """
     trl_vllm: Any = import_module("trl.generation.vllm_generation")
     plain, environment = trl_vllm.LLM, {name: os.environ.get(name) for name in RENDEZVOUS}
-    options, needed = _choose_options(config, model, source, bfloat16=arguments.bf16)
+    options, needed = _choose_options(config, model, bfloat16=arguments.bf16)
     # From these TRL takes its own arguments of an engine.
     of_trl = build_engine_arguments(config, model), config.training.completions_per_step
     facts = policy, model.name_or_path, options, *of_trl, config.threads, distributed.get_rank()
     key = repr(facts) if config.rollout.reuse_engine else None
-    if not source.has(key):
-        source.close()
+    if not PROCESS_ENGINE.has(key):
+        PROCESS_ENGINE.close()
 
-    def open_engine(**arguments: Any) -> EngineSlot:
+    def open_engine(**arguments: Any) -> Engine:
         def start() -> Any:
             llm = plain(**{**arguments, **options})
             if not torch.cuda.is_available():
                 llm.collective_rpc(_draw_from_seeds_alone)
             return llm
 
-        return source.open(key, start, config.threads)
+        return PROCESS_ENGINE.open(key, start, config.threads)
 
     # TRL tries the same few ports in every process; trials that start together would collide.
     os.environ.setdefault("MASTER_PORT", str(find_free_port()))
@@ -130,7 +128,7 @@ def prepare_engine(
     trl_vllm.LLM = open_engine
     try:
         with lock_gpu():
-            if not source.has(key):
+            if not PROCESS_ENGINE.has(key):
                 wait_for_memory(needed)
             yield
     finally:
@@ -145,14 +143,14 @@ def prepare_engine(
 
 
 def _choose_options(
-    config: TrialConfig, model: PreTrainedModel, source: EnginePool, *, bfloat16: bool
+    config: TrialConfig, model: PreTrainedModel, *, bfloat16: bool
 ) -> tuple[dict[str, Any], float]:
     """Choose vLLM's options for which TRL has no argument, and the bytes that a start needs."""
     precision = "bfloat16" if bfloat16 else str(model.dtype).removeprefix("torch.")
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
     needed, rank = 0.0, config.largest_rank
     options["max_num_seqs"] = min(
-        source.slots * config.training.completions_per_step // distributed.count_processes(),
+        config.training.completions_per_step // distributed.count_processes(),
         MOST_SEQUENCES,
     )
     if config.rollout.sleep:
@@ -166,27 +164,26 @@ def _choose_options(
         vllm = find_vllm()
         if vllm is not None and vllm.must_be_told_v2 and model.config.model_type == "qwen2":
             os.environ.setdefault(V2_RUNNER, "1")  # it stays, because vLLM reads it again later
-        parts = _divide_gpu(config, model, trials=source.slots)
+        parts = _divide_gpu(config, model)
         options["kv_cache_memory_bytes"], needed = parts
     else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE}
     if rank:
-        options |= {"enable_lora": True, "max_loras": source.slots}
+        options |= {"enable_lora": True, "max_loras": 1}
         options["max_lora_rank"] = round_up_rank(rank)
     return options, needed
 
 
-def _divide_gpu(config: TrialConfig, model: PreTrainedModel, trials: int) -> tuple[int, float]:
+def _divide_gpu(config: TrialConfig, model: PreTrainedModel) -> tuple[int, float]:
     """Return the bytes of the engine's cache, and those that must be free before it starts.
 
     Left alone, vLLM measures the whole device while it starts, and takes what a neighbour allocates
     meanwhile for its own. Neighbours that keep to their shares leave the trial its own, less the
     contexts of CUDA. The trainer moves its weights to the GPU before the engine starts: those that
-    are still in the machine's memory, or of a divided policy the part of this process. `trials`
-    share the engine.
+    are still in the machine's memory, or of a divided policy the part of this process.
     """
-    memory, device = estimate_memory(config, model, trials), torch.cuda.mem_get_info()[1]
+    memory, device = estimate_memory(config, model), torch.cuda.mem_get_info()[1]
     engine, share = memory.engine, config.rollout.vllm_memory_share
     part = int(config.gpu_share * share * device)
     if part < engine.weights + engine.longest:
@@ -233,7 +230,7 @@ class ColocatedEngine:
         """Sample for this trainer; `sleeps`: the engine has no memory while a step is computed."""
         self._trainer = trainer
         generation = trainer.vllm_generation
-        self._slot: EngineSlot = generation.llm
+        self._engine: Engine = generation.llm
         self._syncs = 0
         if hasattr(generation.model, "peft_config"):
             synchronize = self._send_adapter
@@ -243,12 +240,12 @@ class ColocatedEngine:
             synchronize = self._reload_weights
 
         def wake_and_synchronize() -> None:
-            wake_up(self._slot.engine.llm)
+            wake_up(self._engine.llm)
             synchronize()
 
-        generation.sync_weights = functools.partial(self._slot.engine.run, wake_and_synchronize)
-        generation.llm = self._steps = _StepSampler(self._slot, trainer, sleeps=sleeps)
-        self._sample = _name_failures(self._slot.generate, trainer)
+        generation.sync_weights = functools.partial(self._engine.run, wake_and_synchronize)
+        generation.llm = self._steps = _StepSampler(self._engine, trainer, sleeps=sleeps)
+        self._sample = _name_failures(self._engine.generate, trainer)
         name_engine_failures(trainer)
 
     def generate(
@@ -287,26 +284,25 @@ class ColocatedEngine:
         TRL would merge the adapter into the weights: in bfloat16 small updates are rounded away,
         and the weights drift.
         """
-        llm, number = self._slot.engine.llm, self._slot.adapter
+        llm = self._engine.llm
         vllm_lora: Any = import_module("vllm.lora.request")
         self._syncs += 1
-        # Both are part of the key of a cached prompt.
-        name = f"{ADAPTER_NAME}-{number}-{self._syncs}"
+        name = f"{ADAPTER_NAME}-{self._syncs}"  # part of the key of a cached prompt
         with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
             path = str(directory)
-            request = vllm_lora.LoRARequest(name, number, path, load_inplace=True)
+            request = vllm_lora.LoRARequest(name, 1, path, load_inplace=True)
             if llm.llm_engine.add_lora(request) is not True:
                 raise TrialFailure(
                     "vLLM has refused the adapter, and would sample without it\n"
                     "    fix: --set rollout.engine=transformers, or --set model.lora_rank=0"
                 )
         # It is loaded: these requests would load it again, and its directory is gone.
-        self._steps.adapter = vllm_lora.LoRARequest(name, number, path, load_inplace=False)
+        self._steps.adapter = vllm_lora.LoRARequest(name, 1, path, load_inplace=False)
         forget_prompts(llm)
 
     def _reload_weights(self) -> None:
         """Send the weights on a CPU, where vLLM computes with rearranged copies of them."""
-        llm = self._slot.engine.llm
+        llm = self._engine.llm
         weights = self._trainer.vllm_generation._iter_named_params()  # gathered one by one
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         llm.apply_model(_renew_output_heads)
@@ -324,9 +320,9 @@ def _renew_output_heads(model: Any) -> None:
 class _StepSampler:
     """The engine as TRL calls it for the completions of a step."""
 
-    def __init__(self, slot: EngineSlot, trainer: Any, *, sleeps: bool) -> None:
+    def __init__(self, engine: Engine, trainer: Any, *, sleeps: bool) -> None:
         self._sleeps = sleeps
-        self.slot, self._trainer = slot, trainer
+        self.engine, self._trainer = engine, trainer
         self.adapter: Any = None
         """vLLM's request of the adapter that the latest sync has loaded, if any."""
         self._tokenizer: Any = None
@@ -335,10 +331,10 @@ class _StepSampler:
 
     @property
     def llm_engine(self) -> Any:
-        return self.slot.engine.llm.llm_engine
+        return self.engine.llm.llm_engine
 
     def reset_prefix_cache(self) -> None:
-        self.slot.engine.run(forget_prompts, self.slot.engine.llm)
+        self.engine.run(forget_prompts, self.engine.llm)
 
     def generate(
         self, prompts: Sequence[Any], *, sampling_params: Any, use_tqdm: bool
@@ -360,9 +356,9 @@ class _StepSampler:
             (text,) = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
             self._trainer.note_sampled(row, text)
 
-        outputs = self.slot.generate(requests, note_sampled if self._tokenizer else None)
+        outputs = self.engine.generate(requests, note_sampled if self._tokenizer else None)
         if self._sleeps:
-            self.slot.engine.run(fall_asleep, self.slot.engine.llm)
+            self.engine.run(fall_asleep, self.engine.llm)
         return outputs
 
 

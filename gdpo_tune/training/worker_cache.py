@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_tune.core import task_files
@@ -34,7 +33,6 @@ from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem, Split, Task
 from gdpo_tune.tasks.data_rows import LARGEST_SHARE_LEFT_OUT
-from gdpo_tune.training.engine import PROCESS_ENGINES, EnginePool
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
 
 _LOGGER = logging.getLogger("gdpo_tune.training")
@@ -62,10 +60,6 @@ class WorkerCache:
     prompts: PromptFormat
     pristine: PreTrainedModel | None
     """The untrained policy; None: a trial took it, because it is too large to copy."""
-    shares_weights: bool = False
-    """The policies that trials take share these weights, which none of them may change."""
-    engines: EnginePool = PROCESS_ENGINES
-    """Where trials get their vLLM."""
     initial: str = ""
     """Digest of the untrained policy, as checkpoints record it."""
     decoding: Any = None
@@ -77,14 +71,9 @@ class WorkerCache:
     _splits: dict[Split, ProblemSet] = field(default_factory=dict[Split, ProblemSet])
 
     def take_policy(self) -> PreTrainedModel:
-        """Return an untrained policy that the caller may train.
-
-        Of one that shares its weights, only an adapter may be trained.
-        """
+        """Return an untrained policy that the caller may train."""
         if self.pristine is None:
             return load_initial_policy(self.config)[0]
-        if self.shares_weights:
-            return copy.deepcopy(self.pristine, {id(w): w for w in self.pristine.parameters()})
         if self.pristine.num_parameters() <= _COPIED_PARAMETERS:
             return copy.deepcopy(self.pristine)
         model, self.pristine = self.pristine, None
@@ -160,14 +149,8 @@ def list_shared_settings(config: TrialConfig) -> dict[str, object]:
     return {"rewards": rewards, **{name: getattr(config, name) for name in names}}
 
 
-def build_worker_cache(
-    config: TrialConfig, *, shares_weights: bool = False, engines: EnginePool = PROCESS_ENGINES
-) -> WorkerCache:
-    """Build a cache for a trial and for those that agree with it.
-
-    With `shares_weights`, the policies of trials that train adapters share the weights below them,
-    which lie where the training computes.
-    """
+def build_worker_cache(config: TrialConfig) -> WorkerCache:
+    """Build a cache for a trial and for those that agree with it."""
     model, tokenizer = load_initial_policy(config)
     task: Task = task_files.build_task(
         config.task, config.training, config.sandbox, config.data, config.params, config.scoring
@@ -180,19 +163,13 @@ def build_worker_cache(
         config.model.chat_template_kwargs,
         config.model.template_date,
     )
-    initial = hash_policy(model)
-    if shares_weights:
-        network: Any = model
-        model = network.requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
     return WorkerCache(
         config=config,
         task=task,
         tokenizer=tokenizer,
         prompts=prompts,
         pristine=model,
-        shares_weights=shares_weights,
-        engines=engines,
-        initial=initial,
+        initial=hash_policy(model),
         decoding=copy.deepcopy(model.generation_config),
         shared=list_shared_settings(config),
     )

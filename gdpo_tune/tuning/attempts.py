@@ -42,9 +42,6 @@ RETRIES = 2
 LOSSES = 5
 """Nodes that a trial may lose in a row without a result in between: it might be their killer. The
 same number of times it may find its GPU crowded."""
-DEATHS = 2
-"""Deaths of shared processes, without progress in between, after which a trial is tried alone: only
-then a death tells whose fault it is."""
 EXCUSE_SECONDS = 60.0
 """Seconds after the death of a process within which the death of its node explains it."""
 RESULTS_A_SECOND = 200
@@ -56,7 +53,6 @@ Cause = Literal[
     "directory",  # the sweep's directory was away
     "store",  # its node did not reach the object store
     "gpu_contention",  # others held the memory of its GPU
-    "shared_process",  # the process that it shared with other trials died
     "died",  # its own process died for an unknown reason
     "error",  # it raised one
 ]
@@ -68,8 +64,7 @@ class RunSettings:
     """Settings that all trials of a run share."""
 
     train: str
-    """`module:function` as `gdpo_tune.training:train`; where trials share processes, `module:class`
-    as `gdpo_tune.training.shared_worker:SharedWorker`."""
+    """`module:function` as `gdpo_tune.training:train`."""
     spec_file: Path
     """In the sweep's directory, which every node sees unless `address` is set."""
     address: str = ""
@@ -79,14 +74,8 @@ class RunSettings:
     cpus: float = 1.0
     gpus: float = 0.0
     """CPU cores and GPUs of each process."""
-    trials_per_process: int = 1
-    """Trials that share a process."""
     interval: float = 0.0
     """Least seconds between two results of a trial on which nothing is decided."""
-
-    def __str__(self) -> str:
-        """Return a short text: Ray makes a label of it where trials share a process."""
-        return "pack"
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,7 +208,6 @@ class OpenTrial:
 
     number: int
     node: str = ""
-    process: str = ""  # where it runs, maybe with others; empty between two attempts
     verdict: tuple[Verdict, Rung | None] | None = None
     """Set once it is asked to stop; a person's request has no rung."""
     cost: Cost | None = None  # cost so far, in case it fails
@@ -227,21 +215,13 @@ class OpenTrial:
     failed: int = 0  # attempts that failed by themselves
     lost: int = 0
     """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
-    process_deaths: int = 0  # shared processes that died with it, without progress in between
-    step_at_death: int = 0  # `step` when its shared process died last
-    died: tuple[str, float, bool] | None = None
-    """Node and time of the last death of its process, and whether that was shared: the node may
-    turn out to have died with it."""
+    died: tuple[str, float] | None = None
+    """Node and time of the last death of its process: the node may turn out to have died, too."""
     moving: bool = False  # True if it has lost its node and has no other yet
     cut_from: str = ""  # node to whose process the connection was lost: the node may be lost, too
     given_up: str | Exception | None = None
     """Why it is not tried again, unless its node turns out to be lost before a slot is free; an
     error if every other trial would meet it."""
-
-    @property
-    def is_suspect(self) -> bool:
-        """True if it may have killed the processes that it shared."""
-        return self.process_deaths >= DEATHS
 
     def count_failure(self, failure: AttemptFailure, now: float) -> bool:
         """Count the end of the attempt under way; return whether there may be another one."""
@@ -249,29 +229,20 @@ class OpenTrial:
         if cause in ("lost", "store", "gpu_contention"):
             self.lost += 1
             return self.lost <= LOSSES
-        if cause in ("died", "shared_process"):
-            self.died = self.node, now, cause == "shared_process"
-        if cause == "shared_process":
-            self.process_deaths += 1
-            self.step_at_death = self.step
-            return True
+        if cause == "died":
+            self.died = self.node, now
         self.failed += 1
         return self.failed <= RETRIES
 
-    def note_step(self, step: int, checkpoint_every: int) -> None:
-        """Note a measurement; a step beyond those that died before is progress."""
+    def note_step(self, step: int) -> None:
+        """Note a measurement: progress."""
         self.lost, self.step = 0, step
-        if step > self.step_at_death + checkpoint_every:
-            self.process_deaths = 0
 
     def excuse(self, node: str, now: float) -> bool:
         """Count the last death as the loss of this node if it explains it; return whether."""
         if self.died is None or self.died[0] != node or now - self.died[1] > EXCUSE_SECONDS:
             return False
-        if self.died[2]:
-            self.process_deaths -= 1
-        else:
-            self.failed -= 1
+        self.failed -= 1
         self.lost += 1
         self.died = self.given_up = None
         return True

@@ -17,7 +17,6 @@ flag asks a trial to stop: it writes a checkpoint first, for which no engine wai
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -115,10 +114,6 @@ class Lifecycle:
         self._knows_signal = any(record.rungs for record in ledger.get_records())
         """True once a training has had a signal, or the sweep has said that there was none."""
 
-    def count_by_process(self) -> Counter[str]:
-        """Count the running trials of each process that trials share."""
-        return Counter(trial.process for trial in self._running.values())
-
     def stop(self) -> None:
         """Start no further trial."""
         self.is_stopping = True
@@ -129,17 +124,10 @@ class Lifecycle:
 
     # What the engine asks, and what it passes on.
 
-    def next_attempt(self, name: str, process: str = "") -> AttemptConfig | Answer:
-        """Return the next attempt, which the engine calls `name` from now on.
-
-        `process` is the one that asks, if others may run there. A trial whose processes died again
-        and again has one alone, and until it has, no other trial starts.
-        """
+    def next_attempt(self, name: str) -> AttemptConfig | Answer:
+        """Return the next attempt, which the engine calls `name` from now on."""
         self.apply_requests()
-        beside = [t for t in self._running.values() if process and t.process == process]
-        suspects = [t for t in self._trials.values() if t.is_suspect]
-        waits = any(t in beside or (beside and t.number in self._queue[:1]) for t in suspects)
-        if not self.is_stopping and (waits or len(self._running) >= self.slots):
+        if not self.is_stopping and len(self._running) >= self.slots:
             return WAIT
         record = self._take_queued()
         if record is None and not self.is_stopping:
@@ -170,8 +158,7 @@ class Lifecycle:
         if record.number not in self._trials:
             self._trials[record.number] = OpenTrial(record.number)
             self._emit(events.TrialStarted(record))
-        trial = self._running[name] = self._trials[record.number]
-        trial.process = process
+        self._running[name] = self._trials[record.number]
         return AttemptConfig(self._build_config(record), self._setup, str(record.started))
 
     def on_placed(self, name: str, node: str) -> None:
@@ -193,7 +180,7 @@ class Lifecycle:
         """Take in a measurement; record a rung, decide on it, and ask the trial to stop if due."""
         trial = self._running[name]
         number, trial.cost = trial.number, measurement.cost
-        trial.note_step(measurement.step, self._ledger.spec.training.checkpoint_every)
+        trial.note_step(measurement.step)
         is_unknown = not self._knows_signal and bool(measurement.metrics)
         if is_unknown and self._ledger.get_record(number).is_training:
             self._report_missing_signal(number, [*earlier, measurement])
@@ -263,9 +250,9 @@ class Lifecycle:
             directory = self._ledger.get_trial_directory(number)
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "error.txt").write_text(failure.traceback, encoding="utf-8")
-            if again and cause != "shared_process":
+            if again:
                 self.record_incident(f"{events.IS_TRIED_AGAIN}: {reason}", [number])
-        trial.node = trial.process = ""
+        trial.node = ""
         if trial.verdict is not None:  # it was to end anyway, and resumes from its checkpoint if so
             self._record_stopped(trial)
             return
@@ -273,23 +260,11 @@ class Lifecycle:
             trial.given_up = _explain_give_up(failure)
         self._queue.insert(0, number)
 
-    def on_process_failure(self, process: str, failure: AttemptFailure) -> None:
-        """Count the end of a process that trials shared; alone in it, a trial is to blame."""
-        together = {name: t for name, t in self._running.items() if t.process == process}
-        if failure.cause in ("died", "shared_process"):
-            failure = replace(failure, cause="shared_process" if len(together) > 1 else "died")
-        for index, (name, trial) in enumerate(together.items()):
-            found = self._find_cause(failure, trial)
-            if found.cause == "shared_process" and index == 0:
-                numbers = [trial.number for trial in together.values()]
-                self.record_incident(f"{events.IS_TRIED_AGAIN}: {failure.reason}", numbers)
-            self.on_failure(name, found)
-
     def on_preempted(self, name: str) -> None:
         """Note an attempt whose node was taken away, and which the engine starts elsewhere."""
         trial = self._running[name]
         self._note_cut_off(trial)
-        trial.node = trial.process = ""
+        trial.node = ""
 
     def _note_cut_off(self, trial: OpenTrial) -> None:
         if not trial.moving:  # otherwise it was reported together with the others there
@@ -557,8 +532,7 @@ class Lifecycle:
         self._nodes.refresh()
         if failure.node_died and self._nodes.is_alive(trial.node):
             self._nodes.mark_lost(trial.node)
-        has_died = failure.cause in ("died", "shared_process")
-        if has_died and trial.node and not self._nodes.is_alive(trial.node):
+        if failure.cause == "died" and trial.node and not self._nodes.is_alive(trial.node):
             return replace(failure, cause="lost")
         return failure
 

@@ -113,4 +113,4 @@ def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:
         )
     if spec.rollout.vllm_mode == "server":
         return 1  # a server holds the weights of one policy
-    return total // resources.workers * resources.trials_per_process
+    return total // resources.workers

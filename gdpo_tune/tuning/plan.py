@@ -21,15 +21,7 @@ from gdpo_tune.core import task_files
 from gdpo_tune.core.events import Outlook
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
-from gdpo_tune.core.trials import (
-    EVALUATED_WORK,
-    INITIAL,
-    Part,
-    Proposer,
-    Role,
-    Rung,
-    TrialRecord,
-)
+from gdpo_tune.core.trials import EVALUATED_WORK, Part, Proposer, Role, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import count_started, describe_spent_budget, find_at_target
 from gdpo_tune.spec import SweepSpec
@@ -93,16 +85,14 @@ def find_next_trial(
         return plan_merge_or_checkpoint(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
         return None
-    # All but the untrained policy begin at the start, and trials of one process at one policy.
-    is_shared = spec.resources.trials_per_process > 1
-    first = INITIAL if is_shared else ("start",)
-    has_to_wait = bool(spec.start) and any(r.is_open and r.role in first for r in records)
+    # All but the untrained policy begin at the start.
+    has_to_wait = bool(spec.start) and any(r.is_open and r.role == "start" for r in records)
     # A start that did not end well begins again, as do all after a change of content.
     ended_badly = [r for r in records if r.role == "start" and r.state in ("pruned", "failed")]
     begun = {r.role for r in records if r.is_comparable and r not in ended_badly}
     for role in spec.baselines:
         if role not in begun:
-            may_begin = not has_to_wait or (role == "untrained" and not is_shared)
+            may_begin = not has_to_wait or role == "untrained"
             return PlannedTrial(role, "baseline", build_published(spec)) if may_begin else None
     if has_to_wait:
         return None

@@ -50,7 +50,6 @@ from gdpo_tune.tuning.ray.preflight import check_nodes, find_mixture
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
-TRAIN_SHARED = "gdpo_tune.training.shared_worker:SharedWorker"
 PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
 """Packages whose versions a session records."""
 
@@ -91,8 +90,7 @@ def run_sweep(
         one_front: keep the trials before an accepted change on one front with later ones.
         continue_from: directory or address of the sweep, if it is to go on in this one.
         listeners: called with every event, in the thread of this call; they must return quickly.
-        train: `module:function` that trains one trial; `module:class`, as `SharedWorker`, if
-            trials share a process. Default: those of `training`.
+        train: `module:function` that trains one trial. Default: that of `training`.
 
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
@@ -211,20 +209,17 @@ def _run_tuner(
 
     spec, worker = ledger.spec, ledger.spec.resources
     setup = RunSettings(
-        train or (TRAIN_SHARED if worker.trials_per_process > 1 else TRAIN),
+        train or TRAIN,
         ledger.directory / SPEC,
         spec.address,
         worker.workers,
         worker.cpus,
         worker.gpus,
-        worker.trials_per_process,
         choose_interval(slots),
     )
     scheduler = registry.load(registry.SCHEDULERS[spec.search.scheduler.type].target)(ledger)
     lifecycle = Lifecycle(ledger, scheduler, setup, slots, emit, ray_cluster.nodes)
-    # Trials that share a process compute one after another.
-    grace = tune.GRACE * worker.trials_per_process
-    stopper = tune.TuneStopper(lifecycle, ray_cluster.is_alive, grace)
+    stopper = tune.TuneStopper(lifecycle, ray_cluster.is_alive)
     status: int = ExitCode.INTERRUPTED
 
     def stop(exit_status: int) -> None:

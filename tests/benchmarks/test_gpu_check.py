@@ -161,9 +161,9 @@ def test_a_step_that_fails_keeps_the_rows_that_it_gave(monkeypatch: pytest.Monke
         yield HELD
         raise StepError("killed")
 
-    assert run_fake_steps(monkeypatch, 9, packs=give_one_and_fail) == [
+    assert run_fake_steps(monkeypatch, 9, shards=give_one_and_fail) == [
         ("device", "held"),
-        ("packs", "did not hold (killed)"),
+        ("shards", "did not hold (killed)"),
     ]
 
 

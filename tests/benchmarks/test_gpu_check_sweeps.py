@@ -65,26 +65,6 @@ def test_shares_are_compared_with_one_at_a_time():
     assert row.figure == "2 at once, 8 trials an hour, 2.00 of one at a time"
 
 
-@pytest.mark.parametrize(
-    ("size", "trials", "alone", "result"),
-    [
-        (8, 8, 1.0, "held"),
-        (8, 8, 3.0, "did not hold"),  # fewer trials an hour than the goal
-        (8, 7, 1.0, "did not hold"),  # fewer at once than asked for
-        (4, 4, 9.0, "held"),
-        (2, 2, None, "held"),
-    ],
-)
-def test_a_pack_of_eight_has_to_reach_four_times_the_trials(size, trials, alone, result):
-    records = [record(number, 0, 3600) for number in range(trials)]
-    row = gpu_check_rows.judge_pack("packs", size, sweep(records), alone)
-    assert row.result == result
-    assert ("at least 4 of" in row.limit) == (size == 8)
-    assert row.values.get("ratio") == (
-        None if alone is None else pytest.approx(trials / alone, 0.01)
-    )
-
-
 def test_shards_need_every_trial():
     def judge_shards(records):
         return gpu_check_rows.judge_shards("shards", "two", sweep(records), trials=2).result
@@ -105,21 +85,18 @@ def test_shards_are_not_run_on_one_gpu(tmp_path: Path):
     assert (row.result, row.reason) == ("not run", "it needs two GPUs")
 
 
-def test_shards_use_two_gpus_and_packs_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_shards_use_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen = []
 
     def run_sweep(file, step, processes, seconds, *, small, devices=()):
-        resources = load_spec(file).resources
-        seen.append((step, resources.workers, resources.pack, list(devices)))
-        return sweep([record(number, 0, 3600) for number in range(resources.pack)])
+        seen.append((step, load_spec(file).resources.workers, list(devices)))
+        return sweep(PAIR)
 
     monkeypatch.setattr(gpu_check_steps, "run_sweep_command", run_sweep)
     monkeypatch.setattr(gpu_check_steps, "find_refusal", lambda file, devices=(): "")
-    plan = plan_with(tmp_path, devices=("3", "5", "7"))
-    rows = [*run_step("shards", plan), *run_step("packs", plan)]
-    assert seen[0] == ("shards", 2, 1, ["3", "5"])
-    assert seen[1:] == [("packs", 1, size, []) for size in (1, 2, 4, 8)]
-    assert [row.values.get("ratio") for row in rows[1:]] == [None, 2, 4, 8]
+    (row,) = run_step("shards", plan_with(tmp_path, devices=("3", "5", "7")))
+    assert row.result == "held"
+    assert seen == [("shards", 2, ["3", "5"])]
 
 
 class FakeProcesses:

@@ -15,7 +15,7 @@ from gdpo_tune.core.errors import ClusterLostError, UsageError
 from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.trial_files import Completion, write_completions
 from gdpo_tune.core.trials import TrialRecord
-from gdpo_tune.spec import load_spec, machine
+from gdpo_tune.spec import machine
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.ray import cluster
@@ -160,34 +160,12 @@ def test_a_webhook_that_is_not_set_is_listed_in_the_dry_run_and_refused_at_the_s
         end_with(options=options)
 
 
-def test_the_number_of_trials_a_process_is_settled_and_said_before_a_sweep_starts(end_with, capsys):
-    words = ["--set", "resources.pack=auto", "--set", "model.lora_rank=4"]
-    choice = "1 (on a CPU one trial keeps its cores busy)"
-    end_with(build_record(0, "complete"), options=words)
-    assert f"trials a process: {choice}\n" in capsys.readouterr().out
-    assert end_with.spec.resources.pack == 1
-    end_with(options=[*words, "--dry-run"])
-    assert f"# Trials a process: {choice}\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("option", [[], ["--dry-run"]], ids=["start", "dry run"])
 def test_whom_a_cluster_lets_in_is_said_before_it_is_joined(option, end_with, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     monkeypatch.setattr(cluster, "describe_access", lambda _: "asks for a token")
     end_with(build_record(0, "complete"), options=option)
     assert "cluster: RAY_ADDRESS = head:6379 asks for a token\n" in capsys.readouterr().out
-
-
-def test_trials_share_a_process_by_the_smallest_gpu_of_a_cluster(monkeypatch):
-    words = ["resources={pack: auto, gpus: 1}", "model.lora_rank=4", "search.trials=5"]
-    spec = load_spec(SPACE, words, to_run=False)
-    monkeypatch.setattr("gdpo_tune.tuning.ray.preflight.read_cluster_memory", lambda _: 24 * 2**30)
-    monkeypatch.setattr("gdpo_tune.spec.read_device_memory", lambda: None)
-    assert sweep.choose_trials_per_process(spec).value == 1
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    choice = sweep.choose_trials_per_process(spec)
-    assert choice.value > 1
-    assert "fit in 25.8 GB" in choice.why
 
 
 def test_a_sweep_without_a_signal_ends_with_a_status_of_its_own(end_with, tmp_path, capsys):

@@ -303,19 +303,6 @@ def test_a_training_sees_the_gpus_that_it_requests(fake, monkeypatch, gpus, befo
     assert os.environ["CUDA_VISIBLE_DEVICES"] == after
 
 
-def test_the_memory_of_a_training_is_that_of_one_trial(fake, monkeypatch):
-    packs = []
-
-    def probe(spec, *, tracked):
-        packs.append(spec.resources.pack)
-        return {}
-
-    monkeypatch.setattr(cli, "preflight", probe)
-    shared = ["resources.pack=4", "model.lora_rank=4"]
-    train.main([*FILE, "--steps", "1", *(word for key in shared for word in ("--set", key))])
-    assert packs == [1]
-
-
 # --- from a sweep ---------------------------------------------------------------------------------
 
 

@@ -403,20 +403,6 @@ def test_a_terminal_says_what_happens_before_the_first_trial(spec):
     assert "1 running" in shown[4]
 
 
-def test_the_time_of_trials_that_share_a_process_is_explained(spec):
-    shared = spec.model_copy(update={"resources": spec.resources.model_copy(update={"pack": 2})})
-    for one, explained in ((spec, False), (shared, True)):
-        records, console = make_records(one, 4), paper()
-        print_summary(Sweep(one, records), console)
-        page = write_report(Sweep(one, records)).read_text()
-        LiveDisplay(one, console)(SearchStarted(4, "gp"))
-        printed = " ".join(console.file.getvalue().split())
-        words = ", up to 2 in a process" if explained else ""
-        assert f"4 at a time{words}; proposals by gp" in printed
-        assert ("up to 2 trials share a process" in printed) == explained
-        assert ("up to 2 trials share a process" in page) == explained
-
-
 def test_the_summary_calls_candidates_by_their_names(spec):
     records = add_candidates(make_records(spec, 12, replicates=3))
     text = summary(spec, records)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune.core.events import IS_TRIED_AGAIN
 from tests.support.cluster_sweeps import list_incidents
 from tests.support.gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
 from tests.support.killed_sweeps import KilledSweep, wait_for_condition
@@ -60,32 +59,6 @@ def test_trials_of_a_lost_node_resume_on_another_node(tmp_path: Path, empty_clus
     again = [entry for entry in sweep.list_starts() if entry["from"]]
     assert [entry["from"] for entry in again] == [2, 2]
     assert node.id not in {entry["node"] for entry in again}
-
-
-@pytest.mark.fault
-def test_trials_of_a_shared_process_resume_where_there_are_places(
-    tmp_path: Path, empty_cluster: RayCluster
-):
-    _, node = empty_cluster.start(2, cpus=2, gpus=1)
-    shared = ("search.trials=4", "resources={cpus: 1, gpus: 1, pack: 2}", "model.lora_rank=4")
-    sweep = KilledSweep(tmp_path, (*GATED, *shared), fake=True, address=empty_cluster.address)
-    close_gate(sweep)
-    with sweep.start() as process:
-        wait_at_gate(sweep, process, slots=4)
-        begun = sweep.list_starts()
-        lost = {entry["trial"] for entry in begun if entry["node"] == node.id}
-        assert len(lost) == 2, "trials spread over the processes of both nodes"
-        node.kill()
-        open_gate(sweep)
-        assert process.wait() == 0, sweep.read_errors()
-    # The lost connection moves both trials at once: Ray reports the node half a minute later.
-    check_end(sweep, moved=2)
-    incidents = list_incidents(sweep)
-    assert sum(IS_TRIED_AGAIN in incident for incident in incidents) <= 1, incidents
-    again = [entry for entry in sweep.list_starts()[4:] if entry["trial"] in lost]
-    assert [entry["from"] for entry in again] == [2, 2]
-    (place,) = {(entry["node"], entry["pid"]) for entry in again}
-    assert place in {(entry["node"], entry["pid"]) for entry in begun}, "no new process was needed"
 
 
 @pytest.mark.fault

@@ -21,8 +21,6 @@ from tests.support.sweep_properties import check_no_trial_goes_back
 from tests.support.tuning import ENDS_ONLY
 
 pytestmark = pytest.mark.fault
-SHARED = ("resources={cpus: 1, gpus: 1, pack: 2}", "model.lora_rank=4")
-"""Overrides of a sweep in which two trials share a process."""
 
 
 class StoredSweep(KilledSweep):
@@ -40,9 +38,8 @@ def store() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=[(), SHARED], ids=["own", "shared"])
+@pytest.fixture
 def sweep(
-    request: pytest.FixtureRequest,
     tmp_path: Path,
     store: S3Server,
     no_authentication: None,
@@ -60,7 +57,7 @@ def sweep(
         cluster.start_head(one, **NODE, gpus=1)
         node = cluster.add_node(prefix=two, **NODE, gpus=1)
         stores = (f"storage=s3://{BUCKET}/night", f"ledger={ledger}")
-        overrides = (*GATED, *ENDS_ONLY, "search.trials=3", *request.param, *stores)
+        overrides = (*GATED, *ENDS_ONLY, "search.trials=3", *stores)
         stored = StoredSweep(tmp_path, overrides, fake=True, address=cluster.address)
         close_gate(stored)
         yield stored, node

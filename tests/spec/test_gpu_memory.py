@@ -1,4 +1,4 @@
-"""Memory of trials that share a process or span several, in closed forms of a policy's shapes."""
+"""Memory of trials in one process or several, in closed forms of a policy's shapes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ def add_adapters(spec, rank=8):
 
 def measure(spec, policy=SIZE, **changes):
     return replace(measure_trial(spec, policy), **changes)
-
-
-def count_trials_that_fit(spec, policy, room, most):
-    counts = range(most, 0, -1)
-    return next((n for n in counts if measure(spec, policy, trials=n).fits(room)), 0)
 
 
 def test_a_file_says_how_its_memory_is_spread(load):
@@ -149,19 +144,6 @@ def test_moments_of_8_bits_take_2_bytes(load):
     assert usual.weights - small.weights == 6 * NUMBERS
 
 
-@pytest.mark.parametrize(("merges", "slot"), [(0, 16), (40, 64)])  # a merge has three parts
-def test_trials_of_a_process_share_all_but_their_adapters(load, merges, slot):
-    settings = "training.completions_per_step=64", f"search.merges.budget={merges}"
-    spec = add_adapters(load(*settings), rank=12)
-    adapters, modules = (rank * LAYERS * 2 * WIDTH for rank in (12, slot))
-    slots = modules + 2 * slot * (VOCABULARY + WIDTH)  # of embedding and head
-    alone, packed = (measure(spec, trials=count) for count in (1, 3))
-    assert packed.total - alone.total == 2 * 16 * adapters
-    assert packed.engine.weights - alone.engine.weights == 2 * 2 * slots
-    assert packed.engine.workspace - alone.engine.workspace == 16 * VOCABULARY * 128
-    assert packed.engine.longest == alone.engine.longest
-
-
 def test_an_engine_that_sleeps_leaves_a_step_all_but_its_workspace(load):
     awake, asleep = load("resources.gpus=1"), load("resources.gpus=1", "rollout.sleep=true")
     trainer, engine = measure(asleep), measure(asleep).engine
@@ -183,31 +165,6 @@ def test_a_policy_that_fits_beside_a_sleeping_engine_gets_that_advice(load):
     device = next(n * GIB for n in range(200, 10, -1) if n * GIB < memory.least_room)
     assert any("rollout.sleep=true" in one for one in list_gpu_remedies(spec, memory, device))
     assert not any("rollout.sleep=true" in one for one in list_gpu_remedies(spec, memory, 8 * GIB))
-
-
-@pytest.mark.parametrize("part", ["trainer", "engine"])
-def test_as_many_trials_fit_as_the_smaller_part_holds(load, part):
-    # A wide vocabulary makes the engine grow faster with the trials, deep layers the trainer.
-    vocabulary = 10**6 if part == "engine" else 10
-    wide = {"model.embed_tokens.weight": (vocabulary, WIDTH)}
-    size = PolicyShapes({**SIZE.shapes, **wide}, {**SIZE.config, "vocab_size": vocabulary})
-    spec = add_adapters(load(), rank=512)
-    five, share = measure(spec, size, trials=5), spec.rollout.vllm_memory_share
-    trainer, engine = five.total / (1 - share), five.engine.least / share
-    room = int(max(trainer, engine)) + 2
-    assert (trainer > engine) == (part == "trainer")
-    assert five.fits(room)
-    assert not replace(five, trials=6).fits(room)
-    assert count_trials_that_fit(spec, size, room, 100) == 5
-    assert count_trials_that_fit(spec, size, room, 3) == 3
-    assert count_trials_that_fit(spec, size, GIB // 2, 100) == 0
-
-
-def test_without_an_engine_the_trainer_has_all_of_the_room(load):
-    spec = add_adapters(load("rollout.engine=transformers"))
-    room = measure(spec, trials=7).total
-    assert count_trials_that_fit(spec, SIZE, room, 100) == 7
-    assert count_trials_that_fit(spec, SIZE, room - 1, 100) == 6
 
 
 @pytest.mark.parametrize(
@@ -250,15 +207,11 @@ def read_memory_line(spec):
     return next(line for line in text.splitlines() if line.startswith("# GPU memory"))
 
 
-def test_a_dry_run_says_for_how_many_trials_and_gpus_memory_is_computed(load):
+def test_a_dry_run_says_for_how_many_gpus_memory_is_computed(load):
     on_gpu = "resources.gpus=1"
     assert re.search(r"[\d.]+ [MG]B to train, computed, and", read_memory_line(load(on_gpu)))
     several = load(on_gpu, "resources.workers=2", "rollout.engine=transformers")
     assert "to train on each of 2 GPUs, with " in read_memory_line(several)
-    packed = load(on_gpu)
-    changes = {"resources": packed.resources.model_copy(update={"pack": 4})}
-    line = read_memory_line(add_adapters(packed.model_copy(update=changes)))
-    assert "to train 4 trials, computed, and" in line
 
 
 def test_a_dry_run_adds_what_a_sleeping_engine_keeps_to_a_step(load):

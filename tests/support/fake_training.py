@@ -15,7 +15,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from threading import BoundedSemaphore
 
 import ray
 
@@ -90,26 +89,6 @@ def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcom
     estimates = {name: Estimate(value, 0.01) for name, value in compute_values(config).items()}
     cost = Cost(config.training.steps * config.training.completions_per_step, SECONDS)
     return Outcome(estimates, estimates, cost, checkpoint, {"process": str(os.getpid())})
-
-
-class SharedWorker:
-    """A fake of `gdpo_tune.training.shared_worker.SharedWorker`."""
-
-    def __init__(self, size: int) -> None:
-        self._places = BoundedSemaphore(size)
-
-    def train(
-        self, config: TrialConfig, *, resume: Path | None, report: Report, with_test: bool = True
-    ) -> Outcome:
-        """Simulate a trial; refuse one more than there are places."""
-        assert self._places.acquire(blocking=False), "more trials than places"
-        try:
-            return train(config, resume=resume, report=report)
-        finally:
-            self._places.release()
-
-    def close(self) -> None:
-        """Free nothing."""
 
 
 def evaluate_parts(config: TrialConfig, resume: Path | None, report: Report) -> Outcome:

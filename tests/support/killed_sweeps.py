@@ -35,9 +35,7 @@ from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning import runner
 runner.find_mixture = lambda *_: ""  # of GPUs that nodes only say they have
 space, *overrides = sys.argv[1:]
-spec = load_spec(space, overrides)
-name = "train" if spec.resources.pack == 1 else "SharedWorker"
-runner.run_sweep(spec, train=f"tests.support.fake_training:{name}")
+runner.run_sweep(load_spec(space, overrides), train="tests.support.fake_training:train")
 """
 """A program: a sweep that trains nothing, without tracking and display."""
 WAIT = 600.0

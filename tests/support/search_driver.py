@@ -40,10 +40,10 @@ class Driver:
         self.in_flight: dict[str, TrialConfig] = {}
         self._count = 0
 
-    def ask(self, process: str = "") -> Any:
+    def ask(self) -> Any:
         """Request a suggestion: a trial's id, None, or FINISHED."""
         trial_id = f"ray{self._count}"
-        attempt = self.searcher.next_attempt(trial_id, process)
+        attempt = self.searcher.next_attempt(trial_id)
         if isinstance(attempt, str):
             return None if attempt == WAIT else attempt
         self._count += 1

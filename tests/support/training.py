@@ -219,7 +219,7 @@ def build_plain_trainer(policy: str, directory: Path, cls: type | None = None, *
     from gdpo_tune.policies.load_policy import load_policy
 
     model, tokenizer = load_policy(policy)
-    own = ("normalization", "rollout_func", "shared_prompts", "limit", "keeps_pass")
+    own = ("normalization", "rollout_func", "shared_prompts", "limit")
     extra = {key: changes.pop(key) for key in own if key in changes}
     rewards = changes.pop("reward_funcs", [score_constantly])
     letters = string.ascii_lowercase

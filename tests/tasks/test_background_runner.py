@@ -9,7 +9,6 @@ from contextlib import closing
 
 import pytest
 
-from gdpo_tune.core.compute_lock import ComputeLock
 from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
@@ -93,26 +92,6 @@ def test_an_error_of_the_batch_itself_is_raised():
     with pytest.raises(SandboxInfraError, match="broken"):
         runner.gather([ONE], ["a"])
     runner.close()
-
-
-def test_a_trial_that_waits_for_results_lets_others_compute(runner):
-    runner.recorder.gate.clear()
-    members = ComputeLock(lambda: None, lambda _: None)
-
-    def collect():
-        with members.hold():
-            runner.submit(ONE, "a")
-            return runner.gather([ONE], ["a"])
-
-    def compute():
-        assert runner.recorder.entered.wait(10)
-        with members.hold():
-            runner.recorder.gate.set()
-
-    with ThreadPoolExecutor(2) as threads:
-        found, computed = threads.submit(collect), threads.submit(compute)
-        computed.result(20)
-        assert found.result(20) == ["one/a"]
 
 
 def test_threads_that_begin_at_once_share_a_sandbox(monkeypatch):

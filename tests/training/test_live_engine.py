@@ -20,7 +20,7 @@ from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 from gdpo_tune.core.trials import RUNNER
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import trial, vllm_engine, worker_cache
-from gdpo_tune.training.engine import PROCESS_ENGINES, SampleRequest
+from gdpo_tune.training.engine import PROCESS_ENGINE, SampleRequest
 from tests.support.training import build_trial_config, register_toy_task
 from tests.support.vllm_double import RecordingLLM
 
@@ -28,11 +28,11 @@ from tests.support.vllm_double import RecordingLLM
 @pytest.fixture(autouse=True)
 def closed():
     yield
-    PROCESS_ENGINES.close()
+    PROCESS_ENGINE.close()
 
 
 def test_all_work_is_done_in_one_thread_that_is_not_the_callers():
-    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
     engine.generate([SampleRequest([3], None)])
     engine.run(engine.llm.reset_prefix_cache)
     assert engine.run(engine.run, threading.get_ident) in engine.llm.threads
@@ -48,11 +48,11 @@ def test_the_worker_of_a_kept_engine_tells_its_model_runner(uses_v2, runner):
         llm.uses_v2 = uses_v2
         return llm
 
-    assert PROCESS_ENGINES.runner == ""
-    PROCESS_ENGINES.open("a", start, threads=1)
-    assert PROCESS_ENGINES.runner == runner
-    PROCESS_ENGINES.close()
-    assert PROCESS_ENGINES.runner == ""
+    assert PROCESS_ENGINE.runner == ""
+    PROCESS_ENGINE.open("a", start, threads=1)
+    assert PROCESS_ENGINE.runner == runner
+    PROCESS_ENGINE.close()
+    assert PROCESS_ENGINE.runner == ""
 
 
 def test_the_threads_of_the_caller_stay_as_they_were():
@@ -62,13 +62,13 @@ def test_the_threads_of_the_caller_stay_as_they_were():
         return RecordingLLM()
 
     plain = torch.set_num_threads
-    PROCESS_ENGINES.open("a", start, threads=1)
+    PROCESS_ENGINE.open("a", start, threads=1)
     assert torch.set_num_threads is plain
     assert gc.get_freeze_count() == 0  # a trainer that is dropped would never be freed
 
 
 def test_completions_are_told_as_they_end_and_returned_in_order():
-    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
     engine.generate([SampleRequest([1], None)])  # numbers of requests go on
     told = []
 
@@ -84,16 +84,16 @@ def test_completions_are_told_as_they_end_and_returned_in_order():
 
 
 def test_vllm_is_not_asked_for_nothing():
-    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
     assert engine.generate([]) == []
     assert engine.llm.requests == []
 
 
 def test_an_engine_with_an_equal_key_is_kept_and_forgets_its_trial():
-    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
     engine.llm.llm_engine.vllm_config.lora_config = object()
     engine.llm.llm_engine.adapters = [1, 4]
-    assert PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine is engine
+    assert PROCESS_ENGINE.open("a", RecordingLLM, threads=1) is engine
     assert engine.llm.llm_engine.adapters == []
     assert engine.llm.resets == 1
     assert torch.equal(engine.llm.cache, torch.zeros(4))
@@ -101,26 +101,26 @@ def test_an_engine_with_an_equal_key_is_kept_and_forgets_its_trial():
 
 @pytest.mark.parametrize("key", ["b", None])
 def test_another_key_closes_the_engine_before_the_next_one_starts(key):
-    llm = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine.llm
+    llm = PROCESS_ENGINE.open("a", RecordingLLM, threads=1).llm
     closed = []
 
     def start():
         closed.append(llm.llm_engine.was_shut_down)
         return RecordingLLM()
 
-    PROCESS_ENGINES.open(key, start, threads=1)
+    PROCESS_ENGINE.open(key, start, threads=1)
     assert closed == [True]
-    PROCESS_ENGINES.open(None, start, threads=1)  # no key equals another
+    PROCESS_ENGINE.open(None, start, threads=1)  # no key equals another
     assert len(closed) == 2
 
 
 def test_an_engine_that_has_raised_serves_no_further_trial():
-    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
     engine.llm.llm_engine.step = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
         engine.generate([SampleRequest([3], None)])
-    assert not PROCESS_ENGINES.has("a")
-    assert PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine is not engine
+    assert not PROCESS_ENGINE.has("a")
+    assert PROCESS_ENGINE.open("a", RecordingLLM, threads=1) is not engine
 
 
 def test_an_engine_that_does_not_start_leaves_none_behind():
@@ -128,20 +128,20 @@ def test_an_engine_that_does_not_start_leaves_none_behind():
         raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError, match="no memory"):
-        PROCESS_ENGINES.open("a", fail, threads=1)
-    assert not PROCESS_ENGINES.has("a")
-    PROCESS_ENGINES.open("a", RecordingLLM, threads=1)
+        PROCESS_ENGINE.open("a", fail, threads=1)
+    assert not PROCESS_ENGINE.has("a")
+    PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
 
 
 def test_memory_that_does_not_come_back_asks_for_a_new_process(monkeypatch):
-    engine = PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
+    engine = PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 << 30)
     with pytest.raises(EngineMemoryError, match=r"3\.0 GiB of the GPU are still in use"):
-        PROCESS_ENGINES.close()
+        PROCESS_ENGINE.close()
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1 << 20)
-    assert not PROCESS_ENGINES.has("a")
+    assert not PROCESS_ENGINE.has("a")
     assert not hasattr(engine, "llm")
 
 
@@ -161,7 +161,7 @@ def open_for(config, *, bf16=False, digest="d"):
     model, _ = load_policy(config.policy)
     arguments = SimpleNamespace(bf16=bf16)
     with vllm_engine.prepare_engine(config, model, arguments, digest):
-        return trl_vllm.LLM(model="policy").engine
+        return trl_vllm.LLM(model="policy")
 
 
 def test_trials_that_differ_in_what_is_searched_share_an_engine(config, tmp_path):
@@ -195,7 +195,7 @@ def test_trials_that_differ_in_what_an_engine_depends_on_do_not(config, changes)
 
 
 def test_a_trial_records_the_model_runner_only_of_an_engine_that_has_sampled(config, monkeypatch):
-    PROCESS_ENGINES.open("of an earlier trial", RecordingLLM, threads=1)
+    PROCESS_ENGINE.open("of an earlier trial", RecordingLLM, threads=1)
 
     def find_recorded():
         one = replace(config, training=config.training.replace(steps=1))
@@ -214,12 +214,12 @@ def test_each_trial_gets_its_own_engine_on_request(config):
 
 def test_a_trial_that_does_not_train_gets_the_memory_of_the_engine(config):
     def is_closed(*_):
-        assert not PROCESS_ENGINES.has("a")
+        assert not PROCESS_ENGINE.has("a")
         return {}
 
-    PROCESS_ENGINES.open("a", RecordingLLM, threads=1)
+    PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
     outcome = trial.train(
         replace(config, train=False), resume=None, report=is_closed, with_test=False
     )
     assert outcome.checkpoint is None
-    assert not PROCESS_ENGINES.has("a")
+    assert not PROCESS_ENGINE.has("a")

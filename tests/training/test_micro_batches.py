@@ -252,19 +252,23 @@ def test_the_pass_before_the_loss_is_that_of_the_loss(policy, tmp_path, monkeypa
         passes.append(torch.is_grad_enabled())
         return inner(self, model, *arguments, **keywords)
 
-    inner = GDPOTrainer._compute_log_probs
+    def generate(self, inputs):
+        self._keeps_pass &= keeps_pass
+        return inner_generate(self, inputs)
+
+    inner, inner_generate = (
+        GDPOTrainer._compute_log_probs,
+        GDPOTrainer._generate_and_score_completions,
+    )
     monkeypatch.setattr(GDPOTrainer, "_compute_log_probs", count)
+    monkeypatch.setattr(GDPOTrainer, "_generate_and_score_completions", generate)
     monkeypatch.setattr(gradients, "sample_for_trainer", sample_as_vllm)
     monkeypatch.setattr(GDPOTrainer, "_last_loaded_step", -1, raising=False)
     runs, counts = [], []
     for size, keeps in ((ROWS, True), (ROWS, False), (4, True)):
-        passes = []
+        passes, keeps_pass = [], keeps
         with compute(way):
-            runs.append(
-                run_two_steps(
-                    policy, tmp_path / f"{size}-{keeps}", size, keeps_pass=keeps, **changes
-                )
-            )
+            runs.append(run_two_steps(policy, tmp_path / f"{size}-{keeps}", size, **changes))
         counts.append((len(passes), sum(passes)))
     reference = 2 * bool(changes.get("beta"))
     assert counts[:2] == [(2 + reference, 2), (4 + reference, 2)]

@@ -60,12 +60,6 @@ def test_out_of_memory_is_a_failure_that_names_settings(config, error):
     assert caught.value.__cause__ is error
 
 
-def test_trials_that_share_a_process_may_be_fewer(config):
-    message = r"out of memory: lower resources\.pack \(4\), or lower training\.completions_per_step"
-    with pytest.raises(TrialFailure, match=message), explain_out_of_memory(config, 4):
-        raise MemoryError()
-
-
 @pytest.fixture
 def crowd(monkeypatch):
     """A stand-in for a GPU of 80 GiB; returns a setter of its free and the trial's own bytes."""
@@ -294,18 +288,6 @@ def test_vllm_has_slots_for_experts_and_peft_leaves_them():
         assert shapes.count_adapter_parameters(rank) == 0
         ends = 2 * rank * (99 + hidden)
         assert shapes.count_slot_parameters(rank) - ends == 3 * experts * rank * (inner + hidden)
-
-
-def test_the_other_trials_of_a_pack_leave_less_for_a_micro_batch(config, crowd, monkeypatch):
-    crowd(80, 0)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr(memory, "MOST_TOKENS", 10**12)
-    adapters = dataclasses.replace(config, model=ModelSettings(lora_rank=8), gpu_share=0.02)
-    model = load("embedded")
-    alone, together = (choose_limit(adapters, model, trials).size for trials in (1, 1000))
-    others = estimate_memory(adapters, model, 1000).total - estimate_memory(adapters, model).total
-    token = estimate_memory(adapters, model).position_bytes
-    assert alone - together == pytest.approx(memory.USED * others / token, abs=2)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc has it")

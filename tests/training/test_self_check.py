@@ -280,7 +280,7 @@ def test_an_engine_is_believed_once_for_the_weights_that_are_trained(follower):
     trainer, batch = follower()
     followed = set()
     engine = SimpleNamespace(followed=followed)
-    trainer.vllm_generation.llm = SimpleNamespace(slot=SimpleNamespace(engine=engine))
+    trainer.vllm_generation.llm = SimpleNamespace(engine=engine)
     for _ in range(2):
         self_check.check_following(trainer, batch, 0.01)
         assert (trainer.vllm_generation.syncs, len(followed)) == (2, 1)

@@ -200,7 +200,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(trl_vllm, "LLM", build, raising=False)
     monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM("0.31.0", on_cpu=False))
     yield built
-    engines.PROCESS_ENGINES.close()
+    engines.PROCESS_ENGINE.close()
 
 
 def start(config, policy, **changes):
@@ -459,7 +459,7 @@ def adapter_engine(adapted, monkeypatch):
     llm.llm_engine.add_lora = add_lora
     llm.apply_model = lambda function: [function(layer)]
     llm.layer = layer
-    engine = engines.EnginePool().open("a", lambda: llm, threads=1)
+    engine = engines.KeptEngine().open("a", lambda: llm, threads=1)
     told = []
     trainer = SimpleNamespace(
         vllm_generation=SimpleNamespace(
@@ -531,7 +531,7 @@ def test_an_engine_that_dies_says_so_with_its_last_words(trainer):
         except RuntimeError as error:
             raise ValueError("see the log above") from error
 
-    trainer.vllm_generation.llm.engine.llm.generate = die
+    trainer.vllm_generation.llm.llm.generate = die
     sampler = vllm_engine.ColocatedEngine(trainer)
     with pytest.raises(EngineDiedError) as caught:
         sampler.generate(None, [[3]], DECODING, torch.Generator())
@@ -561,15 +561,15 @@ def test_errors_of_both_calls_of_trl_are_named_and_lack_of_memory_is_not(trainer
 
 def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
     prompts = [{"prompt_token_ids": [3]}]
-    slot = trainer.vllm_generation.llm
+    engine = trainer.vllm_generation.llm
     vllm_engine.ColocatedEngine(trainer)
     awake = trainer.vllm_generation.llm
     awake.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
-    assert slot.engine.llm.naps == 0, "unless it is asked to"
-    trainer.vllm_generation.llm = slot
+    assert engine.llm.naps == 0, "unless it is asked to"
+    trainer.vllm_generation.llm = engine
     sampler = vllm_engine.ColocatedEngine(trainer, sleeps=True)
     steps = trainer.vllm_generation.llm
-    llm = steps.slot.engine.llm
+    llm = steps.engine.llm
     synced = []
     for step in range(2):
         steps.generate(prompts, sampling_params=SimpleNamespace(), use_tqdm=False)
@@ -586,11 +586,11 @@ def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
 
 
 def test_the_next_trial_wakes_the_engine():
-    engine = engines.PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine
+    engine = engines.PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
     engine.run(engines.fall_asleep, engine.llm)
-    assert engines.PROCESS_ENGINES.open("a", RecordingLLM, threads=1).engine is engine
+    assert engines.PROCESS_ENGINE.open("a", RecordingLLM, threads=1) is engine
     assert not engine.llm.llm_engine.is_asleep
-    engines.PROCESS_ENGINES.close()
+    engines.PROCESS_ENGINE.close()
 
 
 def test_vllm_is_told_that_it_will_sleep(config, policy, engine, gpu, monkeypatch):
@@ -612,7 +612,7 @@ def trainer(monkeypatch, gpu):
     fake = ModuleType("vllm")
     fake.SamplingParams = lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    engine = engines.EnginePool().open("a", RecordingLLM, threads=1)
+    engine = engines.KeptEngine().open("a", RecordingLLM, threads=1)
     generation = SimpleNamespace(model=None, llm=engine, synced=0, generate=None)
 
     def sync_weights():
@@ -637,7 +637,7 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     def sample(seed):
         drawn = sampler.generate(None, prompts, DECODING, torch.Generator().manual_seed(seed))
         assert drawn == [[3], [3], [8]]
-        inputs, settings = trainer.vllm_generation.llm.slot.engine.llm.requests[-1]
+        inputs, settings = trainer.vllm_generation.llm.engine.llm.requests[-1]
         assert inputs == [{"prompt_token_ids": prompt} for prompt in prompts]
         return settings
 
@@ -648,7 +648,7 @@ def test_completions_of_one_prompt_have_seeds_of_their_own(trainer):
     wanted = {"temperature": 1.0, "max_tokens": 9, "stop_token_ids": [1, 5]}
     assert once[0] == {**wanted, "detokenize": False}, "its texts are read by nobody"
     sampler.generate(None, [[3]], replace(DECODING, temperature=None), torch.Generator())
-    greedy = trainer.vllm_generation.llm.slot.engine.llm.requests[-1][1][0]
+    greedy = trainer.vllm_generation.llm.engine.llm.requests[-1][1][0]
     assert greedy["temperature"] == 0
 
 

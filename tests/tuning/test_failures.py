@@ -34,13 +34,11 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning import lifecycle
 from gdpo_tune.tuning.attempts import (
-    DEATHS,
     LOSSES,
     RETRIES,
     AttemptError,
     AttemptFailure,
     OpenTrial,
-    RunSettings,
     TrialNotice,
     TrialPlaced,
     TrialUpdate,
@@ -193,14 +191,13 @@ class NodeSweep:
         self.table = NodeTable(a=True, b=True)
         self.nodes = Nodes(self.table)
         self.driver = Driver(ledger, 4, self.nodes)
-        searcher = TuneSearcher(self.driver.searcher, self.driver.searcher._setup)
-        self.callback = TuneCallback(self.driver.searcher, searcher, lambda: None)
+        self.callback = TuneCallback(self.driver.searcher, lambda: None)
         monkeypatch.setattr(tune, "read_error", lambda trial: trial.error)
         self.trials = [RayTrial(number, self.driver.ask()) for number in range(4)]
         for trial, actor in zip(self.trials, ["a", "a", "b", "b"], strict=True):
             self.start(trial, actor)
 
-    def start(self, trial: RayTrial, actor: str, host: str = "") -> None:
+    def start(self, trial: RayTrial, actor: str) -> None:
         """Start an attempt, unless one is under way, on a node that has room for it."""
         searcher = self.driver.searcher
         while trial.trial_id not in searcher._running:
@@ -208,7 +205,7 @@ class NodeSweep:
             name = self.driver.ask()
             number = int(self.driver.in_flight[name].directory.name)
             next(other for other in self.trials if other.number == number).trial_id = name
-        self.report(trial, TrialPlaced(host or f"{actor} {trial.trial_id}", actor))
+        self.report(trial, TrialPlaced(f"{actor} {trial.trial_id}", actor))
 
     def report(self, trial: RayTrial, message: Any) -> None:
         self.callback.on_trial_result(0, [], trial, wrap_for_ray(message))
@@ -239,8 +236,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_ray_can_write_a_snapshot_where_other_processes_are_known(sweep):
     """A process that had children before the sweep could not start one."""
     others = {psutil.Process()}  # contains a lock
-    searcher = TuneSearcher(sweep.driver.searcher, sweep.driver.searcher._setup)
-    cloudpickle.dumps(TuneCallback(sweep.driver.searcher, searcher, lambda: others.clear()))
+    cloudpickle.dumps(TuneCallback(sweep.driver.searcher, lambda: others.clear()))
 
 
 def test_a_lost_node_is_reported_once_with_its_trials(sweep: NodeSweep):
@@ -381,116 +377,6 @@ def test_a_change_of_process_uses_up_no_attempt(sweep: NodeSweep):
         sweep.start(trial, "a")
     assert sweep.get_reason_to_give_up(trial) is None
     assert sweep.list_incidents() == []
-
-
-HOST_DIED = AttemptFailure("died", "the process that it shared died")
-
-
-class SharedSweep(NodeSweep):
-    """Two nodes with a process each, which two trials share."""
-
-    def start(self, trial: RayTrial, actor: str, host: str = "") -> None:
-        """Let a process ask for its trials; the next one of the queue need not be this one."""
-
-    def fill(self, host: str) -> list[int]:
-        """Fill the places of a process; return the numbers of its trials."""
-        driver, started = self.driver, list[int]()
-        driver.searcher.slots = 4
-        while len(started) < 2 and (name := driver.ask(host)) not in (None, "FINISHED"):
-            driver.searcher.on_placed(name, host[0])
-            started.append(int(driver.in_flight[name].directory.name))
-        return started
-
-    def progress(self, host: str, step: int) -> None:
-        for name, trial in self.driver.searcher._running.items():
-            if trial.process == host:
-                self.driver.searcher.on_measurement(name, build_measurement(step))
-
-    def kill(self, host: str) -> None:
-        self.driver.searcher.on_process_failure(host, HOST_DIED)
-
-
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with Ledger.open(load_code_spec(tmp_path, ["search.scheduler={type: fifo}"])) as ledger:
-        ledger.begin_session(0.0, 4, {})
-        sweep = SharedSweep.__new__(SharedSweep)
-        sweep.ledger, sweep.table = ledger, NodeTable(a=True, b=True)
-        sweep.nodes = Nodes(sweep.table)
-        sweep.driver = Driver(ledger, 4, sweep.nodes)
-        assert (sweep.fill("a"), sweep.fill("b")) == ([0, 1], [2, 3])
-        yield sweep
-
-
-def test_the_death_of_a_shared_process_is_reported_once_and_blames_no_trial(shared: SharedSweep):
-    for turn in range(RETRIES + 2):
-        shared.progress("a", 50 * turn + 1)
-        shared.kill("a")
-        assert sorted(shared.fill("a")) == [0, 1], "there was progress between the deaths"
-    assert shared.list_incidents() == [
-        "each of trials 0, 1 is tried again: the process that it shared died"
-    ] * (RETRIES + 2)
-
-
-def test_trials_whose_shared_processes_die_without_progress_are_tried_alone(shared: SharedSweep):
-    for _ in range(DEATHS):
-        shared.progress("a", 1)
-        shared.kill("a")
-        started = shared.fill("a")
-    (suspect,) = started
-    other = 1 - suspect
-    assert shared.driver.ask("b") is None, "it waits for a process of its own"
-    for _ in range(RETRIES):
-        shared.kill("a")
-        assert shared.fill("a") == [suspect]
-    shared.kill("a")
-    assert shared.fill("a") == [other]
-    assert shared.ledger.get_record(suspect).state == "failed"
-    assert shared.ledger.get_record(other).state == "running"
-
-
-def test_a_trial_that_was_alone_in_its_process_is_blamed_for_its_death(shared: SharedSweep):
-    shared.driver.end(next(n for n, t in shared.driver.searcher._running.items() if t.number == 1))
-    for _ in range(RETRIES + 1):
-        shared.kill("a")
-        shared.driver.searcher.slots = 3
-        shared.driver.ask("a")
-    assert "died" in shared.ledger.get_record(0).reason
-
-
-def test_a_shared_process_that_died_with_its_node_is_a_lost_node(shared: SharedSweep):
-    shared.kill("b")
-    shared.table.alive["b"] = False
-    shared.nodes.refresh()
-    assert shared.list_incidents() == [
-        "each of trials 2, 3 is tried again: the process that it shared died",
-        "node h (b) was lost, with trials 2, 3",
-    ]
-    for _ in range(DEATHS - 1):
-        assert len(shared.fill("a2")) == 2
-        shared.kill("a2")
-    assert not any(t.is_suspect for t in shared.driver.searcher._trials.values())
-
-
-def test_a_preempted_shared_process_that_ray_starts_again_costs_its_trials_no_attempt(
-    shared: SharedSweep, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tune, "read_error", lambda _: RayActorError(preempted=True))
-    searcher = TuneSearcher(
-        shared.driver.searcher, RunSettings("none:none", Path(), trials_per_process=2)
-    )
-    callback = TuneCallback(shared.driver.searcher, searcher, lambda: None)
-    searcher.processes |= {"a": 0.0, "b": 0.0}
-    process: Any = SimpleNamespace(trial_id="b")
-    for _ in range(RETRIES + DEATHS):
-        callback.on_trial_recover(0, [], process)
-        assert "b" in searcher.processes, "it asks again under the same name"
-        assert sorted(shared.fill("b")) == [2, 3]
-    assert shared.list_incidents()[:2] == [
-        "trial 2 was cut off from node h (b)",
-        "trial 3 was cut off from node h (b)",
-    ]
-    assert not any(t.failed or t.is_suspect for t in shared.driver.searcher._trials.values())
 
 
 def test_the_number_of_running_trials_follows_the_slots_of_the_nodes(sweep: NodeSweep):

@@ -214,8 +214,7 @@ def test_processes_are_recorded_when_ray_starts_one(spec: SweepSpec):
     looked: list[str] = []
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=4)
-        searcher = TuneSearcher(driver.searcher, driver.searcher._setup)
-        callback = TuneCallback(driver.searcher, searcher, lambda: looked.append("again"))
+        callback = TuneCallback(driver.searcher, lambda: looked.append("again"))
         for actor in ("a", "a", "b", "a"):
             trial = SimpleNamespace(trial_id=driver.ask())
             callback.on_trial_result(0, [], trial, wrap_for_ray(TrialPlaced(actor, "node")))
@@ -238,7 +237,7 @@ def test_ray_keeps_nothing_of_a_trial_that_has_ended(spec: SweepSpec):
 def test_ray_copies_a_config_cheaply_and_names_it_briefly(spec: SweepSpec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        config = TuneSearcher(driver.searcher, driver.searcher._setup).suggest("ray0")
+        config = TuneSearcher(driver.searcher).suggest("ray0")
     assert isinstance(config, dict)
     copied = copy.deepcopy(config)
     assert all(copied[key] is value for key, value in config.items())

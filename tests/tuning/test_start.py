@@ -80,21 +80,6 @@ def test_merges_and_replicates_begin_at_the_start(tmp_path: Path):
         assert driver.searcher._build_config(again).start == kept
 
 
-def test_trials_of_one_process_begin_one_policy_after_the_other(tmp_path: Path):
-    spec = load(tmp_path)
-    spec = spec.replace(resources=spec.resources.replace(pack=2))
-    with Ledger.open(spec) as ledger:
-        driver = Driver(ledger, slots=4)
-        start = driver.ask()
-        assert driver.ask() is None
-        end_start(driver, start)
-        untrained = driver.ask()
-        assert driver.in_flight[untrained].start is None
-        assert driver.ask() is None
-        driver.end(untrained)
-        assert driver.in_flight[driver.ask()].start is not None
-
-
 @pytest.mark.parametrize("failure", ["loss is nan at step 1", "process died"])
 def test_a_start_that_fails_stops_the_sweep_and_is_tried_again(tmp_path: Path, failure: str):
     spec = load(tmp_path)

@@ -1,4 +1,4 @@
-"""A task of a sweep, and trainings whose engine dies once, in the middle of a trial."""
+"""A task of a sweep, and a training whose engine dies once, in the middle of a trial."""
 
 from __future__ import annotations
 
@@ -29,33 +29,16 @@ class Shape(RewardFunctionTask):
         return [{"prompt": f"Write f(x): k is {i}, plus 9\n"} for i in range(200)]
 
 
-def train(config: TrialConfig, **options: Any) -> Outcome:
+def train(config: TrialConfig, *, report: Report, **options: Any) -> Outcome:
     """Train as `gdpo_tune.training.train`, with an engine that dies."""
     from gdpo_tune.training import train
-
-    return train(config, **break_after_a_step(config, options))
-
-
-def build_shared_worker(size: int) -> Any:
-    """Build a `SharedWorker` whose engine dies."""
-    from gdpo_tune.training.shared_worker import SharedWorker
-
-    class Breaking(SharedWorker):
-        def train(self, config: TrialConfig, **options: Any) -> Outcome:
-            return super().train(config, **break_after_a_step(config, options))
-
-    return Breaking(size)
-
-
-def break_after_a_step(config: TrialConfig, options: dict[str, Any]) -> dict[str, Any]:
-    report: Report = options["report"]
 
     def report_and_break(measurement: Measurement, checkpoint: Path | None) -> None:
         report(measurement, checkpoint)
         if measurement.metrics:
             break_engine_once(config.directory.parent / "died")
 
-    return {**options, "report": report_and_break}
+    return train(config, report=report_and_break, **options)
 
 
 def break_engine_once(mark: Path) -> None:

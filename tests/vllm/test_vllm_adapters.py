@@ -56,7 +56,7 @@ def test_the_engine_sees_every_small_update_and_the_base_stays_bit_equal(build_c
             if hasattr(module, "get_delta_weight"):
                 changes[name] = module.get_delta_weight("default").detach().float()
         drifted = [name for name, weight in base.items() if not torch.equal(weight, before[name])]
-        engine = trainer.vllm_generation.llm.slot.engine
+        engine = trainer.vllm_generation.llm.engine
         (seen,) = engine.run(engine.llm.apply_model, read_adapters)
     print(f"  weights that differ after {SYNCS} syncs: {len(drifted)} of {len(base)}")
     assert not drifted

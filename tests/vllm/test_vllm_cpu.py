@@ -75,7 +75,7 @@ def test_the_engine_follows_the_weights_only_through_the_sync(build_config):
         ]
         requests = [SampleRequest(prompt, one) for one in settings]
         worst = 0.0
-        for output in generation.llm.slot.engine.generate(requests):
+        for output in generation.llm.engine.generate(requests):
             drawn = output.outputs[0]
             tokens = list(drawn.token_ids)
             theirs = torch.tensor([next(iter(one.values())).logprob for one in drawn.logprobs])

@@ -96,7 +96,7 @@ def test_an_engine_of_nan(build_config, train_and_report, monkeypatch, correctio
         plain(self)
         syncs.append(self._trainer.state.global_step)
         if syncs[-1]:  # after the first step, whose self-check has passed
-            self._slot.engine.llm.apply_model(poison)
+            self._engine.llm.apply_model(poison)
 
     monkeypatch.setattr(ColocatedEngine, "_reload_weights", send_and_poison)
     settings = RolloutSettings(engine="vllm", importance_sampling=correction)

@@ -52,18 +52,18 @@ def test_a_dead_engine_is_replaced(tmp_path: Path):
 
 
 def test_a_closed_engine_returns_its_memory(build_config):
-    from gdpo_tune.training.engine import PROCESS_ENGINES
+    from gdpo_tune.training.engine import PROCESS_ENGINE
     from gdpo_tune.training.trial import build_trainer
     from gdpo_tune.training.worker_cache import open_worker_cache, release_worker_cache
 
     config = build_config()
     with open_worker_cache(config) as cache:
         trainer, _ = build_trainer(config, cache)
-        engine = trainer.vllm_generation.llm.slot.engine
+        engine = trainer.vllm_generation.llm.engine
         held = engine.run(list_tensors, engine.llm)
         assert len(held) > 5
         del trainer, engine, _
-        PROCESS_ENGINES.close()
+        PROCESS_ENGINE.close()
         gc.collect()
         assert [one for one in held if one() is not None] == []
     release_worker_cache()

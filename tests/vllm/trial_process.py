@@ -67,7 +67,7 @@ def run(config: TrialConfig, name: str) -> dict[str, Any]:
         if name == "stopped" and measurement.step == 2:
             raise SystemExit
         if name == "dies":
-            engine.PROCESS_ENGINES._engine.llm.llm_engine.step = lambda: 1 / 0
+            engine.PROCESS_ENGINE._engine.llm.llm_engine.step = lambda: 1 / 0
 
     try:
         outcome = train(config, resume=None, report=report)
@@ -93,7 +93,7 @@ def main() -> None:
     for name in names:
         answer = run(build(Path(directory), int(rank), name), name)
         print(name, answer["ended"], file=sys.stderr)
-        engines.append(engine.PROCESS_ENGINES._engine)
+        engines.append(engine.PROCESS_ENGINE._engine)
     answer["engines"] = len({id(engine) for engine in engines})
     print(json.dumps(answer))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
@@ -87,7 +86,6 @@ TRIAL_TOKEN = "begun"
 """File that distinguishes a trial from an earlier one with its number, of a lost ledger."""
 
 _trials_served = 0
-_FETCHING = threading.Lock()
 
 
 def run_trial(config: dict[str, Any]) -> dict[str, Any]:
@@ -158,33 +156,23 @@ def run_attempt(attempt: AttemptConfig) -> TrialResult:
         raise AttemptError("needs_new_process", "the process has grown too large")
     _trials_served += 1
     clear_rendezvous()
-    train = registry.load(attempt.setup.train) if attempt.setup.workers == 1 else None
-    return train_from_checkpoint(attempt, partial(Reporter, attempt), train)
+    if attempt.setup.address:
+        return run_remote_attempt(attempt)
+    return train_from_checkpoint(attempt, Reporter(attempt))
 
 
-def train_from_checkpoint(
-    attempt: AttemptConfig,
-    build_reporter: Callable[[], Reporter],
-    train: Callable[..., Outcome] | None,
-    *,
-    is_copy: bool = False,
-) -> TrialResult:
-    """Train a trial, from the newest checkpoint in its directory if any; see `run_attempt`.
-
-    Where that is on an object store, it trains in a copy; `is_copy` says that it does. `train` is
-    that of `gdpo_tune.training`; None: processes of the trial's own train it.
-    """
-    if attempt.setup.address and not is_copy:
-        return run_remote_attempt(attempt, build_reporter, train)
-    trial, reporter = attempt.trial, build_reporter()
+def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialResult:
+    """Train a trial, from the newest checkpoint in its directory if any; see `run_attempt`."""
+    trial = attempt.trial
     checkpoints = find_checkpoint(trial.directory)
     try:
-        if train is None:
+        if attempt.setup.workers == 1:
+            train = registry.load(attempt.setup.train)
+            outcome: Outcome | None = train(trial, resume=checkpoints.newest, report=reporter)
+        else:
             from gdpo_tune.tuning.ray.workers import train_in_group  # only now: Ray Train is large
 
             outcome = train_in_group(attempt)
-        else:
-            outcome = train(trial, resume=checkpoints.newest, report=reporter)
     except SystemExit:
         if not reporter.stopped:
             raise  # Ray ends the trial
@@ -303,16 +291,12 @@ class Reporter:
         tune.report(result)
 
 
-def run_remote_attempt(
-    attempt: AttemptConfig,
-    build_reporter: Callable[[], Reporter],
-    train: Callable[..., Outcome] | None,
-) -> TrialResult:
-    """Train a trial in a copy of its directory; see `train_from_checkpoint`."""
+def run_remote_attempt(attempt: AttemptConfig) -> TrialResult:
+    """Train a trial in a copy of its directory, which is on an object store; see `run_attempt`."""
     trial, directory = attempt.trial, make_attempt_directory(attempt.trial.directory.name)
     local = replace(trial, directory=directory / TRIALS / trial.directory.name)
     try:
-        reporter = build_reporter()
+        reporter = Reporter(attempt)
 
         def send_notice(text: str) -> None:
             reporter.send(wrap_for_ray(TrialNotice(text)))
@@ -329,8 +313,7 @@ def run_remote_attempt(
         local = replace(local, parts=tuple(parts), start=start)
         upload = reporter.upload = partial(upload_trial, files, local.directory, local.keep_at)
         try:
-            here = replace(attempt, trial=local)
-            result = train_from_checkpoint(here, lambda: reporter, train, is_copy=True)
+            result = train_from_checkpoint(replace(attempt, trial=local), reporter)
         except Exception as error:
             if not isinstance(error, StoreUnreachableError):
                 upload()  # its measurements explain the error
@@ -389,9 +372,8 @@ def download_start(attempt: AttemptConfig, say: Callable[[str], None]) -> Path |
         return None
     name = f"start-{start.parent.name}"
     here = find_attempt_directory(name) / start.name
-    with _FETCHING:  # trials of a pack begin together
-        if not (here / MARKER).exists():
-            _download_policy(attempt, start, make_attempt_directory(name), say)
+    if not (here / MARKER).exists():
+        _download_policy(attempt, start, make_attempt_directory(name), say)
     return here
 
 

@@ -110,11 +110,11 @@ def open_cluster(
     end_orphans(processes)
     variables = variables or {}
     joins = os.environ.get(addresses.RAY_ADDRESS)
-    return join_cluster(variables) if joins else _start_cluster(processes, variables)
+    return _join_cluster(variables) if joins else _start_cluster(processes, variables)
 
 
 @contextmanager
-def join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
+def _join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
     """Join the cluster that RAY_ADDRESS names; see `open_cluster`."""
     _set_defaults()
     import ray

@@ -1,7 +1,7 @@
-"""Memory of the cluster's head, in which the driver leaves small things for processes of trials.
+"""Memory of the cluster's head, in which the driver leaves secrets for processes of trials.
 
-Secrets among the variables of `resources.env` go there on a joined cluster, where Ray would write
-them into the logs of every node. Answers to a process that trials share go there too.
+Those among the variables of `resources.env` go there on a joined cluster, where Ray would write
+them into the logs of every node.
 """
 
 from __future__ import annotations
@@ -50,19 +50,6 @@ def read_shared_variables() -> None:
     if key:
         content = _import_store()._internal_kv_get(key, namespace=_NAMESPACE)
         os.environ.update(json.loads(content) if content else {})
-
-
-def leave_answer(key: str, content: bytes) -> None:
-    """Leave an answer for a process that waits for it."""
-    _import_store()._internal_kv_put(key, content, namespace=_NAMESPACE)
-
-
-def take_answer(key: str) -> bytes:
-    """Take the answer that the driver has left for this process."""
-    store = _import_store()
-    content = store._internal_kv_get(key, namespace=_NAMESPACE)
-    store._internal_kv_del(key, namespace=_NAMESPACE)
-    return content
 
 
 def _import_store() -> Any:

@@ -20,9 +20,8 @@ from gdpo_tune.core.engines import COMPILER_FIX, find_compiler_problem, list_ver
 from gdpo_tune.core.errors import ClusterError, StoreError
 from gdpo_tune.core.files import expand_path, path_exists
 from gdpo_tune.ledger.sweep_store import check_store_writable
-from gdpo_tune.spec import Resources, SweepSpec, read_device_memory
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes, count_workers
-from gdpo_tune.tuning.ray.cluster import join_cluster
 
 T = TypeVar("T")
 PATIENCE = 180.0
@@ -67,7 +66,7 @@ def probe_node(mark: Path | str, reply: str, needed: Sequence[str]) -> NodeAnswe
 def ask_nodes(
     nodes: Sequence[ClusterNode],
     function: Callable[..., T],
-    list_arguments: Callable[[ClusterNode], Sequence[object]] = lambda _: (),
+    list_arguments: Callable[[ClusterNode], Sequence[object]],
 ) -> dict[str, T | ClusterError]:
     """Call a function on every node, side by side, as tasks of Ray; return the answers by id.
 
@@ -227,24 +226,3 @@ def list_needed_paths(spec: SweepSpec) -> list[str]:
         paths.append(spec.task.rpartition(":")[0])
     present = [path for path in paths if path and path_exists(expand_path(path))]
     return [*present, COMPILER] if spec.resources.gpus else present
-
-
-def read_cluster_memory(resources: Resources) -> int | None:
-    """Return the bytes of the smallest GPU of all nodes with room for a trial; None if unknown.
-
-    Joins the cluster that RAY_ADDRESS names, and leaves it.
-
-    Raises:
-        ClusterError: the cluster cannot be joined, or a node does not answer.
-    """
-    with join_cluster({}) as cluster:
-        able = [n for n in cluster.nodes.list_alive() if count_workers(resources, n.resources)]
-        answers = ask_nodes(able, read_device_memory).values()
-    amounts: list[int] = []
-    for answer in answers:
-        if isinstance(answer, ClusterError):
-            raise answer
-        if answer is None:
-            return None
-        amounts.append(answer)
-    return min(amounts, default=None)

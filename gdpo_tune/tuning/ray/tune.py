@@ -8,7 +8,6 @@ all of that, and Ray's snapshots, which nobody restores, hold nothing of ours.
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +34,6 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.attempts import (
     FINISHED,
     KEY,
-    WAIT,
-    Answer,
     AttemptConfig,
     AttemptError,
     AttemptFailure,
@@ -50,18 +47,9 @@ from gdpo_tune.tuning.attempts import (
 )
 from gdpo_tune.tuning.lifecycle import Lifecycle
 from gdpo_tune.tuning.ray.attempt import NODE_DIED, RAY_DIRECTORY, run_trial
-from gdpo_tune.tuning.ray.head_store import leave_answer
-from gdpo_tune.tuning.ray.shared_process import (
-    TRIAL_POLL_SECONDS,
-    FromTrial,
-    PlaceFree,
-    run_shared_process,
-)
 
 GRACE = 30.0
 """Seconds that trials get to reach their next report; then Ray ends them."""
-START_SECONDS = 20.0
-"""Seconds that a shared process gets to start, while others leave trials to it."""
 
 
 class ClusterLostInterrupt(BaseException):
@@ -94,45 +82,18 @@ class _Unsaved:
 
 
 class TuneSearcher(_Unsaved, Searcher):
-    """Hands out attempts, or starts processes that ask for them; see `shared_process`."""
+    """Hands out attempts."""
 
-    def __init__(self, lifecycle: Lifecycle, setup: RunSettings) -> None:
+    def __init__(self, lifecycle: Lifecycle) -> None:
         super().__init__()
-        self._lifecycle, self._setup = lifecycle, setup
-        self.processes: dict[str, float] = {}
-        """Ray's id of a process that trials share -> time until which it counts as free."""
-        self._asked = 0
-        self._is_finished = False
+        self._lifecycle = lifecycle
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next attempt's config (a dict), None for "not now", or FINISHED."""
-        if self._setup.trials_per_process == 1:
-            answer = self._lifecycle.next_attempt(trial_id)
-            if isinstance(answer, AttemptConfig):
-                return wrap_for_ray(answer)
-            return self.FINISHED if answer == FINISHED else None
-        self._lifecycle.apply_requests()
-        if self._is_finished or self._lifecycle.is_stopping:
-            return self.FINISHED
-        if len(self.processes) * self._setup.trials_per_process >= self._lifecycle.slots:
-            return None
-        self.processes[trial_id] = time.monotonic() + START_SECONDS
-        return wrap_for_ray(self._setup)
-
-    def answer(self, process: str) -> tuple[str, AttemptConfig | Answer]:
-        """Return an attempt for a shared process that asks for one, and its name.
-
-        Trials spread evenly: the process waits while another one with fewer trials is free.
-        """
-        self._asked += 1
-        name, now = f"{process}-{self._asked}", time.monotonic()
-        loads = self._lifecycle.count_by_process()
-        self.processes[process] = now + 4 * TRIAL_POLL_SECONDS
-        if loads[process] > min(loads[p] for p, until in self.processes.items() if until > now):
-            return name, WAIT
-        answer = self._lifecycle.next_attempt(name, process)
-        self._is_finished |= answer == FINISHED
-        return name, answer
+        answer = self._lifecycle.next_attempt(trial_id)
+        if isinstance(answer, AttemptConfig):
+            return wrap_for_ray(answer)
+        return self.FINISHED if answer == FINISHED else None
 
     def on_trial_complete(self, *_: Any, **__: Any) -> None:
         """Do nothing; see `TuneCallback`."""
@@ -144,26 +105,16 @@ class TuneSearcher(_Unsaved, Searcher):
 class TuneCallback(_Unsaved, Callback):
     """Passes on what becomes of attempts, before Ray lets their trials continue."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, searcher: TuneSearcher, on_process: Callable[[], None]
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, on_process: Callable[[], None]) -> None:
         """`on_process` is called when a process has begun its first trial."""
-        self._lifecycle, self._searcher, self._on_process = lifecycle, searcher, on_process
+        self._lifecycle, self._on_process = lifecycle, on_process
         self._seen: set[str] = set()
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any
     ) -> None:
-        """Pass on a message of a trial, or answer a process that asks for one."""
-        message = unwrap_message(result)
-        if isinstance(message, PlaceFree):
-            leave_answer(trial.trial_id, pickle.dumps(self._searcher.answer(trial.trial_id)))
-        elif isinstance(message, FromTrial):
-            self._pass_on(message.name, message.message)
-        else:
-            self._pass_on(trial.trial_id, message)
-
-    def _pass_on(self, name: str, message: Any) -> None:
+        """Pass on a message of a trial."""
+        name, message = trial.trial_id, unwrap_message(result)
         if isinstance(message, TrialUpdate):
             self._lifecycle.on_measurement(name, message.measurement, message.earlier)
         elif isinstance(message, TrialNotice):
@@ -173,29 +124,21 @@ class TuneCallback(_Unsaved, Callback):
                 self._seen.add(message.process)
                 self._on_process()
             self._lifecycle.on_placed(name, message.node)
-        elif isinstance(message, AttemptFailure):
-            self._lifecycle.on_failure(name, message)
         elif isinstance(message, TrialResult):
             self._lifecycle.on_end(name, message)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Forget a trial, whose last result has come."""
-        self._searcher.processes.pop(trial.trial_id, None)
         free_trial(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Pass on that an attempt has failed, or a process with all attempts in it."""
-        is_process = trial.trial_id in self._searcher.processes
-        fail = self._lifecycle.on_process_failure if is_process else self._lifecycle.on_failure
-        fail(trial.trial_id, describe_failure(read_error(trial)))
+        """Pass on that an attempt has failed."""
+        self._lifecycle.on_failure(trial.trial_id, describe_failure(read_error(trial)))
         self.on_trial_complete(iteration, trials, trial)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Pass on that an attempt lost its node to the node's owner: Ray starts it again itself."""
-        if trial.trial_id in self._searcher.processes:
-            self._lifecycle.on_process_failure(trial.trial_id, describe_failure(read_error(trial)))
-        else:
-            self._lifecycle.on_preempted(trial.trial_id)
+        self._lifecycle.on_preempted(trial.trial_id)
 
 
 class TuneStopper(_Unsaved, Stopper):
@@ -260,12 +203,10 @@ def build_tuner(
     # By default Ray starts one process after the other, which takes seconds for each slot.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)
     may_have_engine = setup.gpus > 0 or spec.rollout.engine == "vllm"
-    searcher = TuneSearcher(lifecycle, setup)
-    run = run_shared_process if setup.trials_per_process > 1 else run_trial
     return Tuner(
-        with_resources(run, build_resources(spec)),
+        with_resources(run_trial, build_resources(spec)),
         tune_config=TuneConfig(
-            search_alg=searcher,
+            search_alg=TuneSearcher(lifecycle),
             scheduler=TuneScheduler(),
             num_samples=-1,
             reuse_actors=spec.rollout.reuse_engine or not may_have_engine,
@@ -278,7 +219,7 @@ def build_tuner(
             verbose=0,
             stop=stopper,
             failure_config=FailureConfig(max_failures=0),
-            callbacks=[TuneCallback(lifecycle, searcher, on_process)],
+            callbacks=[TuneCallback(lifecycle, on_process)],
         ),
     )
 
