@@ -103,9 +103,6 @@ class Comparison:
     """Objective -> the best feasible value of each arm; none while an arm has no value."""
     coverage: tuple[Share, Share]
     """Share of the right front that the left one matches or beats, and the reverse."""
-    attained: tuple[Share, Share]
-    """Share of the box from the references to the best observed values that only the left front
-    attains, and that only the right one attains."""
     smallest_p: float
     """Smallest corrected p of the hypervolume that the numbers of trials allow."""
     least_size: int
@@ -133,7 +130,6 @@ def compare_arms(left: Arm, right: Arm) -> Comparison:
             find(first, key=lambda value: value.mean),
             find(second, key=lambda value: value.mean),
         )
-    coverage, attained = _compare_fronts(left, right)
     return Comparison(
         left=left,
         right=right,
@@ -148,8 +144,7 @@ def compare_arms(left: Arm, right: Arm) -> Comparison:
             if compute_smallest_p(*sizes) * tests_of_page <= ALPHA
         },
         best=best,
-        coverage=coverage,
-        attained=attained,
+        coverage=_compare_fronts(left, right),
         smallest_p=min(
             1.0, compute_smallest_p(left.tried_count, right.tried_count) * tests_of_page
         ),
@@ -239,32 +234,17 @@ def _estimate_ratio_interval(left: Arm, right: Arm, count: int, ratio: float) ->
     return Interval(ratio / reach, ratio * reach)
 
 
-def _compare_fronts(left: Arm, right: Arm) -> tuple[tuple[Share, Share], tuple[Share, Share]]:
-    """Compute coverage and attainment, each of the left arm and of the right one."""
-    goals, pairs = left.objectives, [(left.points, right.points)]
+def _compare_fronts(left: Arm, right: Arm) -> tuple[Share, Share]:
+    """Compute the coverage of the left arm and of the right one."""
+    pairs = [(left.points, right.points)]
     if left.tried_count and right.tried_count:
         resamples = draw_resamples(left.tried_count, right.tried_count)
         pairs += [(left.get_points(ours), right.get_points(theirs)) for ours, theirs in resamples]
     fronts = [(select_front(ours), select_front(theirs)) for ours, theirs in pairs]
-    coverage = (
+    return (
         _add_interval(*(compute_coverage(ours, theirs) for ours, theirs in fronts)),
         _add_interval(*(compute_coverage(theirs, ours) for ours, theirs in fronts)),
     )
-    both = np.vstack(pairs[0])
-    measured = both[np.isfinite(both).all(axis=1)]
-    if not len(measured):
-        return coverage, (_add_interval(0.0), _add_interval(0.0))
-    extent = np.maximum(convert_references(goals) - measured.min(axis=0), 0.0)
-    box = float(np.prod(extent)) or 1.0
-    volumes = [
-        [compute_loss_hypervolume(rows, goals) for rows in (np.vstack(pair), *pair)]
-        for pair in pairs
-    ]
-    attained = (
-        _add_interval(*((union - theirs) / box for union, _, theirs in volumes)),
-        _add_interval(*((union - ours) / box for union, ours, _ in volumes)),
-    )
-    return coverage, attained
 
 
 def _add_interval(share: float, *draws: float) -> Share:

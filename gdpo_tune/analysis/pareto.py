@@ -1,4 +1,4 @@
-"""Dominance, ranks, hypervolume and attainment of objective values.
+"""Dominance, ranks, hypervolume and coverage of objective values.
 
 Shapes: T points, M objectives; `values[T, M]` in the units and directions of the objectives.
 Inside this room everything is a loss (smaller is better): `compute_losses` flips the directions
@@ -8,7 +8,7 @@ A goal `[M]` is attained if some point is at least as good in every objective.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import moocore
 import numpy as np
@@ -114,16 +114,6 @@ def find_attained(points: Floats, goals: Floats) -> NDArray[np.bool_]:
     chunks = np.array_split(goals, points.size * len(goals) // CHUNK + 1)
     attained = [(points[:, None] <= chunk).all(axis=2).any(axis=0) for chunk in chunks]
     return np.concatenate(attained)
-
-
-def compute_attainment(sets: Iterable[Floats], goals: Floats) -> Floats:
-    """Return the share of sets that attain each goal, `float[G]`; there is at least one set.
-
-    Source: Grunert da Fonseca, Fonseca and Hall 2001, Inferential performance assessment of
-    stochastic optimisers and the attainment function.
-    """
-    attained = [find_attained(points, goals) for points in sets]
-    return np.sum(attained, axis=0) / len(attained)
 
 
 def compute_coverage(left: Floats, right: Floats) -> float:

@@ -25,7 +25,7 @@ CONFIG = {
     # Nothing in the page may send data anywhere.
     "modeBarButtonsToRemove": ["lasso2d", "select2d", "sendChartToCloud"],
 }
-STACKED = ("pairs", "surfaces", "sides")
+STACKED = ("pairs", "sides")
 """Figures whose panels move below one another where the page is narrow."""
 MIN_WIDTHS = {**dict.fromkeys(STACKED, 300), **dict.fromkeys(("slices", "progress", "all"), 700)}
 MIN_WIDTH = 560

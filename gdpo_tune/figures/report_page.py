@@ -46,7 +46,7 @@ from gdpo_tune.core.trials import (
     title_candidate,
 )
 from gdpo_tune.figures import trial_curves
-from gdpo_tune.figures.attainment_figures import draw_attainment, draw_sides, draw_superiority
+from gdpo_tune.figures.comparison_figures import draw_sides, draw_superiority
 from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.front_png import draw_front_svg
 from gdpo_tune.figures.html import build_page, embed_data, embed_figure, get_parts
@@ -64,15 +64,12 @@ from gdpo_tune.results.open_sweep import Sweep
 CHOOSE = "Policies to choose from"
 COMPLETIONS = "Sample completions"
 FIGURES = {
-    "surfaces": "Front uncertainty",
     "effects": "Which parameters mattered",
     "all": "Parameters and objectives",
     "slices": "Each parameter against each objective",
     "progress": "Progress",
     "training": "Training curves",
     "rungs": "Validation scores during training",
-    "shares": "Share of the training signal",
-    "timeline": "Timeline",
 }
 """Name of a figure -> title of its section."""
 
@@ -131,8 +128,7 @@ def build_report(sweep: Sweep) -> str:
         "About this sweep": parts.facts(_describe_sweep(sweep)),
     }
     bodies = {title: body for title, body in bodies.items() if body.strip()}
-    captions = {"Timeline": trial_curves.describe_utilisation(sweep.records, sweep.sessions)}
-    sections = [parts.section(t, body, captions.get(t, "")) for t, body in bodies.items()]
+    sections = [parts.section(title, body) for title, body in bodies.items()]
     answers = [title for title in (CHOOSE, COMPLETIONS) if title in bodies]
     contents = {"": answers, "Evidence": [title for title in bodies if title not in answers]}
     head = parts.header(sweep.spec.name, _describe_head(sweep))
@@ -151,10 +147,8 @@ def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
     dimensions, gpus = spec.space.dimensions, spec.resources.total_gpus
     steps = trial_curves.read_all_steps(records)
     trained = [c for c in front.configurations if c.is_training]
-    started = any(r.started is not None for r in records)
     drawers: dict[str, tuple[object, Callable[[], go.Figure]]] = {
         "pairs": (front.configurations, lambda: draw_pairs(front, spec.constraints, dimensions)),
-        "surfaces": (front.members and len(front.objectives) > 1, lambda: draw_attainment(front)),
         "all": (len(trained) > 1, lambda: draw_parallel(front, dimensions)),
         "effects": (
             any(math.isfinite(found.value) for found in sweep.effects.contrasts),
@@ -165,13 +159,11 @@ def build_gallery(sweep: Sweep) -> Mapping[str, Callable[[], go.Figure]]:
             front.hypervolume_over_trials,
             lambda: trial_curves.draw_hypervolume(front, gpus),
         ),
-        "shares": (steps and front.members, lambda: trial_curves.draw_shares(front, steps)),
         "training": (steps, lambda: trial_curves.draw_learning(front, steps)),
         "rungs": (
             any(len(r.rungs) > 1 and r.is_training for r in records),
             lambda: trial_curves.draw_rungs(front),
         ),
-        "timeline": (started, lambda: trial_curves.draw_timeline(records)),
     }
     return {name: draw for name, (data, draw) in drawers.items() if data}
 

@@ -1,9 +1,7 @@
-"""Figures of trials over steps and time: curves, reward shares, hypervolume, slots."""
+"""Figures of trials over steps and time: training curves, rungs and hypervolume."""
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -12,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.analysis.front import Front
-from gdpo_tune.core.text import abbreviate_parameter, format_duration, format_percent, get_mode
+from gdpo_tune.core.text import abbreviate_parameter, get_mode
 from gdpo_tune.core.trial_files import REWARDS, read_steps
 from gdpo_tune.core.trials import Measurement, TrialRecord, title_candidate
 from gdpo_tune.figures import style
@@ -25,8 +23,6 @@ WINDOW = 5
 """Steps that a curve is averaged over."""
 REWARD_ROWS = {"mean": "mean reward", "frac_reward_zero_std": "dead groups"}
 """Metric of each reward -> title of its row."""
-MAX_BARS = 24
-"""Most trainings whose shares are drawn."""
 CROWDED = 60
 """Trials above which the marks along the hypervolume are smaller."""
 ENDED_MARKS = {
@@ -36,16 +32,6 @@ ENDED_MARKS = {
     "failed or stopped": style.Mark("#d55e00", "x", "X"),
 }
 """Kind of a trial that ended -> its mark along the hypervolume."""
-BARS = {
-    "complete": ("complete", "#0072b2"),
-    "replicate": ("replicate", "#e69f00"),
-    **{role: (name, mark.color) for role, (name, mark) in style.CANDIDATES.items()},
-    "pruned": ("stopped early", "#56b4e9"),
-    "failed": ("failed", "#d55e00"),
-    "open": ("unfinished", "#7f7f7f"),
-}
-"""Kind of a trial -> its name in the timeline's legend, and its colour."""
-
 Steps = Mapping[int, Sequence[Measurement]]
 """Trial number -> its steps, at least one."""
 
@@ -161,50 +147,6 @@ def _make_line(mode: str, *, strong: bool) -> dict[str, Any]:
     return {"color": color if strong else style.fade(color, 0.3), "width": 2 if strong else 1}
 
 
-def draw_shares(front: Front, steps: Steps) -> go.Figure:
-    """Draw a bar for each training on the front and the published weights, by rewards' shares.
-
-    The share of reward k is |w_k sigma_k| over the sum of all, averaged over steps and seeds: the
-    effect of a weight once the spread of its reward is counted. The best member in the first
-    objective is on top; many are thinned evenly, so that they can be read.
-    """
-    published = [c for c in front.baselines if c.role == "published" and not c.is_on_front]
-    members = [member for member in front.members if member.is_training]
-    stride = math.ceil(len(members) / MAX_BARS) or 1
-    listed = [*members[::stride], *published]
-    shown = [c for c in reversed(listed) if any(number in steps for number in c.numbers)]
-    names = [
-        f"trial {c.first} ({get_mode(c.params)}{', published' if c.role == 'published' else ''})"
-        for c in shown
-    ]
-    figure = go.Figure()
-    for index, reward in enumerate(list_rewards(steps)):
-        metric = f"{REWARD}{reward}/share"
-        measured = [
-            [s.metrics[metric] for n in c.numbers for s in steps.get(n, ()) if metric in s.metrics]
-            for c in shown
-        ]
-        shares = [sum(values) / len(values) if values else 0.0 for values in measured]
-        color = style.REWARDS[index % len(style.REWARDS)]
-        figure.add_bar(
-            y=names,
-            x=shares,
-            orientation="h",
-            name=abbreviate_parameter(reward),
-            marker={"color": color, "line": {"color": style.PAPER, "width": 1.5}},
-            text=[f"{share:.0%}" if share >= 0.06 else "" for share in shares],
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            hovertemplate="%{y}: %{x:.1%}<extra>" + reward + "</extra>",
-        )
-    figure.update_layout(**make_layout(120 + 30 * max(len(shown), 1)), barmode="stack", bargap=0.35)
-    figure.update_layout(legend_traceorder="normal")
-    figure.update_xaxes(title_text="share of the training signal", tickformat=".0%", range=[0, 1])
-    figure.update_yaxes(ticks="", showline=False)
-    return figure
-
-
 def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     """Draw the front's hypervolume after each trial that ended, in order of ending.
 
@@ -263,81 +205,3 @@ def _classify(record: TrialRecord, kinds: Mapping[str, object], otherwise: str) 
     is_special = record.state == "complete" and record.role in kinds
     kind = record.role if is_special else record.state
     return kind if kind in kinds else otherwise
-
-
-def draw_timeline(records: Sequence[TrialRecord]) -> go.Figure:
-    """Draw a bar per trial from its start to its end, in as few rows as trials ran side by side.
-
-    A trial that waited at a rung or resumed in a later session has one bar over all of that time.
-    At least one of `records` has started.
-    """
-    shown = sorted((r for r in records if r.started is not None), key=lambda r: r.started or 0.0)
-    now = max(r.finished or r.started or 0.0 for r in shown)
-    spans = [(r.started or 0.0, r.finished or now) for r in shown]
-    slots = _assign_slots(spans)
-    unit, unit_name = choose_time_unit(now - spans[0][0])
-    figure = go.Figure()
-    kinds = [_classify(record, BARS, "open") for record in shown]
-    for kind, (name, color) in BARS.items():
-        drawn = zip(shown, spans, slots, kinds, strict=True)
-        bars = [(record, span, slot) for record, span, slot, own in drawn if own == kind]
-        if bars:
-            figure.add_bar(
-                x=[(end - start) / unit for _, (start, end), _ in bars],
-                y=[slot for _, _, slot in bars],
-                base=[(start - spans[0][0]) / unit for _, (start, _), _ in bars],
-                orientation="h",
-                name=name,
-                marker={"color": color, "line": {"color": style.PAPER, "width": 1}},
-                text=[
-                    f"{title_candidate(record.name)}, ran for "
-                    f"{format_duration(record.cost.seconds)}"
-                    for record, _, _ in bars
-                ],
-                textposition="none",
-                hovertemplate="%{text}<extra>" + name + "</extra>",
-            )
-    height = 130 + 26 * min(max(slots) + 1, 24)
-    figure.update_layout(**make_layout(height), barmode="overlay", bargap=0.2)
-    figure.update_xaxes(title_text=f"{unit_name} since the first start")
-    figure.update_yaxes(title_text="slot", showticklabels=False, ticks="", autorange="reversed")
-    return figure
-
-
-def describe_utilisation(
-    records: Sequence[TrialRecord], sessions: Sequence[Mapping[str, Any]]
-) -> str:
-    """Return sentences on how much of the slots' time trials used; empty without sessions."""
-    ends = [r.finished for r in records if r.finished is not None]
-    if not sessions or not ends:
-        return ""
-    offered = 0.0
-    for session, following in zip(sessions, [*sessions[1:], None], strict=True):
-        # A session that was killed has no end: the last trial that ended before the next began.
-        until = following["started"] if following else float("inf")
-        last = max((end for end in ends if session["started"] < end <= until), default=None)
-        finished = session.get("finished", last)
-        if finished is not None:
-            offered += (finished - session["started"]) * session["slots"]
-    if not offered:
-        return ""
-    spent = sum(record.cost.seconds for record in records)
-    return (
-        f"Slot utilisation: {format_percent(min(1.0, spent / offered))}. Trials ran for "
-        f"{format_duration(spent)}; slots were available for {format_duration(offered)}. The rest "
-        "is process start-up, the search, and slots that were idle at the end."
-    )
-
-
-def _assign_slots(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Return for each span, in order of start, the first slot that is free."""
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []
-    slots: list[int] = []
-    for start, end in spans:
-        while busy and busy[0][0] <= start:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        slot = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end, slot))
-        slots.append(slot)
-    return slots

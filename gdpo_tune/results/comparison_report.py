@@ -326,9 +326,4 @@ def _list_reasons(comparison: Comparison) -> list[str]:
             f"Coverage: {left} matches or beats {format_share(*ours)} of the front of {right}, "
             f"and {right} {format_share(*theirs)} of that of {left}."
         )
-    ours, theirs = comparison.attained
-    lines.append(
-        f"Attainment: of the goals between the references and the best values, {left} alone "
-        f"attains {format_share(*ours)}, {right} alone {format_share(*theirs)}."
-    )
     return lines

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import moocore
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,10 +21,8 @@ from gdpo_tune.analysis.comparison import (
     correct_p_values,
 )
 from gdpo_tune.analysis.pareto import (
-    compute_attainment,
     compute_coverage,
     compute_hypervolume,
-    find_attained,
     select_front,
 )
 from gdpo_tune.core.trials import Part
@@ -91,7 +88,6 @@ def test_a_comparison_turned_round_says_the_same():
     there, back = compare_arms(one, other), compare_arms(other, one)
     assert there.ratio.value == pytest.approx(1 / back.ratio.value)
     assert there.coverage[0][0] == back.coverage[1][0]
-    assert there.attained[0][0] == pytest.approx(back.attained[1][0])
     for name, effect in there.probability_of_superiority.items():
         assert effect.value == pytest.approx(1 - back.probability_of_superiority[name].value)
 
@@ -100,7 +96,7 @@ def test_intervals_hold_what_was_seen():
     found = compare_arms(build_simulated_side(5, 12), build_simulated_side(6, 18))
     shown = [found.ratio, *found.probability_of_superiority.values()]
     pairs = [(effect.value, effect.interval) for effect in shown]
-    for value, interval in [*pairs, *found.coverage, *found.attained]:
+    for value, interval in [*pairs, *found.coverage]:
         assert interval.low <= value <= interval.high
 
 
@@ -295,18 +291,6 @@ def test_holm_by_hand():
 def test_the_middle_of_values_that_may_be_infinite():
     found = compute_interval([*range(1000), float("inf"), float("nan")])
     assert (found.low, found.high) == (25, 975)
-
-
-@given(SETS, st.integers(2, 4))
-def test_attainment_equals_moocores_surfaces(rng, sets):
-    fronts = [rng.integers(0, 12, (int(rng.integers(1, 7)), 2)).astype(float) for _ in range(sets)]
-    goals = np.array([(x, y) for x in range(12) for y in range(12)], dtype=float)
-    found = compute_attainment(fronts, goals)
-    data = np.vstack(fronts)
-    labels = np.repeat(np.arange(1, sets + 1), [len(front) for front in fronts])
-    for level in range(1, sets + 1):
-        surface = moocore.eaf(data, labels, percentiles=[100 * level / sets])[:, :2]
-        assert (find_attained(surface, goals) == (found >= level / sets - 1e-9)).all()
 
 
 @given(SETS)

@@ -88,8 +88,8 @@ def set_limit(page, label, value):
 
 
 def test_every_figure_is_drawn(page):
-    drawn = ("pairs", "surfaces", "all", "effects", "slices", "progress", "shares", "training")
-    for name in (*drawn, "timeline"):
+    drawn = ("pairs", "all", "effects", "slices", "progress", "training")
+    for name in drawn:
         assert page.locator(f"#figure-{name} .main-svg").count() > 0
     assert page.locator(".plot-container.plotly").count() == len(drawn) + 1
 

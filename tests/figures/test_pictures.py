@@ -1,9 +1,7 @@
 """Data of the single pictures; not their looks."""
 
-import itertools
 import math
 from dataclasses import replace
-from statistics import fmean
 
 import pytest
 
@@ -25,11 +23,9 @@ from gdpo_tune.core.trials import (
     Measurement,
     Part,
     Rung,
-    TrialRecord,
     title_candidate,
 )
 from gdpo_tune.figures import style
-from gdpo_tune.figures.attainment_figures import draw_attainment
 from gdpo_tune.figures.front_panels import PARENTS
 from gdpo_tune.figures.front_plotly import (
     MAX_LINES,
@@ -41,14 +37,10 @@ from gdpo_tune.figures.layout import choose_time_unit
 from gdpo_tune.figures.parameter_figures import draw_effects, draw_parallel, draw_slices
 from gdpo_tune.figures.report_page import build_completions
 from gdpo_tune.figures.trial_curves import (
-    MAX_BARS,
     MAX_CURVES,
-    describe_utilisation,
     draw_hypervolume,
     draw_learning,
     draw_rungs,
-    draw_shares,
-    draw_timeline,
     list_rewards,
     read_all_steps,
 )
@@ -157,9 +149,6 @@ def test_no_figure_of_parameters_shows_what_has_none(spec):
     records = make_records(spec, 12)
     before = build_front(records, spec.list_objectives())
     after = build_front(add_candidates(records), spec.list_objectives())
-    for record in after.records:
-        write_steps(record)
-    steps = read_all_steps(before.records)
     dimensions = spec.space.dimensions
     for draw in (
         lambda front: draw_parallel(front, dimensions).data[0].dimensions,
@@ -167,14 +156,11 @@ def test_no_figure_of_parameters_shows_what_has_none(spec):
         lambda front: [t.name for t in draw_rungs(front).data],
     ):
         assert draw(after) == draw(before)
-    bars = draw_shares(after, steps).data[0].y
-    assert all(bar.startswith("trial ") for bar in bars)
 
 
-@pytest.mark.parametrize("draw", [draw_hypervolume, lambda front: draw_timeline(front.records)])
-def test_curves_and_timeline_mark_checkpoints_and_merges(spec, draw):
+def test_the_hypervolume_marks_checkpoints_and_merges(spec):
     front = build_front(add_candidates(make_records(spec, 8)), spec.list_objectives())
-    figure = draw(front)
+    figure = draw_hypervolume(front)
     colors = {t.name: t.marker.color for t in figure.data if t.name}
     for role, (name, mark) in style.CANDIDATES.items():
         assert colors[name] == mark.color, role
@@ -340,27 +326,6 @@ def test_a_large_sweep_draws_a_limited_number_of_curves_and_the_front_among_them
     assert {f"trial {member.first}" for member in front.members} <= names
 
 
-def test_shares_are_means_over_steps_and_seeds(front):
-    member = next(member for member in front.members if member.seeds > 1)
-    shares = [0.2 + 0.4 * seed for seed in range(member.seeds)]
-    name = "train/rewards/format/"
-    steps = {
-        number: [measured(1, {f"{name}mean": 0.0, f"{name}share": share})]
-        for number, share in zip(member.numbers, shares, strict=True)
-    }
-    (bars,) = draw_shares(front, steps).data
-    assert list(bars.x) == pytest.approx([fmean(shares)])
-
-
-def test_a_long_front_is_thinned_in_the_shares(tmp_path):
-    spec = make_spec(tmp_path, 4)
-    front = build_front(make_records(spec, 150), spec.list_objectives())
-    assert len(front.members) > MAX_BARS
-    one = [measured(1, {"train/rewards/format/mean": 1.0, "train/rewards/format/share": 1.0})]
-    (bars,) = draw_shares(front, {record.number: one for record in front.records}).data
-    assert MAX_BARS / 2 <= len(bars.x) <= MAX_BARS + 1
-
-
 # Constraints
 
 
@@ -369,47 +334,6 @@ def test_a_constraint_is_a_line_where_it_can_be_seen(front):
     assert [line.x0 for line in inside.layout.shapes if line.x0 == line.x1] == [0.5, 0.5]
     outside = draw_pairs(front, {"correctness": Constraint(op=">=", bound=-3.0)})
     assert not outside.layout.shapes
-
-
-# Timeline
-
-
-def test_trials_side_by_side_have_different_slots(front):
-    bars = draw_timeline(front.records).data
-    spans = [
-        (slot, start, start + length)
-        for trace in bars
-        for slot, start, length in zip(trace.y, trace.base, trace.x, strict=True)
-    ]
-    assert len(spans) == len(front.records)
-    for slot in {slot for slot, _, _ in spans}:
-        of_slot = sorted((start, end) for other, start, end in spans if other == slot)
-        ends = [end for _, end in of_slot]
-        assert all(end <= start for end, (start, _) in zip(ends, of_slot[1:], strict=False))
-
-
-def test_utilisation_is_work_over_slots():
-    records = [
-        TrialRecord(n, "search", "complete", {}, n, "model", cost=Cost(1, 30.0, 30.0), finished=end)
-        for n, end in enumerate((50.0, 100.0, 260.0))
-    ]
-    killed = [{"started": 0.0, "slots": 1}, {"started": 200.0, "slots": 2, "finished": 250.0}]
-    text = describe_utilisation(records, killed)
-    assert text.startswith("Slot utilisation: 45 %. Trials ran for 1 min 30 s; slots were")
-    assert "available for 3 min 20 s." in text
-    assert describe_utilisation(records, []) == describe_utilisation([], killed) == ""
-
-
-# Attainment surfaces
-
-
-def test_surfaces_lie_between_no_front_and_every_front(front):
-    lines = [t for t in draw_attainment(front).data if t.type == "contour"]
-    assert len(lines) == 9
-    for line in lines:
-        assert line.z[0][0] == 0.0
-        assert line.z[-1][-1] == 1.0
-        assert all(a <= b for row in line.z for a, b in itertools.pairwise(row))
 
 
 # Slices and rungs

@@ -142,7 +142,7 @@ def test_a_report_with_checkpoints_and_merges(tmp_path):
         write_steps(record)
     page = page_of(spec, records)
     ids = {attributes.get("id") for tag, attributes in page.tags if tag == "div"}
-    figures = ("pairs", "all", "progress", "shares", "training")
+    figures = ("pairs", "all", "progress", "training")
     assert {f"figure-{name}" for name in figures} <= ids
     for text in ("merge-18", "0.25 x 2@60 + 0.75 x 3@60", "18, 19", "checkpoint 2@40"):
         assert text in page.text

@@ -116,7 +116,7 @@ def test_the_front_is_a_table_with_the_best_first(runs):
 
 def test_every_figure_is_drawn_by_its_name(runs):
     sweep = load_sweep(str(runs / "runs" / "code"))
-    assert {"pairs", "surfaces", "slices", "progress", "all"} <= set(sweep.figures)
+    assert {"pairs", "slices", "progress", "all"} <= set(sweep.figures)
     for name in sweep.figures:
         assert sweep.figure(name).data
     with pytest.raises(UsageError, match="did you mean 'pairs'"):
