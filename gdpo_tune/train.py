@@ -149,7 +149,8 @@ def record_request(config: TrialConfig) -> TrialConfig:
     Raises:
         UsageError: the directory holds another training.
     """
-    from gdpo_tune.results.retrain import list_changed_settings, list_decisive_settings
+    from gdpo_tune.results.retrain import list_decisive_settings
+    from gdpo_tune.spec.model import list_differences
 
     file, key = config.directory / REQUEST, "model.template_date"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -158,7 +159,7 @@ def record_request(config: TrialConfig) -> TrialConfig:
     wanted = list_decisive_settings(config)
     if not earlier:
         write_atomically(file, json.dumps(wanted, indent=1))
-    changed = list_changed_settings({key: day, **(earlier or wanted)}, wanted)
+    changed = list_differences({key: day, **(earlier or wanted)}, wanted)
     if changed:
         raise UsageError(
             f"{config.directory} holds another training: {'; '.join(changed)}\n"

@@ -27,8 +27,6 @@ class ParameterInfo:
     choices: tuple[ParamValue, ...] = ()
     needs: tuple[str, tuple[ParamValue, ...]] | None = None
     """Another parameter and its values under which this one has an effect; None: always."""
-    added_later: bool = False
-    """True if sweeps were run before it existed: at its default it does not change an identity."""
 
 
 NO_CONDITION = "none"
@@ -77,14 +75,12 @@ PARAMETERS: dict[str, ParameterInfo] = {
         "batch mean as a share of its range; 0 is plain GDPO",
         low=0,
         high=1,
-        added_later=True,
     ),
     "baseline": ParameterInfo(
         "choice",
         "group_mean",
         "baseline of a reward: the mean of its group, or of the other completions in it",
         choices=("group_mean", "leave_one_out"),
-        added_later=True,
     ),
     "prompt_selection": ParameterInfo(
         "choice",
@@ -93,7 +89,6 @@ PARAMETERS: dict[str, ParameterInfo] = {
         f"a step in turn, and of {CANDIDATES} times as many candidates those whose groups are "
         "likely to have unequal advantages, as learnt along the training from words of prompts",
         choices=("uniform", "informative"),
-        added_later=True,
     ),
     PARTIAL_CREDIT: ParameterInfo(
         "choice",
@@ -102,7 +97,6 @@ PARAMETERS: dict[str, ParameterInfo] = {
         "of tests that pass, as published, and conditions look at that share. Held-out "
         "correctness requires every test in both cases",
         choices=(False, True),
-        added_later=True,
     ),
     "length_shape": ParameterInfo(
         "choice",
@@ -112,7 +106,6 @@ PARAMETERS: dict[str, ParameterInfo] = {
         "overlong punishment plus 1, which falls only over the last part of "
         "`max_completion_length`",
         choices=("step", "ramp", "overlong"),
-        added_later=True,
     ),
     "length_cache": ParameterInfo(
         "float",
@@ -122,7 +115,6 @@ PARAMETERS: dict[str, ParameterInfo] = {
         high=1,
         open_low=True,
         needs=("length_shape", ("overlong",)),
-        added_later=True,
     ),
 }
 
@@ -135,7 +127,6 @@ FAMILIES: dict[str, ParameterInfo] = {
         NO_CONDITION,
         "reward that must reach a threshold; otherwise this one counts 0 in training",
         choices=(NO_CONDITION, "another reward"),
-        added_later=True,
     ),
     "conditioning_threshold": ParameterInfo(
         "float",
@@ -143,7 +134,6 @@ FAMILIES: dict[str, ParameterInfo] = {
         "threshold of the condition, as a share of the range of that reward: 1 is its top",
         low=0,
         high=1,
-        added_later=True,
     ),
 }
 """Families of parameters: a task has one of each for each reward, `<family>.<reward>`."""

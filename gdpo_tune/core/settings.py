@@ -18,9 +18,6 @@ EVERY_LINEAR = "all-linear"
 INDIFFERENT = "indifferent"
 """Mark of a setting that does not change the result of a training: it may change while a sweep is
 interrupted, such as after memory ran out, and is no part of an identity."""
-LATER = "later"
-"""Mark of a setting that earlier versions did not have: at its default it is no part of an
-identity, so that those of earlier versions stay."""
 
 
 class Section(BaseModel):
@@ -37,23 +34,10 @@ class Section(BaseModel):
     def __hash__(self) -> int:  # pydantic's own one refuses values that are mappings
         return hash(self.model_dump_json())
 
-    def list_decisive(self, *, later: bool = True) -> dict[str, Any]:
-        """Return the settings that decide a result.
-
-        With `later` false, those that are marked as `LATER` are left out at their defaults.
-        """
+    def list_decisive(self) -> dict[str, Any]:
+        """Return the settings that decide a result."""
         values, fields = self.model_dump(), type(self).model_fields
-        return {
-            name: values[name]
-            for name, field in fields.items()
-            if INDIFFERENT not in field.metadata
-            and (later or LATER not in field.metadata or getattr(self, name) != field.default)
-        }
-
-    @classmethod
-    def list_later(cls) -> list[str]:
-        """Return the names of the settings that are marked as `LATER`."""
-        return [name for name, field in cls.model_fields.items() if LATER in field.metadata]
+        return {n: values[n] for n, field in fields.items() if INDIFFERENT not in field.metadata}
 
 
 def read_micro_batch(value: object) -> object:
@@ -82,7 +66,7 @@ class TrainingSettings(Section):
     memory and train the same. `auto`: as many tokens as fit into memory; 0: all. Where memory runs
     out, they are halved. In TRL, per_device_train_batch_size; in verl,
     ppo_micro_batch_size_per_gpu."""
-    mini_batch_size: Annotated[int, Ge(0), LATER] = 0
+    mini_batch_size: Annotated[int, Ge(0)] = 0
     """Completions, over all workers, of one optimizer step; 0 takes all of a step. Fewer give
     several optimizer steps on the samples of a step, and ratios that the clip can reach. In TRL,
     steps_per_generation / gradient_accumulation_steps; in verl, ppo_mini_batch_size, in prompts."""
@@ -96,7 +80,7 @@ class TrainingSettings(Section):
     """Share of the steps, rounded up, over which the learning rate rises from 0."""
     max_grad_norm: Annotated[float, Ge(1e-30), Le(1e30)] = 1.0
     """Gradient norm above which gradients are scaled down."""
-    optimizer: Annotated[Literal["adamw", "adamw_8bit"], LATER] = "adamw"
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """`adamw_8bit` keeps AdamW's two moments in 8 bits instead of 32. It saves 6 bytes of GPU
     memory per trainable parameter (`pip install 'gdpo-tune[adam8bit]'`)."""
     train_prompts: Annotated[int, Ge(1)] = 2048
@@ -107,14 +91,14 @@ class TrainingSettings(Section):
     """Prompts on which the front is measured; evaluated once, at the end of a trial."""
     samples_per_prompt: Annotated[int, Ge(1), Le(1 << 20)] = 2
     """Completions sampled for each held-out prompt."""
-    evaluation_temperature: Annotated[float, Ge(0), Le(1e3), LATER] = 1.0
+    evaluation_temperature: Annotated[float, Ge(0), Le(1e3)] = 1.0
     """Temperature of held-out completions, whatever that of the training; 0 takes the most likely
     token. Objectives compare policies at this temperature."""
     evaluate_every: Annotated[int, Ge(1)] = 30
     """Steps between two evaluations on validation prompts (the last step always has one)."""
     checkpoint_every: Annotated[int, Ge(1)] = 20
     """Steps between two checkpoints, from which an interrupted trial continues."""
-    dead_steps: Annotated[int, Ge(0), LATER] = 10
+    dead_steps: Annotated[int, Ge(0)] = 10
     """Consecutive steps with every advantage 0 that end a trial as `no signal`; capped at `steps`;
     0 never ends it."""
 
@@ -157,9 +141,9 @@ class SandboxSettings(Section):
     memory_mb: Annotated[int, Ge(64), Le(1 << 20)] = 512
     """Address space of one candidate in MiB."""
 
-    def list_decisive(self, *, later: bool = True) -> dict[str, Any]:
+    def list_decisive(self) -> dict[str, Any]:
         """Return the settings on which the result of a test can depend, with modules in order."""
-        values = super().list_decisive(later=later)
+        values = super().list_decisive()
         return values | {"modules": tuple(sorted(set(self.modules)))}
 
 
@@ -180,19 +164,19 @@ class DataSettings(Section):
     file, a directory of such files, a clone from the Hub, or what `save_to_disk` wrote."""
     layout: str = ""
     """One of the layouts below: the columns and their meaning."""
-    columns: Annotated[dict[str, str], LATER] = {}
+    columns: dict[str, str] = {}
     """Column of the layout -> column of the data that stands for it, where the names differ:
     `{problem: question, answer: final_answer}`."""
-    prompt_template: Annotated[str, LATER] = ""
+    prompt_template: str = ""
     """Prompt composed of columns of the data, such as `"{Body} {Question}"`; `{{` is a brace."""
     config: str = ""
     """Configuration of a dataset on the Hub or of its clone, such as `main`."""
     split: str = "train"
     """Split of a dataset on the Hub, or of a directory by the names of its files, that prompts are
     taken from. Our splits are cut out of it, but for those that the next two keys name."""
-    validation: Annotated[HeldOutData, LATER] = HeldOutData()
+    validation: HeldOutData = HeldOutData()
     """Prompts of the search: `{split: validation}`, or `{source: valid.jsonl}`."""
-    test: Annotated[HeldOutData, LATER] = HeldOutData()
+    test: HeldOutData = HeldOutData()
     """Prompts of the front. Held-out prompts are left out of the training prompts."""
     max_prompt_length: Annotated[int, Ge(1), Le(1 << 24)] = 1024
     """Tokens above which a prompt is left out; the report says how many were."""

@@ -164,8 +164,8 @@ def block_hangups() -> Generator[None]:
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAME_START = 2.0
-"""Largest difference in seconds between two creation times of one process, where there is no /proc
-or an earlier version has recorded the time: they follow a clock that may be set."""
+"""Largest difference in seconds between two creation times of one process, where there is no /proc:
+they follow a clock that may be set."""
 
 
 def identify_start(pid: int) -> str:

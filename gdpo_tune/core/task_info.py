@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Scoring = Literal["strict", "released"]
 """Scoring of a task's rewards: as this package documents them, or as the authors' code does."""
 STRICT: Scoring = "strict"
-"""The default, which leaves the identity of a sweep or a training as in earlier versions."""
+"""The default."""
 UNKNOWN_RANGE = (float("-inf"), float("inf"))
 """Range of a reward whose task states none."""
 

@@ -58,12 +58,6 @@ the ratio is a mean over completions, those beyond TRL's bound counted as 0, and
 nats per token between engine and trainer."""
 MOST_CUT = 0.5
 """Above this share of cut completions, the cut is named as the cause of equal rewards."""
-_EARLIER_NAMES = {
-    "train/reward/": f"train/{REWARDS}",
-    "/dead_groups": "/frac_reward_zero_std",
-    "train/mean_length": "train/completions/mean_length",
-}
-"""Parts of names that files of earlier versions hold -> the names now."""
 MOST_POINTS = 60
 """Points of one trial's curve that are passed on, at most. Otherwise a thousand trials of thousands
 of steps fill a tracking database with tens of gigabytes."""
@@ -157,13 +151,8 @@ class StepsReader:
 def _parse_line(line: bytes) -> Measurement | None:
     try:
         record: dict[str, Any] = json.loads(line)
-        metrics: dict[str, float] = {}
-        for name, value in record["metrics"].items():
-            for earlier, now in _EARLIER_NAMES.items():
-                name = name.replace(earlier, now)
-            metrics[name] = value
         cost, time = Cost(**record["cost"]), record.get("time")
-        return Measurement(record["step"], metrics, cost, time=time and float(time))
+        return Measurement(record["step"], dict(record["metrics"]), cost, time=time and float(time))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -177,7 +177,7 @@ class Ledger(CloseableResource):
         contents = self.get_contents()
         digests = {name: fact.digest for name, fact in current.items()}
         now = {"time": time.time(), "digests": digests}
-        if not contents:  # a new sweep, or one of an earlier version
+        if not contents:
             self._append(CONTENT, {**now, "first": 0})
             return
         recorded = contents[-1]

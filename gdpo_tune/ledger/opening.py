@@ -7,7 +7,6 @@ has too, in `.sweep`. A directory with another id is refused, one that was moved
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -284,9 +283,6 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
         study.set_user_attr(SWEEP_ID, uuid.uuid4().hex)
     else:
         raise UsageError(f"there is no sweep in {spec.location} yet")
-    earlier = _find_earlier_id(spec.directory) if stored and writable else ""
-    if earlier and SWEEP_ID not in study.user_attrs:
-        study.set_user_attr(SWEEP_ID, earlier)
     if writable and study.metric_names is None:
         name_objectives(study, list(spec.objectives))
     identity = study.user_attrs.get("identity")
@@ -298,15 +294,6 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
-
-
-def _find_earlier_id(directory: Path) -> str:
-    """Return the id that earlier versions kept with what they sent to MLflow; empty if none."""
-    try:
-        with (directory / "spool.jsonl").open(encoding="utf-8") as file:
-            return str(json.loads(file.readline())["tags"][SWEEP_ID])
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
-        return ""
 
 
 def pin_template_date(study: optuna.Study, spec: SweepSpec, *, writable: bool) -> SweepSpec:

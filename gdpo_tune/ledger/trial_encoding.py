@@ -93,7 +93,7 @@ def decode_trial(
         number=trial.number,
         role=stored["role"],
         state="paused" if state == "running" and pause["waits"] else state,
-        params=spec.space.align(spec.space.fill_in_omitted(stored["params"])),
+        params=spec.space.align(stored["params"]),
         seed=stored["seed"],
         proposer=stored["proposer"],
         replicate_of=stored["replicate_of"],

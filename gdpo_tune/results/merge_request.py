@@ -50,8 +50,9 @@ from gdpo_tune.core.trials import (
 from gdpo_tune.ledger.trial_encoding import decode_estimates, encode_estimates
 from gdpo_tune.results.open_sweep import Sweep, fetch_policy, read_sweep, resolve_location
 from gdpo_tune.results.picks import Extreme, parse_conditions, parse_pick, pick_trial
-from gdpo_tune.results.retrain import list_changed_settings, list_decisive_settings
+from gdpo_tune.results.retrain import list_decisive_settings
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.spec.model import list_differences
 
 MERGE_FILE = "merge.json"
 EXAMPLE = "7=0.3,12@40=0.7"
@@ -475,7 +476,7 @@ def read_progress(directory: Path, request: Mapping[str, Any]) -> MergeProgress:
         return MergeProgress()
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        changed = list_changed_settings(stored["request"], request)
+        changed = list_differences(stored["request"], request)
         evaluations = tuple(
             MergeStep(
                 tuple(Part(**part) for part in entry["parts"]),

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.files import is_file
-from gdpo_tune.core.settings import RolloutSettings, Section
-from gdpo_tune.core.task_info import STRICT
+from gdpo_tune.core.settings import Section
 from gdpo_tune.core.text import show
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG, MARKER
@@ -39,7 +38,6 @@ from gdpo_tune.results.transfer import (
 )
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import ABSENT, Place, locate, read_overrides
-from gdpo_tune.spec.model import list_differences
 from gdpo_tune.spec.space import format_domain
 
 INDIFFERENT = (
@@ -48,8 +46,7 @@ INDIFFERENT = (
     "start",  # its content counts
 )
 """Fields of a `TrialConfig` that may change while a training is interrupted, as may
-settings that are marked as `INDIFFERENT`: they say where and how it runs. Decisive settings of
-`rollout` count where they differ from their defaults."""
+settings that are marked as `INDIFFERENT`: they say where and how it runs."""
 
 
 class Parent(NamedTuple):
@@ -317,24 +314,9 @@ def build_trial_config(
 def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     """Return the settings that decide the result of a training, as JSON with dotted keys."""
     parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
-    parts["training"] = config.training.list_decisive(later=False)
-    parts["data"] = config.data.list_decisive(later=False)
-    if config.scoring == STRICT:
-        del parts["scoring"]
-    if config.supervised is None:
-        del parts["supervised"]
-    default = RolloutSettings().list_decisive()
-    for name, value in config.rollout.list_decisive().items():
-        if value != default[name]:
-            parts[f"rollout.{name}"] = value
+    for name in ("training", "data", "rollout"):
+        parts[name] = getattr(config, name).list_decisive()
     return json.loads(json.dumps(dict(_flatten(parts))))
-
-
-def list_changed_settings(stored: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """Return a line for each of a training's decisive settings that differs from stored ones."""
-    # earlier versions stored an empty schedule
-    known = {key: value for key, value in stored.items() if (key, value) != ("schedule", [])}
-    return list_differences(known, settings)
 
 
 def _flatten(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

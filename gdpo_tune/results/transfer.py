@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import format_list, format_parameter, join_names, show, suggest
 from gdpo_tune.core.trials import Params
@@ -37,8 +36,8 @@ SUBJECTS = {
     "policy": ("policy",),
     "trained weights": (RANK,),
     "data": (
-        *(SOURCE, "data.config", "data.split", "data.layout"),
-        *(f"data.{name}" for name in DataSettings.list_later()),
+        *(SOURCE, "data.config", "data.split", "data.layout", "data.columns"),
+        *("data.prompt_template", "data.validation", "data.test"),
     ),
     "lengths": (LONGEST, LIMIT),
     "scoring": (SCORING,),
@@ -229,8 +228,8 @@ class TransferPlan:
             info = get_parameter_info(name)
             needed, values = info.needs or ("", ())
             is_idle = bool(needed) and params.get(needed) not in values
-            is_new = info.added_later and value == info.default
-            if name not in FREE and not is_idle and not is_new:
+            is_chosen = name in self.searched.space.dimensions or value != info.default
+            if name not in FREE and is_chosen and not is_idle:
                 carried.append(f"{name} {_format_value(value)}")
         if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
             is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring

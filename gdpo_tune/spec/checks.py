@@ -611,7 +611,7 @@ def _check_data(spec: SweepSpec) -> Findings:
     if not own.source:
         reason = "has no effect: without data.source the task writes its own prompts"
         fix = "add data.source, or remove the key"
-        keys = f"layout config split {' '.join(own.list_later())}"
+        keys = "layout config split columns prompt_template validation test"
         yield from _idle("data", keys, own, reason, fix, key)
         return
     if is_task_file(spec.task):

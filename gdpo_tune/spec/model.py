@@ -685,29 +685,13 @@ class SweepSpec(Section):
     def compute_identity(self) -> str:
         """Return a short hash of all settings that decide the result of a trial.
 
-        These are task, policy, objectives, space, training, `start`, and `scoring`, `data`,
-        `model`, `sandbox` and `rollout` where they differ from the defaults, but for what is marked
-        as `INDIFFERENT`. Order and notation of the file do not count, nor do budgets, resources,
-        constraints, tracking, `notify` and the name. A parameter that was added later, or a setting
-        that is marked as `LATER`, counts only away from its default.
+        Order and notation of the file do not count, nor do budgets, resources, constraints,
+        tracking, `notify`, the name, and what is marked as `INDIFFERENT`.
         """
-        decisive = self.model_dump(mode="json", include={"task", "policy", "objectives", "space"})
-        decisive["training"] = self.training.list_decisive(later=False)
+        decisive = list_decisive_values(self)
         if self.search.is_divided:  # a bound, which moves with the budget
-            del decisive["training"]["steps"], decisive["training"]["evaluate_every"]
-        if self.scoring != STRICT:
-            decisive["scoring"] = self.scoring
-        if self.start is not None:
-            decisive["start"] = self.start.list_decisive()
-        for name in self.space.omittable_names:
-            del decisive["space"]["domains"][name]
-        for name in ("sandbox", "data", "model", "rollout"):
-            settings: Section = getattr(self, name)
-            default = type(settings)().list_decisive()
-            changed = {k: v for k, v in settings.list_decisive().items() if v != default[k]}
-            if changed:
-                decisive[name] = changed
-        text = json.dumps(self.restore_written(decisive), sort_keys=True)
+            del decisive["training.steps"], decisive["training.evaluate_every"]
+        text = json.dumps(decisive, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def restore_written(self, value: Any) -> Any:
@@ -760,12 +744,12 @@ def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
 
 
 def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
-    """Return all that `SweepSpec.compute_identity` may use: dotted key -> value as in a file."""
+    """Return the settings that decide the result of a trial: dotted key -> value as in a file."""
     names = ("training", "sandbox", "data", "model", "rollout")
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
         "space": {name: convert_to_notation(domain) for name, domain in spec.space.domains.items()},
-        **{name: getattr(spec, name).list_decisive(later=name != "data") for name in names},
+        **{name: getattr(spec, name).list_decisive() for name in names},
         "start": spec.start.list_decisive() if spec.start else {},
     }
     flat = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.items()}

@@ -179,18 +179,6 @@ class Space(BaseModel):
         values = {name: domain.list_values() for name, domain in self.domains.items()}
         return {name: only[0] for name, only in values.items() if only and len(only) == 1}
 
-    @cached_property
-    def omittable_names(self) -> frozenset[str]:
-        """Parameters without effect on the identity: added later, and fixed at their default."""
-        infos = {name: get_parameter_info(name) for name in self.fixed_values}
-        later = (name for name, info in infos.items() if info.added_later)
-        return frozenset(name for name in later if self.fixed_values[name] == infos[name].default)
-
-    def fill_in_omitted(self, params: Params) -> Params:
-        """Return parameters of a trial with those that were added after it, at their defaults."""
-        omitted = {name: self.fixed_values[name] for name in self.omittable_names}
-        return {**omitted, **params} if params else params
-
     def select_active(self, params: Params) -> dict[str, Domain]:
         """Return the domains that have an effect under these values, in dependency order.
 

@@ -19,6 +19,7 @@ from gdpo_tune.core.trials import ParamValue
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
 from gdpo_tune.spec.model import SweepSpec, list_decisive_values, list_differences
+from gdpo_tune.spec.space import get_parameter_info
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""
@@ -93,7 +94,8 @@ def _check_groups(spec: SweepSpec) -> Iterator[str]:
 
 def _check_shaping(spec: SweepSpec) -> Iterator[str]:
     task = load_task_info(spec.task, spec.space.domains)
-    written = spec.space.domains.keys() - spec.space.omittable_names
+    fixed = spec.space.fixed_values
+    written = {n for n in spec.space.domains if fixed.get(n) != get_parameter_info(n).default}
     shapers = {f"conditioning.{reward}": reward for reward in task.rewards}
     shapers |= {"length_shape": task.length_reward or "", PARTIAL_CREDIT: task.partial_reward or ""}
     for name, reward in shapers.items():

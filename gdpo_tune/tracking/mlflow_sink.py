@@ -58,8 +58,6 @@ class MlflowTracker:
         self._spec = spec
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._projection = Projection(spec)
-        # of earlier versions, which kept there what was to be sent
-        self._spool = (spec.directory / "spool.jsonl").absolute()
         self._store: MlflowStore | None = None
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._wake, self._is_closing = threading.Event(), False
@@ -88,8 +86,6 @@ class MlflowTracker:
             spec, experiment = self._spec, self._spec.tracking.experiment or self._spec.name
             marks = (spec.name, spec.compute_identity(), experiment, event.sweep_id)
             self._store = MlflowStore(make_absolute(spec.tracking.uri), SweepIdentity(*marks))
-            # A kill of the earlier version may have left runs in any state.
-            self._projection.trusts_states = not self._spool.exists()
             self._thread.start()
         elif isinstance(event, SweepFinished):
             self._wake.set()
@@ -208,15 +204,6 @@ class MlflowTracker:
         if is_closing and self._had_failure:
             store.delete_duplicates()
         self._is_clean = True
-        if projection.trusts_states:
-            return
-        projection.trusts_states = True
-        for path in self._spool.parent.glob("spool.*"):
-            path.unlink(missing_ok=True)
-        print(
-            f"note: {self._spool} is deleted: MLflow has all of it, and is written from the ledger",
-            file=sys.stderr,
-        )
 
     def _store_files(self, store: MlflowStore) -> None:
         """Store files and versions; if their own store is away, they alone are left."""

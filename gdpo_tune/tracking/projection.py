@@ -44,9 +44,6 @@ class Projection:
         self.has_started_trial = False
         self.is_final = False
         """True once the front is the last one, so that it belongs into the registry."""
-        self.trusts_states = True
-        """False if a run may show a trial as ended and yet lack points, as earlier versions left
-        it."""
         self._public = PublicFilter(spec) if spec.tracking.private else None
         self.spec = self._public.spec if self._public else spec
         """The specification as MLflow may show it."""
@@ -211,7 +208,7 @@ class Projection:
         number, measurements = record.number, self._curves.get(record.number, [])
         directory, address = self._places[number]
         # A trial that MLflow shows as ended has nothing new in its file: most need no reading.
-        shown = held.tags.get("state") if held and self.trusts_states else ""
+        shown = held.tags.get("state") if held else ""
         has_all = not record.is_open and shown == record.state
         if number not in self._unread or directory is None or has_all:
             return measurements

@@ -129,7 +129,7 @@ def build_inputs(spec: SweepSpec) -> list[dict[str, str]]:
     inputs: list[dict[str, str]] = []
     sizes = (training.train_prompts, training.validation_prompts, training.test_prompts)
     for context, prompts in zip(("training", "validation", "testing"), sizes, strict=True):
-        content = {"task": spec.task, **data.list_decisive(later=False)}
+        content = {"task": spec.task, **data.list_decisive()}
         content |= {"context": context, "prompts": prompts}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         inputs.append(

@@ -30,12 +30,8 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.retrain import (
     build_request_from_sweep,
     build_trial_config,
-    list_changed_settings,
-    list_decisive_settings,
 )
-from gdpo_tune.spec import load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
-from tests.support.paths import ROOT
 from tests.support.tuning import SPACE, build_outcome, load_code_spec
 
 FIXED = [
@@ -255,7 +251,7 @@ def test_a_training_without_a_signal_says_the_ways_on(fake, tmp_path):
     assert error.value.exit_status == 7
 
 
-def test_a_training_from_before_mini_batches_resumes_and_one_with_others_does_not(fake, tmp_path):
+def test_a_training_with_other_mini_batches_does_not_resume(fake, tmp_path):
     def fail():
         raise TrialFailure("loss is nan at step 2")
 
@@ -263,18 +259,9 @@ def test_a_training_from_before_mini_batches_resumes_and_one_with_others_does_no
     arguments = [*FILE, "--steps", "3"]
     with pytest.raises(TrialFailure):
         train.main(arguments)
-    written = json.loads((tmp_path / "runs" / "code-train-3" / train.REQUEST).read_text())
-    assert "training.mini_batch_size" not in written
     with pytest.raises(UsageError, match=r"training\.mini_batch_size"):
         train.main([*arguments, "--set", "training.mini_batch_size=8"])
     assert train.main(arguments) == 0
-
-
-def test_a_training_counts_its_scoring_away_from_the_default(tmp_path):
-    spec = load_spec(ROOT / "search_spaces" / "tools.yaml", ["scoring=released"])
-    config = spec.build_trial_config({}, 0, tmp_path)
-    assert list_decisive_settings(config)["scoring"] == "released"
-    assert "scoring" not in list_decisive_settings(replace(config, scoring="strict"))
 
 
 def test_a_training_that_ran_out_of_memory_resumes_with_smaller_micro_batches(fake):
@@ -338,16 +325,6 @@ def test_a_trial_of_a_sweep_is_trained_again(fake, searched, tmp_path, pick, num
     assert config.training.length_limit == 20
     assert config.training.steps == 3
     assert config.directory == tmp_path / f"sweep-{label}-3"
-
-
-def test_a_request_of_an_earlier_version_is_known(fake, searched):
-    request = build_request_from_sweep(f"{searched.directory}:knee", [])
-    config = build_trial_config(request, seed=None, out=Path("o"), threads=None)
-    settings = list_decisive_settings(config)
-    assert not {"evaluate_at", "schedule"} & settings.keys()
-    assert list_changed_settings({**settings, "schedule": []}, settings) == []
-    (difference,) = list_changed_settings({**settings, "schedule": [{"step": 2}]}, settings)
-    assert difference == "schedule = [{step: 2}], not null"
 
 
 def test_a_pick_by_conditions_is_trained_under_its_trial_number(fake, searched, capsys):

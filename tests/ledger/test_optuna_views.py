@@ -1,6 +1,5 @@
 """Optuna's plots and its dashboard show the names of a sweep and its values on test prompts."""
 
-import gzip
 import json
 
 import optuna
@@ -8,21 +7,7 @@ import pytest
 
 from gdpo_tune import load_sweep
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.open_sweep import find_sweep
-from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome, load_code_spec
-
-STORED = ROOT / "tests" / "data" / "code_sweep"
-
-
-@pytest.fixture
-def earlier(tmp_path):
-    """Return the directory of a sweep that an earlier version wrote, without names."""
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "spec.yaml").write_bytes((STORED / "spec.yaml").read_bytes())
-    journal = gzip.decompress((STORED / "ledger.journal.gz").read_bytes())
-    (tmp_path / "code" / "ledger.journal").write_bytes(journal)
-    return tmp_path / "code"
 
 
 def read_study(journal):
@@ -49,22 +34,6 @@ def test_a_study_has_the_names_of_its_sweep_and_objectives_and_values_on_test_pr
     with Ledger.open(spec) as ledger:  # nothing is named again
         assert ledger.get_records()[0].test["correctness"].mean == pytest.approx(0.65)
     assert (spec.directory / "ledger.journal").read_text().count("metric_names") == 1
-
-
-def test_a_ledger_of_an_earlier_version_opens_and_is_named_when_it_is_written(earlier):
-    before = (earlier / "ledger.journal").read_bytes()
-    sweep = find_sweep(str(earlier))
-    assert load_sweep(str(earlier)).study.metric_names is None
-    assert (earlier / "ledger.journal").read_bytes() == before
-    with Ledger.open(sweep.spec) as ledger:
-        records = ledger.get_records()
-        ledger.begin_session(0.0, 2, {})
-    assert [(r.number, r.state, r.test) for r in records] == [
-        (r.number, r.state, r.test) for r in sweep.records
-    ]
-    study = read_study(earlier / "ledger.journal")
-    assert (study.study_name, study.metric_names) == ("sweep", list(sweep.spec.objectives))
-    assert (earlier / "ledger.journal").read_bytes().startswith(before)
 
 
 def test_a_renamed_sweep_keeps_its_study(tmp_path):

@@ -182,7 +182,14 @@ def test_complete_fills_fixed_and_inactive(load):
         "epsilon_high": 0.2,
         "loss_type": "dapo",
         "num_iterations": 1,
-        **{name: space.fixed_values[name] for name in space.omittable_names},
+        "gamma": 0.0,
+        "baseline": "group_mean",
+        "prompt_selection": "uniform",
+        "partial_credit": False,
+        "length_shape": "step",
+        "length_cache": 0.2,
+        **{f"conditioning.{name}": "none" for name in code.TASK.rewards},
+        **{f"conditioning_threshold.{name}": 1.0 for name in code.TASK.rewards},
     }
     assert complete.keys() == list_parameters(code.TASK).keys()
 

@@ -281,24 +281,6 @@ def test_measurements_that_memory_does_not_hold_are_read_where_they_are(
     assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
 
 
-def test_what_an_earlier_version_has_not_sent_is_sent_from_the_files(spec, mlflow, capsys):
-    directory = spec.directory / "trials" / "0"
-    for step in range(1, 13):
-        append_step(directory, make_measurement(step))
-    record = replace(make_complete_trial(0, 0.9, 0.1), directory=directory)
-    play(spec, started(record))
-    run = mlflow.by_key()["0"]
-    run.points = [point for point in run.points if point[3] < 7]  # it wrote the state first
-    for name in ("spool.jsonl", "spool.offset"):
-        (spec.directory / name).write_text("{}\n")
-    play(spec, started(record))
-    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 13))
-    assert list(spec.directory.glob("spool*")) == []
-    assert capsys.readouterr().err.count("note: ") == 1
-    play(spec, started(record))
-    assert capsys.readouterr().err == ""
-
-
 def test_a_sweep_that_has_ended_is_sent_at_once(spec, mlflow, monkeypatch):
     monkeypatch.setattr(mlflow_sink, "INTERVAL", 10 * LONG)
     record, sink = make_complete_trial(0, 0.9, 0.1), MlflowTracker(spec)

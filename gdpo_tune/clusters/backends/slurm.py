@@ -135,7 +135,6 @@ class Slurm:
         return found[1] if found else ""
 
     def _locate(self, job: JobHandle) -> list[str]:  # its number, and perhaps an option
-        # an earlier version kept all that sbatch printed up to a `;`
         number, _, cluster = "".join(ID.findall(job.id)[-1:]).partition(";")
         cluster = cluster or self._clusters
         return [number, f"--clusters={cluster}"] if cluster else [number]
