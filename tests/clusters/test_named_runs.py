@@ -73,7 +73,7 @@ def test_a_run_by_name_that_overlaps_is_skipped_or_queued(tmp_path):
     assert scene.context.run(later, wait=True) == 3
     assert scene.run.due == FIRST
 
-    queue = Scene(tmp_path, NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(5))
+    queue = Scene(tmp_path / "queue", NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(5))
     queue.tick_at(2)
     queue.clock.now = later
     assert queue.context.run(later, wait=False) == 0

@@ -110,7 +110,7 @@ def read_systemd_words(line: str) -> list[str]:
 
 def test_systemd(project):
     sweep = load_scheduled_sweep(project, LOCAL)
-    service = render(sweep, "systemd")["gdpo-tune.service"]
+    service = render(sweep, "systemd")["gdpo-tune-nightly.service"]
     words = read_systemd_words(find_line(service, "ExecStart="))
     if words[0] == "/bin/sh":
         assert words[1:3] == ["-c", 'exec "$0" "$@"']

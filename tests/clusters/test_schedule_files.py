@@ -141,6 +141,7 @@ def test_a_job_gets_the_object_store_and_the_database(tmp_path):
     (sweep,) = loaded.sweeps
     assert sweep.storage == "s3://bucket/sweeps"
     assert sweep.spec.address == "s3://bucket/sweeps/nightly"
+    assert 'storage="s3://bucket/sweeps"' in list_overrides(sweep.settings, sweep.root)
     assert sweep.state_directory == tmp_path / ".schedule" / "nightly"
 
 
@@ -156,7 +157,6 @@ def test_an_object_store_that_cannot_be_written_is_reported(tmp_path, monkeypatc
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", fail)
     (error,) = console.find_errors(sweep)
     assert "storage memory://bucket: no credentials\n    fix: make it readable" in str(error)
-    assert 'storage="s3://bucket/sweeps"' in list_overrides(sweep.settings, sweep.root)
 
 
 @pytest.mark.parametrize(
