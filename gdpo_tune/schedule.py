@@ -4,10 +4,10 @@
     python -m gdpo_tune.schedule sweeps/ next              when runs are due
     python -m gdpo_tune.schedule sweeps/ tick              do what is due; call it now and then
     python -m gdpo_tune.schedule sweeps/ serve             tick again and again
-    python -m gdpo_tune.schedule sweeps/ run NAME --wait   one run, for another scheduler
+    python -m gdpo_tune.schedule sweeps/ run NAME --wait   one run, now
     python -m gdpo_tune.schedule sweeps/ status            the state of runs
     python -m gdpo_tune.schedule sweeps/ stop NAME         end the active run; it can be resumed
-    python -m gdpo_tune.schedule sweeps/ render --to ...   the schedule for another scheduler
+    python -m gdpo_tune.schedule sweeps/ render --to ...   files that let another scheduler tick
 
 Exit status 0: done. 1: something broke, or the run failed. 2: a file, the storage or a backend is
 wrong. 3: the run was skipped. 4: it was skipped because its budget is spent. 5: it was stopped. 6:
@@ -17,7 +17,6 @@ a backend does not answer. 130: stopped by Ctrl-C (143: SIGTERM); the active run
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -26,14 +25,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.clusters.render import NEWEST_KUBERAY, TARGETS
-from gdpo_tune.core.errors import GdpoTuneError
+from gdpo_tune.clusters import TARGETS
+from gdpo_tune.core.errors import GdpoTuneError, UsageError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.system import stop_on_signals
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep
     from gdpo_tune.clusters.scheduler import SweepScheduler
+
+REMOVED_OPTIONS = ("--here", "--once", "--kuberay", "--ray-cron-job")
+"""Options in files that an earlier version has rendered."""
 
 
 def build_parser() -> cli.Parser:
@@ -49,7 +51,6 @@ def build_parser() -> cli.Parser:
         add = command.add_argument
         if word in ("run", "stop"):
             add("name", metavar="NAME", help="name of the sweep")
-            add("--here", action="store_true", help="on this machine, from another scheduler")
         if word in ("serve", "run"):
             default, text = 30.0 if word == "serve" else 10.0, "seconds between polls"
             add("--every", type=_parse_seconds, default=default, help=text)
@@ -64,21 +65,21 @@ def build_parser() -> cli.Parser:
             which.add_argument("--at", type=_parse_time, metavar="TIME", help=text)
             which.add_argument("--now", action="store_true", help="a new run, of this second")
             add("--wait", action="store_true", help="stay until it has ended")
-            add("--once", action="store_true", help="do not resume a failed or stopped run")
         elif word == "render":
             add("--to", choices=TARGETS, required=True, dest="target", help="other scheduler")
             text = "directory for the files (default: print them)"
             add("--out", type=Path, metavar="DIRECTORY", help=text)
-            newest = ".".join(map(str, NEWEST_KUBERAY))
-            text = f"the operator's version, for kuberay and rayjob (default: {newest})"
-            add("--kuberay", type=_parse_version, metavar="VERSION", help=text)
-            text = "with kuberay: a RayCronJob (alpha) instead of a CronJob"
-            add("--ray-cron-job", action="store_true", help=text)
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Do what `arguments` ask for and return the exit status."""
+    for word in arguments:
+        if word.partition("=")[0] in REMOVED_OPTIONS:
+            raise UsageError(
+                f"{word} is gone: other schedulers call `tick`, and backend: says where a run is "
+                "executed\n    fix: leave it out; write rendered files again with render --to ..."
+            )
     options = build_parser().parse_args(arguments)
     return COMMANDS[options.command][1](options)
 
@@ -137,13 +138,9 @@ def _serve(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter
 
-    context, ended = open_named(options), threading.Event()
+    context = open_named(options)
     due, report = context.choose_due_time(options.at, now=options.now), ConsolePrinter().print_news
-    flags = {"wait": options.wait, "once": options.once, "every": options.every}
-    if not options.here:  # on other machines the run continues without this process
-        return context.run(due, report=report, **flags)
-    with stop_on_signals(lambda _: ended.set()):
-        return context.run(due, report=report, preempted=ended, **flags)
+    return context.run(due, report=report, wait=options.wait, every=options.every)
 
 
 def _show_status(options: argparse.Namespace) -> int:
@@ -153,7 +150,7 @@ def _show_status(options: argparse.Namespace) -> int:
     loaded, errors = _load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
         try:
-            print_status(SweepScheduler.open(sweep, read_clock, read_only=True))
+            print_status(SweepScheduler.open(sweep, read_clock))
         except GdpoTuneError as error:
             errors.append((sweep, error))
     return ConsolePrinter().print_errors(loaded, errors)
@@ -175,36 +172,21 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _render(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import find_notes
-    from gdpo_tune.clusters.render.base import list_unsupported, render_all
+    from gdpo_tune.clusters.render import render_ticker
 
     loaded = _load(options)
     if loaded.error is not None:
         raise loaded.error
-    rendered, others = render_all(
-        loaded.sweeps,
-        options.target,
-        sys.executable,
-        options.out or Path.cwd(),
-        read_clock(),
-        options.kuberay,
-        ray_cron_job=options.ray_cron_job,
-    )
-    texts = {file: text for files in rendered.values() for file, text in files.items()}
+    texts = render_ticker(loaded.sweeps, options.sweeps, options.target)
     if options.out is None:
-        is_yaml = all(file.endswith(".yaml") for file in texts)
-        print(("---\n" if is_yaml else "\n").join(texts.values()), end="")
+        print("\n".join(texts.values()), end="")
     else:
         with explain_write_errors(f"--out {options.out}"):
             options.out.mkdir(parents=True, exist_ok=True)
             for file, text in texts.items():
                 write_atomically(options.out / file, text)
                 print(options.out / file)
-    for name, files in rendered.items():
-        for left_out in list_unsupported(files):
-            print(f"{name}: left out: {left_out}", file=sys.stderr)
-    for problem in others:
-        print(f"not rendered: {problem}", file=sys.stderr)
-    for note in find_notes([sweep for sweep in loaded.sweeps if sweep.name in rendered]):
+    for note in find_notes(loaded.sweeps):
         print(f"note: {note}", file=sys.stderr)
     return 0
 
@@ -230,13 +212,6 @@ def _parse_seconds(text: str) -> float:
     return float(text)
 
 
-def _parse_version(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"v?(\d+)\.(\d+)(\.\d+)?", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a version: write it like 1.7")
-    return int(match.group(1)), int(match.group(2))
-
-
 def _load(options: argparse.Namespace) -> LoadedSweeps:
     from gdpo_tune.clusters.load_schedules import load_sweeps
 
@@ -244,13 +219,10 @@ def _load(options: argparse.Namespace) -> LoadedSweeps:
 
 
 def open_named(options: argparse.Namespace) -> SweepScheduler:
-    """Open the schedule of a name; with `--here` for a machine that runs it itself."""
-    from gdpo_tune.clusters.backends import local_jobs
+    """Open the schedule of a name."""
     from gdpo_tune.clusters.scheduler import SweepScheduler
 
-    context = SweepScheduler.open(_load(options).find(options.name), read_clock)
-    context.build_backend = local_jobs.build_local_here if options.here else context.build_backend
-    return context
+    return SweepScheduler.open(_load(options).find(options.name), read_clock)
 
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int]]] = {
@@ -261,7 +233,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int]]] = {
     "run": ("run one sweep, now or for a time", _run),
     "status": ("print the state of runs", _show_status),
     "stop": ("end the run of a sweep", _stop),
-    "render": ("write it for another scheduler", _render),
+    "render": ("write files that let another scheduler tick", _render),
 }
 """Word -> its help, and what it does."""
 

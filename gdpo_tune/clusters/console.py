@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import uuid
 import zoneinfo
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,11 +14,12 @@ from gdpo_tune.clusters.backends.base import build_backend
 from gdpo_tune.clusters.backends.submit import explain_lost_tracking
 from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep, load_sweeps
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend, LocalBackend, RayJobBackend
-from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleStorage
+from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleHistory
 from gdpo_tune.clusters.scheduler import TICK_TOLERANCE, Clock, SweepScheduler
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
 from gdpo_tune.core.http import find_webhook_problem
+from gdpo_tune.core.object_store import build_store_error, is_url, open_filesystem
 from gdpo_tune.core.text import align_columns
 from gdpo_tune.spec.machine import find_machine_problems, find_unset_webhook
 
@@ -64,7 +66,6 @@ class ScheduleTicker:
     def __init__(self, directory: str, clock: Clock) -> None:
         self.directory = directory
         self._clock = clock
-        self._schedulers: dict[tuple[str, str], SweepScheduler] = {}
         self._printer = ConsolePrinter()
 
     def tick_all(self) -> int:
@@ -79,20 +80,14 @@ class ScheduleTicker:
 
     def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
         """Tick one sweep; return its errors, which do not stop other sweeps."""
-        key = (sweep.storage, sweep.name)
-        scheduler = self._schedulers.pop(key, None)
         try:
-            scheduler = scheduler or SweepScheduler.open(sweep, self._clock)
-            scheduler.sweep, scheduler.events, scheduler.backend_errors = sweep, [], []
-            scheduler.history.refresh()
+            scheduler = SweepScheduler.open(sweep, self._clock)
             try:
                 scheduler.tick()
             finally:
                 print_events(scheduler)
         except (GdpoTuneError, OSError) as error:
-            # the scheduler is not kept: the next tick reads the state again
             return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
-        self._schedulers[key] = scheduler
         return scheduler.backend_errors
 
 
@@ -105,12 +100,25 @@ def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:
     if isinstance(sweep.settings.backend, LocalBackend):
         errors += [SpecError((need,)) for need in sweep.needs]
         errors += [*find_machine_problems(sweep.spec), *find_unset_webhook(sweep.spec)]
-    for build in (lambda: ScheduleStorage(sweep.storage), lambda: build_backend(sweep)):
+    for check in (lambda: _check_storage(sweep), lambda: build_backend(sweep).check()):
         try:
-            build().check()
+            check()
         except GdpoTuneError as error:
             errors.append(error)
     return errors
+
+
+def _check_storage(sweep: ScheduledSweep) -> None:
+    if is_url(sweep.storage):
+        files, root = open_filesystem(sweep.storage)
+        probe = f"{root}/.probe-{uuid.uuid4().hex}"
+        try:
+            files.pipe_file(probe, b"")
+            files.rm_file(probe)
+        except Exception as error:  # each store has its own errors for credentials and networks
+            raise build_store_error(sweep.storage, error) from error
+    with ScheduleHistory(sweep.state_directory).hold():
+        pass
 
 
 def find_warnings(sweep: ScheduledSweep) -> list[str]:

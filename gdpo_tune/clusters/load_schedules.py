@@ -54,6 +54,15 @@ class ScheduledSweep:
         return resolve_path(self.settings.storage, self.root)
 
     @property
+    def state_directory(self) -> Path:
+        """Directory of the schedule's state: beside its runs, or in the project.
+
+        The latter if they are in an object store, which has no locks.
+        """
+        parent = self.root if is_url(self.storage) else Path(self.storage)
+        return parent / ".schedule" / self.name
+
+    @property
     def active_schedule(self) -> str:
         """The schedule as one text; empty if no run starts by it."""
         when = self.settings.schedule
@@ -258,7 +267,7 @@ def find_backend_problems(settings: ScheduleSettings, project: Path) -> Iterator
     backend = settings.backend
     match backend:
         case LocalBackend():
-            yield from _check_log_directory(settings, backend.folder, "of this machine")
+            pass
         case RayJobBackend():
             yield from _check_ray_job(settings, backend, project)
         case KubeRayBackend():
@@ -269,7 +278,6 @@ def find_backend_problems(settings: ScheduleSettings, project: Path) -> Iterator
                 fix = "write it relative to the directory that holds sweeps/"
                 yield ("space",), "a file of this machine, which pods do not see", fix
         case SlurmBackend():
-            yield from _check_log_directory(settings, backend.folder, "that all nodes share")
             for option in backend.options:
                 fix = "write each option like --constraint=a100"
                 if not option.startswith("-") or "\n" in option:
@@ -277,12 +285,6 @@ def find_backend_problems(settings: ScheduleSettings, project: Path) -> Iterator
                 elif MANY.search(option):
                     reason = f"{option!r} makes several jobs, or waits: a run is one job of its own"
                     yield ("backend", "options"), reason, "remove it"
-
-
-def _check_log_directory(settings: ScheduleSettings, directory: str, which: str) -> Iterator[Fault]:
-    if is_url(settings.storage) and not directory:
-        reason = "storage is an object store, which cannot hold growing logs"
-        yield ("backend",), reason, f"write folder: and a directory {which}"
 
 
 def _check_ray_job(

@@ -251,7 +251,7 @@ class LocalBackend(Section):
     kind: Literal["local"] = "local"
     """One of the backends below."""
     folder: Directory = ""
-    """Directory of this machine for logs and process ids; default: beside the history."""
+    """Directory of this machine for logs and process ids; default: beside the state."""
 
 
 class RayJobBackend(Section):
@@ -330,7 +330,7 @@ class SlurmBackend(Section):
     """Shell line before the rest, such as `. /srv/search/.venv/bin/activate`."""
     folder: Directory = ""
     """Directory for scripts and logs that login node and compute nodes share; default: beside the
-    history."""
+    state."""
 
 
 BackendSettings = LocalBackend | RayJobBackend | KubeRayBackend | SlurmBackend
@@ -360,7 +360,8 @@ class ScheduleSettings(Section):
     """Where runs are executed."""
     storage: Storage = "runs"
     """Directory, or address of an object store such as `s3://bucket/sweeps`. Each run is a sweep in
-    `<storage>/<run>`; the history is in `<storage>/.schedule/<name>`."""
+    `<storage>/<run>`; the state is in `<storage>/.schedule/<name>`, or in `.schedule/<name>` of the
+    project if storage is an object store."""
     ledger: str = ""
     """Database of the sweeps' ledgers, if storage is an object store, which cannot hold a journal.
     Without a password: that belongs in `PGPASSWORD` or `~/.pgpass`."""

@@ -1,19 +1,17 @@
-"""The state of one schedule, and the write-once files that keep it beside its sweeps.
+"""The state of one schedule: a JSON file beside its sweeps, which the holder of a lock changes.
 
-    <storage>/.schedule/<name>/00000007.json   the state after seven changes
+    <directory>/schedule.json  all that a decision depends on
+                lock           held while a process decides, and acts
+                jobs/          directories of jobs, for some backends
 
-There is no other state. A change writes all of it into the file of the next number, which is
-created only if it does not exist: if two processes write at once, one fails, reads the newer state
-and decides again. The newest file counts; the last `KEPT_STATES` stay.
+A change replaces the whole file. A process that is killed leaves the state before or after it.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import uuid
+import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,90 +21,15 @@ from annotated_types import Ge, Le
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat
 
 from gdpo_tune.clusters.schedule_spec import Occasion
-from gdpo_tune.core.errors import StoreError
-from gdpo_tune.core.object_store import build_store_error, is_url, open_filesystem
+from gdpo_tune.core.errors import BackendUnreachableError, LedgerHeldError, StoreError
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.locks import Lease
+from gdpo_tune.core.object_store import build_store_error
 
-
-class ScheduleStorage:
-    """Write-once files, on disk or in an object store; names are relative, with `/`.
-
-    `create` alone decides which of two processes was first. On a disk, NFS included, it is a hard
-    link, which fails if the name exists. In an object store it is a conditional write
-    (`If-None-Match: *` on S3); `check` finds out whether a store ignores the condition.
-
-    Every method raises a `StoreError` if the storage cannot be used.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._on_disk = not is_url(address)
-        url = f"file://{os.path.abspath(address)}" if self._on_disk else address
-        self._files, self._root = open_filesystem(url)
-
-    def create(self, name: str, content: bytes) -> None:
-        """Create a whole file; raise a `FileExistsError` if it exists already."""
-        with self._explain_errors(FileExistsError):
-            if self._on_disk:
-                path = Path(self._root, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-                try:
-                    with aside.open("xb") as file:
-                        file.write(content)
-                        file.flush()
-                        os.fsync(file.fileno())
-                    os.link(aside, path)
-                finally:
-                    aside.unlink(missing_ok=True)
-            else:
-                self._files.pipe_file(f"{self._root}/{name}", content, mode="create")
-
-    def list_names(self, directory: str) -> list[str]:
-        """Return the names of the files in a directory; an empty list if it does not exist."""
-        with suppress(FileNotFoundError), self._explain_errors(FileNotFoundError):
-            paths = self._files.ls(f"{self._root}/{directory}", detail=False)
-            return sorted(str(path).rpartition("/")[2] for path in paths)
-        return []
-
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
-        with self._explain_errors():
-            return self._files.cat_file(f"{self._root}/{name}")
-
-    def delete(self, name: str) -> None:
-        """Delete a file, if it exists."""
-        with suppress(FileNotFoundError), self._explain_errors(FileNotFoundError):
-            self._files.rm_file(f"{self._root}/{name}")
-
-    def check(self) -> None:
-        """Refuse a storage in which files cannot be created, or can be created twice."""
-        name = f".schedule/probe-{uuid.uuid4().hex}"
-        self.create(name, b"")
-        try:
-            self.create(name, b"")
-        except FileExistsError:
-            return
-        finally:
-            self.delete(name)
-        raise StoreError(
-            f"storage {self.address}: a file can be created there twice, so two processes could "
-            "start the same run\n    fix: use a store with conditional writes, such as S3"
-        )
-
-    @contextmanager
-    def _explain_errors(self, *expected: type[OSError]) -> Generator[None]:
-        try:
-            yield
-        except expected:
-            raise
-        except Exception as error:  # each store has its own errors for credentials and networks
-            raise build_store_error(self.address, error) from error
-
-
-STATE_FILE = re.compile(r"(\d{8})\.json")
-KEPT_STATES, KEPT_RUNS, KEPT_NOTICES = 20, 100, 100
+LOCK_SECONDS, POLL_SECONDS = 120.0, 0.1
+"""Longest wait for a process that decides on the same schedule, and between two attempts."""
+KEPT_RUNS, KEPT_NOTICES = 100, 100
 MONTH, DAY = timedelta(days=30), timedelta(hours=24)
-UNREAD = -1
 
 EndState = Literal["finished", "failed", "stopped"]
 EventKind = Literal[
@@ -280,70 +203,60 @@ class ScheduleEvent:
 
 
 class ScheduleHistory:
-    """The newest state of one schedule, as it was read or written here."""
+    """The state of one schedule, as it was last read or written here."""
 
-    def __init__(self, storage: ScheduleStorage, name: str) -> None:
-        self.storage = storage
-        self.directory = f".schedule/{name}"
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.file = directory, directory / "schedule.json"
         self.state = ScheduleState()
-        self._number = 0
 
-    def refresh(self) -> None:
-        """Read the state if it has changed; refuse one that is damaged or older than before."""
-        newest = max(self._list_numbers(), default=0)
-        if newest < self._number:
-            raise StoreError(
-                f"storage {self.storage.address}: {self.directory} has fewer changes than before\n"
-                "    fix: nothing if it was moved aside on purpose: the next call begins a history"
-            )
-        if newest != self._number:
-            self.state = self._read(newest)
-            self._number = newest
-
-    def save(self) -> bool:
-        """Write the changed state; if another process was first, read its state and return False.
-
-        Raises:
-            StoreError: it cannot be written; the next `refresh` reads the state again.
-        """
-        before, number = self._number, self._number + 1
-        self._number, self.state.number = UNREAD, number
-        content = self.state.model_dump_json(exclude_defaults=True, by_alias=True).encode()
+    def read(self) -> None:
+        """Read the state; refuse one that is damaged."""
         try:
-            self.storage.create(self._get_path(number), content)
-        except FileExistsError:
-            self.refresh()
-            return False
-        numbers = self._list_numbers()
-        if before and before not in numbers:
-            # this process has slept while others made more than KEPT_STATES changes
-            self.storage.delete(self._get_path(number))
-            self.refresh()
-            return False
-        self._number = number
-        for old in numbers:
-            if old <= number - KEPT_STATES:
-                self.storage.delete(self._get_path(old))
-        return True
-
-    def _read(self, number: int) -> ScheduleState:
-        if not number:
-            return ScheduleState()
-        try:
-            state = ScheduleState.model_validate_json(self.storage.read(self._get_path(number)))
-            if state.number != number:
-                raise ValueError(f"it is the state after {state.number} changes")
+            self.state = ScheduleState.model_validate_json(self.file.read_bytes())
+        except FileNotFoundError:
+            self.state = ScheduleState()
+        except OSError as error:
+            raise build_store_error(str(self.directory), error) from error
         except ValueError as error:  # pydantic's errors are of this kind
             raise StoreError(
-                f"storage {self.storage.address}: {self._get_path(number)} is damaged, or was "
-                "written by a later version\n    fix: restore it, update this package, or move the "
-                "directory aside to begin a new history"
+                f"{self.file} is damaged, or was written by a later version\n    fix: restore it, "
+                "update this package, or move it aside to begin a new history"
             ) from error
-        return state
 
-    def _list_numbers(self) -> list[int]:
-        names = self.storage.list_names(self.directory)
-        return sorted(int(match[1]) for match in map(STATE_FILE.fullmatch, names) if match)
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Keep other processes from changing the state, and read it.
 
-    def _get_path(self, number: int) -> str:
-        return f"{self.directory}/{number:08}.json"
+        Raises:
+            BackendUnreachableError: another process has held the lock for `LOCK_SECONDS`.
+            StoreError: the directory cannot be written, or the state is damaged.
+        """
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                lease = Lease(self.directory / "lock")
+                break
+            except LedgerHeldError as error:
+                if time.monotonic() > deadline:
+                    held = str(error).partition(";")[0]
+                    raise BackendUnreachableError(
+                        f"{held}\n    fix: wait until it has ended, or end that process"
+                    ) from None
+            except OSError as error:
+                raise build_store_error(str(self.directory), error) from error
+            time.sleep(POLL_SECONDS)
+        try:
+            self.read()
+            yield
+        finally:
+            lease.release()
+
+    def save(self) -> None:
+        """Write the changed state; raise a `StoreError` if it cannot be written."""
+        self.state.number += 1
+        try:
+            write_atomically(
+                self.file, self.state.model_dump_json(exclude_defaults=True, by_alias=True)
+            )
+        except OSError as error:
+            raise build_store_error(str(self.directory), error) from error

@@ -4,14 +4,13 @@ Every fire time after the last handled one is due. Each is handled once: started
 If several are due at once, only the last one is started. Each action is recorded before it is done,
 and backends are idempotent: after a kill between the two, the next tick repeats the action.
 
-A method that decides something changes the state and returns the event, which `_record` writes; if
-another process was first, its state is read, and everything is decided again.
+A method that decides something changes the state and returns the event, which `_record` writes.
+`tick`, `run` and `stop` hold the lock of the state, so no two processes decide at once.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gdpo_tune.clusters.backends.base import (
-    CHECKPOINT_SECONDS,
     Backend,
     JobStatus,
     ScheduledJob,
@@ -32,12 +30,10 @@ from gdpo_tune.clusters.schedule_state import (
     ACTIVE,
     DAY,
     EndState,
-    Notice,
     ScheduledRun,
     ScheduleEvent,
     ScheduleHistory,
     ScheduleState,
-    ScheduleStorage,
 )
 from gdpo_tune.core.errors import (
     BackendError,
@@ -61,8 +57,6 @@ EXIT_STATUS = {
 }
 """How a run ended, or why there is none -> exit status."""
 STOP_REASON = "stopped with `schedule stop`"
-POLL_SECONDS = 0.5
-"""Interval between polls of a job that was asked to end."""
 
 Clock = Callable[[], datetime]
 """The time in UTC."""
@@ -83,15 +77,10 @@ class SweepScheduler:
     """Why something could not be done now: a backend did not answer."""
 
     @classmethod
-    def open(
-        cls, sweep: ScheduledSweep, clock: Clock, *, read_only: bool = False
-    ) -> SweepScheduler:
-        """Read the state of a schedule; refuse a new one where no state could be written."""
-        storage = ScheduleStorage(sweep.storage)
-        scheduler = cls(sweep, ScheduleHistory(storage, sweep.name), clock)
-        scheduler.history.refresh()
-        if not scheduler.state.number and not read_only:
-            storage.check()
+    def open(cls, sweep: ScheduledSweep, clock: Clock) -> SweepScheduler:
+        """Read the state of a schedule."""
+        scheduler = cls(sweep, ScheduleHistory(sweep.state_directory), clock)
+        scheduler.history.read()
         return scheduler
 
     @property
@@ -107,14 +96,15 @@ class SweepScheduler:
 
     def tick(self) -> None:
         """Do everything that is due now."""
-        self.advance_active_run()
-        try:
-            while (event := self._next_event()) is not None:
-                self._record(event)
-                self.advance_active_run()
-        except BackendUnreachableError as error:
-            self.backend_errors.append(error)
-        self.send_notices()
+        with self.history.hold():
+            self._advance_active_run()
+            try:
+                while (event := self._next_event()) is not None:
+                    self._record(event)
+                    self._advance_active_run()
+            except BackendUnreachableError as error:
+                self.backend_errors.append(error)
+            self._send_notices()
 
     def choose_due_time(self, at: datetime | None, *, now: bool) -> datetime:
         """Return the time of the run to start: a given one, this second, or the last one due.
@@ -144,31 +134,31 @@ class SweepScheduler:
         due: datetime,
         *,
         wait: bool,
-        once: bool = False,
         every: float = 10.0,
         report: Callable[[SweepScheduler], None] = lambda _: None,
-        preempted: threading.Event | None = None,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> int:
         """Run the sweep for a time; return the exit status. Repeating the call changes nothing.
 
-        With `wait` it polls every `every` seconds until the run has ended. With `once` a run that
-        failed or was stopped is not resumed. `report` is called after each poll. `preempted` is
-        set when another scheduler takes this machine back.
+        With `wait` it polls every `every` seconds until the run has ended. `report` is called after
+        each poll.
 
         Raises:
-            KeyboardInterrupt: the machine was taken back; the job has ended as by Ctrl-C.
-            BackendError, BackendUnreachableError: the backend would not take a job now.
+            BackendError, BackendUnreachableError: the backend would not take a job now, or another
+                process keeps the state locked.
         """
         since: int | None = None
+        once = False
         while True:
             why = ""
             try:
-                why = self._request_run(due, since, once=once)
-            except BackendError as error:
+                with self.history.hold():
+                    why = self._request_run(due, since, once=once)
+                    self._send_notices()
+            except (BackendError, BackendUnreachableError) as error:
                 if since is None or self.state.active is None:
                     raise
                 self.backend_errors.append(error)  # an active run continues nevertheless
-            self.send_notices()
             report(self)
             run = self.state.find_run(due)
             if why:
@@ -177,35 +167,22 @@ class SweepScheduler:
                 return EXIT_STATUS[run.state]
             if not wait:
                 return 0
-            if preempted is None:
-                time.sleep(every)
-            elif preempted.wait(every):
-                # Nothing is recorded: the next call finds this machine lost, and resumes the run.
-                active, waited = self.state.active, 0.0
-                job, backend = active and active.job, self.build_backend(self.sweep)
-                while job and waited < CHECKPOINT_SECONDS and backend.poll(job).running:
-                    backend.stop(job, waited)
-                    time.sleep(POLL_SECONDS)
-                    waited += POLL_SECONDS
-                raise KeyboardInterrupt
+            sleep(every)
             since, once = self.state.number, True
-            self.history.refresh()
 
     def stop(self) -> bool:
         """Ask the active run to stop and skip a queued one; return whether a run was active."""
-        while True:
+        with self.history.hold():
             queued, run = self.state.queued, self.state.active
             if queued is not None:
                 is_manual = self.state.is_queued_manually
                 self._record(self._skip([queued], "stopped", STOP_REASON, is_manual=is_manual))
-            elif run is not None and not run.stop_reason:
+            if run is not None and not run.stop_reason:
                 self._record(self._request_stop(run, STOP_REASON))
-            else:
-                break
-        self.advance_active_run()
+            self._advance_active_run()
         return run is not None
 
-    def advance_active_run(self) -> None:
+    def _advance_active_run(self) -> None:
         """Advance the active run as far as possible now."""
         try:
             while (run := self.state.active) is not None and self._take_next_step(run):
@@ -213,23 +190,19 @@ class SweepScheduler:
         except BackendUnreachableError as error:
             self.backend_errors.append(error)
 
-    def send_notices(self) -> None:
+    def _send_notices(self) -> None:
         """POST every wanted notice of the last 24 hours that was not sent yet; record the result.
 
-        Two ticks at the same time may both send one, which a receiver recognises by its `id`. After
-        a failure the others wait for the next tick, so a webhook delays a tick only once.
+        A process that is killed in between sends one again, which a receiver recognises by its
+        `id`. After a failure the others wait for the next tick, so a webhook delays it only once.
         """
         settings, name = self.sweep.settings.notify, self.sweep.name
         if settings is None:
             return
-
-        def find(number: int) -> Notice | None:
-            return next((each for each in self.state.notices if each.number == number), None)
-
-        for number in [notice.number for notice in self.state.notices]:
-            notice, now = find(number), self.clock()
-            is_wanted = notice and notice.occasion in settings.on and now - notice.at <= DAY
-            if notice is None or not is_wanted or notice.delivery == "sent":
+        for notice in self.state.notices:
+            now = self.clock()
+            is_wanted = notice.occasion in settings.on and now - notice.at <= DAY
+            if not is_wanted or notice.delivery == "sent":
                 continue
             message = {
                 "id": f"{name}/{notice.number}",
@@ -243,19 +216,15 @@ class SweepScheduler:
             problem = post_message(os.environ.get(settings.webhook_env, ""), message)
             if problem and notice.delivery == "failed":
                 return
+            notice.delivery = "failed" if problem else "sent"
             text = f"{name}: {settings.webhook_env}: {problem}" if problem else ""
-            event = ScheduleEvent("not_sent" if problem else "sent", now, text)
-            while notice is not None:  # whatever other processes write meanwhile
-                notice.delivery = "failed" if problem else "sent"
-                notice = None if self._record(event) else find(number)
+            self._record(ScheduleEvent("not_sent" if problem else "sent", now, text))
             if problem:
                 return
 
-    def _record(self, event: ScheduleEvent) -> bool:
-        """Write the changed state; if another process was first, take its state, return False."""
-        saved = self.history.save()
-        self.events += [event] if saved else []
-        return saved
+    def _record(self, event: ScheduleEvent) -> None:
+        self.history.save()
+        self.events.append(event)
 
     # which run is next
 
@@ -303,7 +272,7 @@ class SweepScheduler:
             not.
         """
         while True:
-            self.advance_active_run()
+            self._advance_active_run()
             newer = (n for n in self.state.notices if since is not None and n.number > since)
             skips = (n for n in newer if n.skipped and n.skipped[0] <= due <= n.skipped[1])
             if why := next((notice.why for notice in skips), ""):
@@ -318,9 +287,9 @@ class SweepScheduler:
                 return ""
             else:
                 event = self._resolve_overlap(active, due, is_manual=True)
-            if self._record(event):
-                since = self.state.number - 1
-                once = once or event.kind in ("started", "retried")
+            self._record(event)
+            since = self.state.number - 1
+            once = once or event.kind in ("started", "retried")
 
     def _begin(self, due: datetime, *, is_manual: bool = False) -> ScheduleEvent:
         """Start or resume the run of a time; skip it if the 30 days' budget is spent.
@@ -408,8 +377,7 @@ class SweepScheduler:
         if run.job.backend != backend.kind:
             raise BackendError(
                 f"{run.name} was started by backend {run.job.backend}, which the file no longer "
-                f"names\n    fix: write kind: {run.job.backend} until that run has ended; "
-                "`render --to slurm` and `rayjob` start runs as local ones: call those with --here"
+                f"names\n    fix: write kind: {run.job.backend} until that run has ended"
             )
         status = backend.poll(run.job)
         if not status.running:
@@ -443,14 +411,8 @@ class SweepScheduler:
             self._record(self._end_attempt(run, refusal))
             return True
         event = ScheduleEvent("submitted", now, f"{run.name} runs, attempt {attempt}.")
-        while (run.attempt, run.state) == (attempt, "starting"):
-            run.state, run.job = "running", job
-            if self._record(event):
-                return True
-            # another process was first; the job exists, whatever that process has written
-            run = self.state.find_run(run.due) or run
-        if (run.attempt, run.state) != (attempt, "running"):
-            backend.stop(job, 0.0)  # the run has ended meanwhile: no tick polls this job
+        run.state, run.job = "running", job
+        self._record(event)
         return True
 
     def _end_attempt(self, run: ScheduledRun, status: JobStatus) -> ScheduleEvent:

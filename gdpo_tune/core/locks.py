@@ -59,8 +59,12 @@ class Lease:
         self._file = _lock(path, is_needed=is_needed)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, holder.encode(), 0)
+        try:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, holder.encode(), 0)
+        except OSError:  # a full disk; the lock must not stay
+            self.release()
+            raise
 
     def release(self) -> None:
         """End the lease; a second call does nothing."""

@@ -10,7 +10,7 @@ from gdpo_tune.clusters.backends.base import JobStatus
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError, UsageError
-from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene, Waiting
+from tests.support.schedule import FIRST, NIGHTLY, START, Plan, Scene
 
 
 def test_a_run_is_stopped_after_max_runtime_and_resumed_by_name(tmp_path):
@@ -33,7 +33,6 @@ def test_repeated_requests_for_a_run_by_name_mean_the_same_run(tmp_path):
         context = scene.open_scheduler()
         assert context.choose_due_time(None, now=False) == FIRST
         assert context.run(FIRST, wait=False) == 0
-    scene.context.history.refresh()
     assert scene.tick_at(2.1) == []  # and the schedule does not start it again
     assert scene.tick_at(4) == ["ended"]
     assert scene.context.run(FIRST, wait=True) == 0
@@ -51,7 +50,7 @@ def test_waiting_for_a_run_ends_with_its_status(tmp_path, plan, status):
         slept.append(seconds)
         scene.clock.advance(seconds=seconds)
 
-    assert scene.context.run(FIRST, wait=True, every=600, preempted=Waiting(sleep)) == status
+    assert scene.context.run(FIRST, wait=True, every=600, sleep=sleep) == status
     assert len(slept) > 6
 
 
@@ -63,7 +62,7 @@ def test_a_run_is_stopped_while_a_process_waits_for_it(tmp_path):
         if scene.clock.now > START + timedelta(hours=2):
             scene.open_scheduler().stop()
 
-    assert scene.context.run(FIRST, wait=True, every=600, preempted=Waiting(sleep)) == 5
+    assert scene.context.run(FIRST, wait=True, every=600, sleep=sleep) == 5
 
 
 def test_a_run_by_name_that_overlaps_is_skipped_or_queued(tmp_path):
@@ -74,7 +73,7 @@ def test_a_run_by_name_that_overlaps_is_skipped_or_queued(tmp_path):
     assert scene.context.run(later, wait=True) == 3
     assert scene.run.due == FIRST
 
-    queue = Scene(tmp_path, NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(5))
+    queue = Scene(tmp_path / "queue", NIGHTLY + "policy: {overlap: queue}\n", a1=Plan(5))
     queue.tick_at(2)
     queue.clock.now = later
     assert queue.context.run(later, wait=False) == 0
@@ -89,7 +88,7 @@ def test_a_run_by_name_replaces_another(tmp_path):
     later = START + timedelta(hours=3)
     scene.clock.now = later
     sleep = lambda seconds: scene.clock.advance(seconds=seconds)  # noqa: E731
-    assert scene.context.run(later, wait=True, every=60, preempted=Waiting(sleep)) == 0
+    assert scene.context.run(later, wait=True, every=60, sleep=sleep) == 0
     assert [run.state for run in scene.context.state.runs] == ["stopped", "finished"]
 
 
@@ -147,7 +146,7 @@ def test_waiting_for_a_queued_run_ends_when_it_is_skipped(tmp_path, how):
                 assert other.run(later + timedelta(minutes=1), wait=False) == 0
         done.append(None)
 
-    status = scene.context.run(later, wait=True, every=60, preempted=Waiting(sleep))
+    status = scene.context.run(later, wait=True, every=60, sleep=sleep)
     assert status == (5 if policy == "queue" else 3)
     assert len(done) == 1
     context = scene.open_scheduler()
@@ -180,7 +179,5 @@ def test_an_active_run_is_waited_for_despite_errors_of_its_backend(tmp_path):
         reported.extend(map(str, context.backend_errors))
         context.backend_errors.clear()
 
-    assert (
-        scene.context.run(FIRST, wait=True, every=600, report=report, preempted=Waiting(sleep)) == 0
-    )
+    assert scene.context.run(FIRST, wait=True, every=600, report=report, sleep=sleep) == 0
     assert set(reported) == {"Internal error occurred: etcdserver: no leader"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.render.base import render_all
-from gdpo_tune.clusters.render.targets import build_job_script, build_ray_job
-from tests.support.render import KUBERAY, LOCAL, NOW, SLURM
+from gdpo_tune.clusters.render import build_job_script, build_ray_job, render_ticker
+from tests.support.render import KUBERAY, LOCAL, SLURM
 from tests.support.schedule import load_scheduled_sweep
 
 NAMES = (
@@ -37,10 +37,15 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.fixture(autouse=True)
+def python(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "project" in request.fixturenames:
+        place = request.getfixturevalue("project")
+        monkeypatch.setattr(sys, "executable", f"{place}/.venv/bin/python")
+
+
 def render(sweep: ScheduledSweep, target: str) -> dict[str, str]:
-    python = f"{sweep.root}/.venv/bin/python"
-    rendered, _ = render_all([sweep], target, python, sweep.root, NOW)
-    return rendered[sweep.name]
+    return render_ticker([sweep], str(sweep.file), target)
 
 
 def find_line(text: str, beginning: str) -> str:
@@ -49,7 +54,7 @@ def find_line(text: str, beginning: str) -> str:
 
 
 def build_words(sweep: ScheduledSweep, python: str, *more: str) -> list[str]:
-    words = ["-m", "gdpo_tune.schedule", "sweeps/nightly.yaml", "run", "nightly", "--wait"]
+    words = ["-m", "gdpo_tune.schedule", "sweeps/nightly.yaml", "tick"]
     return [python, *words, *more]
 
 
@@ -76,7 +81,7 @@ def read_cron_command(command: str, *, also_backslash: bool) -> str:
 def test_cron(project, also_backslash):
     sweep = load_scheduled_sweep(project, LOCAL)
     (text,) = render(sweep, "crontab").values()
-    line = find_line(text, "30 2 * * 1-5 ")
+    line = find_line(text, "*/5 * * * * ")
     words = shlex.split(read_cron_command(line, also_backslash=also_backslash))
     python = f"{project}/.venv/bin/python"
     assert words == ["cd", str(project), "&&", *build_words(sweep, python)]
@@ -105,7 +110,7 @@ def read_systemd_words(line: str) -> list[str]:
 
 def test_systemd(project):
     sweep = load_scheduled_sweep(project, LOCAL)
-    service = render(sweep, "systemd")["gdpo-nightly.service"]
+    service = render(sweep, "systemd")["gdpo-tune-nightly.service"]
     words = read_systemd_words(find_line(service, "ExecStart="))
     if words[0] == "/bin/sh":
         assert words[1:3] == ["-c", 'exec "$0" "$@"']
@@ -170,14 +175,9 @@ def read_shell(script: str, name: str) -> Sequence[str]:
 
 def test_slurm(project):
     sweep = load_scheduled_sweep(project, SLURM)
-    files = render(sweep, "slurm")
-    script = files["nightly.sbatch"]
-    number = "" if "\\" in project.name else "-4711"
-    assert read_log(script) == f"{project}/nightly{number}.log"
-    assert read_shell(script, "cd ")[1] == str(project)
-    assert read_shell(script, "export PATH=")[1] == f"PATH={project}/.venv/bin:$PATH"
-    line = shlex.split(find_line(files["nightly.scrontab"], "30 2 * * 1-5 "))
-    assert line == ["sbatch", f"{project}/nightly.sbatch"]
+    (text,) = render(sweep, "slurm").values()
+    line = shlex.split(find_line(text, "*/5 * * * * "))
+    assert line == ["cd", str(project), "&&", *build_words(sweep, sys.executable)]
 
 
 def test_a_job_of_slurm(project):
@@ -187,6 +187,8 @@ def test_a_job_of_slurm(project):
     command = ["python", "-c", "print(7)", str(project)]
     script = build_job_script(sweep, sweep.settings.backend, "a1", command, directory)
     assert read_log(script) == f"{directory}/log.txt"
+    assert read_shell(script, "cd ")[1] == str(project)
+    assert read_shell(script, "export PATH=")[1] == f"PATH={project}/.venv/bin:$PATH"
     assert read_shell(script, "rm -f ")[2] == f"{directory}/end;"
     trap = read_shell(script, "trap ")[1]
     assert shlex.split(trap.partition("cat ")[2].partition("/pid")[0]) == [str(directory)]
@@ -224,9 +226,7 @@ def test_kubernetes(tmp_path, name):
     sweep = load_scheduled_sweep(tmp_path, KUBERAY)
     backend = sweep.settings.backend.model_copy(update={"working_dir": f"/srv/{name}"})
     settings = sweep.settings.model_copy(update={"backend": backend})
-    (tmp_path / name).mkdir()
-    file = sweep.file.rename(tmp_path / name / sweep.file.name)
-    sweep = replace(sweep, settings=settings, file=file)
+    sweep = replace(sweep, settings=settings)
     (job,) = read_yaml(build_ray_job(sweep, backend, "a1", ["python", "-m", f"x/{name}"]))
     words = ["cd", f"/srv/{name}", "&&", "python", "-m", f"x/{name}"]
     assert shlex.split(job["spec"]["entrypoint"]) == words
@@ -238,7 +238,7 @@ def test_kubernetes(tmp_path, name):
     ]
     assert pod["workingDir"] == f"/srv/{name}"
     command = [expand_kubernetes(word) for word in pod["command"]]
-    assert command[3] == ("./" if name.startswith("-") else "") + f"{name}/nightly.yaml"
+    assert command == build_words(sweep, "python")
     archive = backend.model_copy(update={"working_dir": "s3://bucket/a: b #c.zip"})
     (job,) = read_yaml(build_ray_job(sweep, archive, "a1", ["python"]))
     environment = YAML(typ="safe").load(job["spec"]["runtimeEnvYAML"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fsspec.implementations.memory import MemoryFileSystem
 
 from gdpo_tune.clusters import console
 from gdpo_tune.clusters.load_schedules import list_overrides, load_sweeps
@@ -57,8 +58,6 @@ def test_bad_file(case, tmp_path):
     text = BASES[base].replace(old, new, 1)
     if base == "good" and "kind: kuberay" in new:
         text = text.replace("storage: runs", "storage: /mnt/runs")
-    if "object store" in case:
-        text = text.replace("{kind: local}", "{kind: local, folder: jobs}")
     (problem,) = problems_of(tmp_path, text)
     assert (problem.where, problem.key) == (f"{tmp_path / 'sweeps' / 'nightly.yaml'}:{line}", key)
     assert reason in problem.reason
@@ -130,12 +129,6 @@ def test_a_stem_is_a_name_too(tmp_path):
         loaded.find("nightl")
 
 
-def test_an_object_store_with_a_local_backend_needs_a_directory(tmp_path):
-    text = GOOD.replace("storage: runs", "storage: s3://bucket/sweeps")
-    keys = [problem.key for problem in problems_of(tmp_path, text)]
-    assert keys == ["backend", "storage"]
-
-
 def test_a_job_gets_the_object_store_and_the_database(tmp_path):
     text = GOOD.replace(
         "storage: runs", "storage: s3://bucket/sweeps\nledger: postgresql://me@db/s"
@@ -149,6 +142,21 @@ def test_a_job_gets_the_object_store_and_the_database(tmp_path):
     assert sweep.storage == "s3://bucket/sweeps"
     assert sweep.spec.address == "s3://bucket/sweeps/nightly"
     assert 'storage="s3://bucket/sweeps"' in list_overrides(sweep.settings, sweep.root)
+    assert sweep.state_directory == tmp_path / ".schedule" / "nightly"
+
+
+def test_an_object_store_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
+    text = GOOD.replace("storage: runs", "storage: memory://bucket\nledger: postgresql://me@db/s")
+    sweep = load_scheduled_sweep(tmp_path, text)
+    monkeypatch.setattr(console, "find_machine_problems", lambda _: [])
+    assert console.find_errors(sweep) == []
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", fail)
+    (error,) = console.find_errors(sweep)
+    assert "storage memory://bucket: no credentials\n    fix: make it readable" in str(error)
 
 
 @pytest.mark.parametrize(

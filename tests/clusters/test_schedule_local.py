@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +21,7 @@ import psutil
 import pytest
 
 from gdpo_tune import schedule
-from gdpo_tune.clusters.backends import local_jobs
+from gdpo_tune.clusters.backends import local_jobs, supervise
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, ScheduledJob
 from gdpo_tune.clusters.backends.local_jobs import Local
 from gdpo_tune.clusters.load_schedules import load_sweeps
@@ -28,7 +30,6 @@ from gdpo_tune.clusters.schedule_state import (
     ScheduledRun,
     ScheduleHistory,
     ScheduleState,
-    ScheduleStorage,
 )
 from gdpo_tune.core.system import identify_start
 from gdpo_tune.ledger import Ledger
@@ -68,8 +69,8 @@ def wait_for(condition: Callable[[], Any], seconds: float = WAIT) -> Any:
 
 
 def state_of(project: Path) -> ScheduleState:
-    history = ScheduleHistory(ScheduleStorage(str(project / "runs")), "nightly")
-    history.refresh()
+    history = ScheduleHistory(project / "runs" / ".schedule" / "nightly")
+    history.read()
     return history.state
 
 
@@ -271,3 +272,27 @@ def test_serve_ends_with_a_signal_and_leaves_the_job(project: Path):
         assert server.wait(WAIT) == 0
     assert load_sweeps(project / "sweeps").error is not None
     assert schedule.main([str(project / "sweeps" / "nightly.yaml"), "status"]) == 0
+
+
+def test_a_second_supervisor_waits_until_the_first_has_begun(tmp_path):
+    """Otherwise its caller would see a job that did not start, and begin the next attempt."""
+    command = [sys.executable, "-m", "gdpo_tune.clusters.backends.supervise", str(tmp_path)]
+    with (tmp_path / supervise.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as second:
+            with pytest.raises(subprocess.TimeoutExpired):
+                second.wait(1.0)
+            (tmp_path / supervise.STATE).write_text("{}")
+            assert second.wait(30) == 0
+    assert not (tmp_path / supervise.END).exists()
+
+
+def test_a_supervisor_that_failed_leaves_the_job_to_the_next(tmp_path):
+    state = tmp_path / supervise.STATE
+    with (tmp_path / supervise.LOCK).open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        with (tmp_path / supervise.LOCK).open("w") as second:
+            threading.Timer(0.2, first.close).start()
+            assert supervise._take_lock(second, state)
+            state.touch()
+            assert not supervise._take_lock(second, state)

@@ -133,8 +133,8 @@ def test_a_resumed_run_gets_the_rest_of_the_budget(tmp_path):
         scene.tick_at(24 * day + 2)
         scene.tick_at(24 * day + 4)
     assert scene.run.gpu_hours_limit == 40  # 60 were spent before it
-    first = scene.context.state.runs[0]
-    assert scene.context.run(first.due, wait=False) == 0
+    assert scene.context.run(FIRST, wait=False) == 0
+    first = scene.run
     assert first.gpu_hours_limit == 20 + 20  # what it has spent, and what is left
     assert "search.budget.gpu_hours=40.0" in build_scheduled_job(scene.sweep, first).arguments
 

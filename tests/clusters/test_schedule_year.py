@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from gdpo_tune.clusters.schedule_state import KEPT_STATES, Notice
+from gdpo_tune.clusters.schedule_state import Notice, ScheduleHistory
 from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendUnreachableError
 from tests.support.schedule import (
     START,
     Clock,
     FakeBackend,
-    MemoryStorage,
     Plan,
     build_context,
     load_scheduled_sweep,
 )
 
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("memory_for_a_disk")]
+
 END = datetime(2027, 1, 1, tzinfo=UTC)
 MONTH = timedelta(days=30)
 HOUR = timedelta(hours=1)
 STOPS_IN = timedelta(minutes=1)
+
+
+@pytest.fixture
+def memory_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for no disk: a year has many thousands of ticks."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def list_wall_times(zone: str, hours: tuple[int, ...], minute: int) -> list[datetime]:
@@ -250,7 +259,6 @@ SCENES = {
 }
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("scene", "limited"),
     [
@@ -268,23 +276,22 @@ def test_a_year_finds_no_run_twice_and_none_missing(scene, limited, tmp_path):
     sweep = load_scheduled_sweep(tmp_path, text)
     seed = sorted(SCENES).index(scene)
     plan = build_plan(seed, scale["longest"], 6.0)
-    clock, storage = Clock(), MemoryStorage()
+    clock = Clock()
     backend = FakeBackend(clock, plan, takes_to_stop=STOPS_IN)
     oracle = Oracle(times_of(), month=month, plan=plan, **rules)
 
-    context, record = build_context(sweep, clock, backend, storage), Observed()
+    context, record = build_context(sweep, clock, backend), Observed()
     chance = random.Random(seed)
     for now, up in draw_calls(chance, scale["every"]):
         clock.now, backend.down = now, not up
         if chance.random() < 0.002:
-            context = build_context(sweep, clock, backend, storage)  # another process or machine
+            context = build_context(sweep, clock, backend)  # another process or machine
         context.events.clear()
         context.tick()
         if context.events:
             record.add(context)
         oracle.handle_call(now, up)
 
-    assert len(storage.files) == KEPT_STATES
     fates = record.fates(oracle.times)
     assert max(Counter(t for t, _ in fates).values()) == 1  # none twice
     assert dict(fates) == oracle.fates
@@ -307,57 +314,44 @@ class Killed(BaseException):
     """Stands for `kill -9`."""
 
 
-class DyingStorage(MemoryStorage):
-    """Kills its process before or after a write, or lets another process write first."""
+class DyingHistory(ScheduleHistory):
+    """Kills its process before or after a write."""
 
-    def __init__(self, chance: random.Random) -> None:
-        super().__init__()
-        self.chance, self.other_tick, self.enabled = chance, lambda: None, True
+    def __init__(self, directory: Path, chance: random.Random) -> None:
+        super().__init__(directory)
+        self.chance = chance
 
-    def create(self, name: str, content: bytes) -> None:
-        event = self.chance.random() if self.enabled else 1.0
+    def save(self) -> None:
+        event = self.chance.random()
         if event < 0.1:
             raise Killed
-        if event < 0.2:
-            self.enabled = False
-            self.other_tick()
-            self.enabled = True
-        super().create(name, content)
-        if event > 0.9 and self.enabled:
+        super().save()
+        if event > 0.9:
             raise Killed
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("scene", SCENES)
-def test_killed_and_simultaneous_ticks_find_no_run_twice_and_none_missing(scene, tmp_path):
+def test_killed_ticks_find_no_run_twice_and_none_missing(scene, tmp_path):
     """Without an oracle, which does not know when a tick dies: by what must hold in any case."""
     schedule, policy, times_of, _, scale = SCENES[scene]
     text = f"space: search_spaces/gpu.yaml\nschedule: {schedule}\npolicy: {policy}\n"
     sweep, clock, record = load_scheduled_sweep(tmp_path, text), Clock(), Observed()
     chance = random.Random(scene)
-    storage = DyingStorage(chance)
     plan = build_plan(1, scale["longest"], 6.0)
     backend = FakeBackend(clock, plan, takes_to_stop=STOPS_IN)
 
-    def tick_once() -> None:
-        with suppress(Killed):
-            build_context(sweep, clock, backend, storage).tick()
-        record.add(build_context(sweep, clock, backend, storage))
-
-    def other_tick() -> None:
-        if chance.random() < 0.5:
-            return tick_once()
-        context = build_context(sweep, clock, backend, storage)
-        with suppress(Killed, BackendUnreachableError):
-            context.run(clock(), wait=False)
-        return record.add(build_context(sweep, clock, backend, storage))
-
-    storage.other_tick = other_tick
     for now, up in draw_calls(chance, scale["every"])[:1200]:
         clock.now, backend.down = now, not up
-        tick_once()
+        history = DyingHistory(sweep.state_directory, chance)
+        context = build_context(sweep, clock, backend, history)
+        with suppress(Killed, BackendUnreachableError):
+            if chance.random() < 0.05:
+                context.run(now, wait=False)
+            else:
+                context.tick()
+        record.add(build_context(sweep, clock, backend))
 
-    times, state = times_of(), build_context(sweep, clock, backend, storage).state
+    times, state = times_of(), build_context(sweep, clock, backend).state
     fates = record.fates(times)
     assert max(Counter(t for t, _ in fates).values()) == 1  # none twice
     expected = {t for t in times if state.since < t <= state.handled} - {state.queued}

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +15,8 @@ from typing import Any
 import pytest
 
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob, build_backend
-from gdpo_tune.clusters.schedule_state import JobHandle, ScheduleHistory, ScheduleStorage
+from gdpo_tune.clusters.schedule_state import JobHandle
 from tests.support.paths import ROOT
-from tests.support.render import render
 from tests.support.schedule import load_scheduled_sweep
 
 CONFIGURATION = """ClusterName=night
@@ -109,7 +107,6 @@ def wait_for_nodes() -> None:
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
-NAME = "nightly-20260101T020000Z"
 SWEEP = """space: small.yaml
 schedule: {{cron: "0 2 * * *"}}
 policy: {{max_runtime: 10h}}
@@ -149,22 +146,6 @@ def sweep_in(folder: Path, programs: Path) -> Any:
     return load_scheduled_sweep(folder, SWEEP.format(path=programs))
 
 
-def test_slurm_accepts_rendered_scripts(tmp_path, programs):
-    script = tmp_path / "nightly.sbatch"
-
-    def tested(old: str, new: str) -> subprocess.CompletedProcess[str]:
-        text = render(sweep_in(tmp_path, programs), "slurm")["nightly.sbatch"]
-        script.write_text(text.replace(old, new))
-        words = ["sbatch", "--test-only", str(script)]
-        return subprocess.run(words, capture_output=True, text=True, check=False)
-
-    done = tested("", "")
-    assert done.returncode == 0, done.stderr
-    assert "8 processors on nodes node[1-2] in partition gpu" in done.stderr
-    assert tested("--nodes=2", "--nodes=3").returncode == 1
-    assert "unrecognized option" in tested("--requeue", "--reqeue").stderr
-
-
 def test_jobs_from_start_to_end(tmp_path, programs):
     stubs = tmp_path / "stubs"
     stubs.mkdir()
@@ -198,35 +179,3 @@ def test_jobs_from_start_to_end(tmp_path, programs):
     backend.stop(long, 0.0)
     assert end(long).exit_status == 130
     assert (tmp_path / "project" / "saved").exists()
-
-
-def test_a_rendered_sweep_that_is_stopped_and_resumed(tmp_path, programs):
-    sweep = sweep_in(tmp_path, Path(f"{programs}:{Path(sys.executable).parent}"))
-    script = tmp_path / "nightly.sbatch"
-    text = render(sweep, "slurm")["nightly.sbatch"]
-    script.write_text(text.replace("--wait", "--at 2026-01-01T02:00:00Z --wait --every 1"))
-
-    def run() -> Any:
-        history = ScheduleHistory(ScheduleStorage(sweep.storage), sweep.name)
-        history.refresh()
-        return next((run for run in history.state.runs if run.name == NAME), None)
-
-    def submit() -> str:
-        words = ["sbatch", "--parsable", f"--export=ALL,PYTHONPATH={ROOT}", str(script)]
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
-
-    def queued() -> str:
-        words = ["squeue", "--noheader", "--format", "%i %T"]
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
-
-    first = submit()
-    second = submit()
-    steps = tmp_path / "runs" / NAME / "trials" / "1" / "steps.jsonl"
-    wait_for(steps.exists, 240)
-    assert f"{second} PENDING" in queued()  # --dependency=singleton
-    subprocess.run(["scancel", "--batch", "--signal=TERM", first], check=True)
-    wait_for(lambda: run().state == "stopped", 120)
-    wait_for(lambda: run().state in ("starting", "running"), 60)  # the second one resumes it
-    wait_for(lambda: run().state == "finished", 400)
-    assert run().attempt == 2
-    wait_for(lambda: not queued(), 60)

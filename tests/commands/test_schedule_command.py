@@ -181,7 +181,7 @@ def test_validate_checks_the_machine_too(tmp_path, capsys, monkeypatch):
     (tmp_path / "runs.d").touch()
     load_scheduled_sweep(tmp_path, NIGHTLY + "storage: runs.d/below\n")
     assert run_schedule(tmp_path, "validate") == 2
-    assert "runs.d/below: Not a directory" in capsys.readouterr().err
+    assert "runs.d/below/.schedule/nightly: Not a directory" in capsys.readouterr().err
 
 
 def test_storage_that_is_not_writable(tmp_path, backend, capsys):
@@ -216,12 +216,11 @@ def test_status_of_a_damaged_history_shows_the_others(tmp_path, backend, capsys)
     load_scheduled_sweep(tmp_path, NIGHTLY)
     load_scheduled_sweep(tmp_path, NIGHTLY, name="other")
     assert run_schedule(tmp_path, "tick") == 0
-    (tmp_path / "runs/.schedule/nightly/00000001.json").write_text("{")
+    (tmp_path / "runs/.schedule/nightly/schedule.json").write_text("{")
     assert run_schedule(tmp_path, "status") == 2
     printed = capsys.readouterr()
     assert "other\n  next" in printed.out
-    assert "nightly.yaml: storage" in printed.err
-    assert "00000001.json is damaged" in printed.err
+    assert "nightly/schedule.json is damaged" in printed.err
 
 
 def test_status_reports_a_clock_that_was_ahead(tmp_path, backend, capsys):

@@ -1,4 +1,4 @@
-"""A clock, a storage and a backend under the control of a test, and sweeps to schedule."""
+"""A clock and a backend under the control of a test, and sweeps to schedule."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from typing import Any, ClassVar
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, load_sweeps
 from gdpo_tune.clusters.outcome import RunFigures
-from gdpo_tune.clusters.schedule_state import (
-    JobHandle,
-    ScheduledRun,
-    ScheduleHistory,
-    ScheduleStorage,
-)
+from gdpo_tune.clusters.schedule_state import JobHandle, ScheduledRun, ScheduleHistory
 from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendUnreachableError
 from tests.support.paths import ROOT
@@ -49,40 +44,6 @@ class Clock:
 
     def advance(self, **span: float) -> None:
         self.now += timedelta(**span)
-
-
-@dataclass
-class Waiting:
-    """An event that is never set; the test decides what a wait does."""
-
-    wait_for: Callable[[float], None]
-
-    def wait(self, seconds: float) -> bool:
-        self.wait_for(seconds)
-        return False
-
-
-class MemoryStorage(ScheduleStorage):
-    """Files in a dict."""
-
-    def __init__(self) -> None:
-        self.address = "memory"
-        self.files: dict[str, bytes] = {}
-
-    def create(self, name: str, content: bytes) -> None:
-        if name in self.files:
-            raise FileExistsError
-        self.files[name] = content
-
-    def list_names(self, directory: str) -> list[str]:
-        prefix = f"{directory}/"
-        return sorted(n.removeprefix(prefix) for n in self.files if n.startswith(prefix))
-
-    def read(self, name: str) -> bytes:
-        return self.files[name]
-
-    def delete(self, name: str) -> None:
-        self.files.pop(name, None)
 
 
 @dataclass
@@ -149,7 +110,7 @@ def build_context(
     sweep: ScheduledSweep,
     clock: Clock,
     backend: FakeBackend,
-    storage: ScheduleStorage | None = None,
+    history: ScheduleHistory | None = None,
 ) -> SweepScheduler:
     def figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> RunFigures:
         details = {"trials": 3, "front": 2, "earlier": earlier}
@@ -157,12 +118,12 @@ def build_context(
 
     context = SweepScheduler(
         sweep,
-        ScheduleHistory(storage or MemoryStorage(), sweep.name),
+        history or ScheduleHistory(sweep.state_directory),
         clock,
         build_backend=lambda _: backend,
         read_figures=figures,
     )
-    context.history.refresh()
+    context.history.read()
     return context
 
 
@@ -178,7 +139,6 @@ class Scene:
         self.clock = Clock(START)
         self.plans = {name.replace("_", "-"): plan for name, plan in plans.items()}
         self.backend = FakeBackend(self.clock, self.get_plan)
-        self.storage = MemoryStorage()
         self.directory = directory
         self.sweep = load_scheduled_sweep(directory, text)
         self.context = self.open_scheduler()
@@ -188,7 +148,7 @@ class Scene:
         return self.plans.get(job[-2:], Plan(1))
 
     def open_scheduler(self) -> SweepScheduler:
-        return build_context(self.sweep, self.clock, self.backend, self.storage)
+        return build_context(self.sweep, self.clock, self.backend)
 
     def tick_at(self, hour: float) -> list[str]:
         self.clock.now = START + timedelta(hours=hour)

@@ -101,10 +101,10 @@ def build_backend(sweep: ScheduledSweep) -> Backend:
 
 
 def get_jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
-    """Return the directory of a sweep's jobs: below the one of its file, or beside its history."""
+    """Return the directory of a sweep's jobs: below the one of its file, or beside its state."""
     if directory:
         return Path(resolve_path(directory, sweep.root)) / sweep.name
-    return Path(sweep.storage, ".schedule", sweep.name, "jobs")
+    return sweep.state_directory / "jobs"
 
 
 def check_jobs_directory(directory: Path, backend: str) -> None:

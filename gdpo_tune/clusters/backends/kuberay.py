@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from gdpo_tune.clusters.backends import base
 from gdpo_tune.clusters.backends.base import JobStatus, ProgramResult, ScheduledJob, call_program
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.render.targets import build_ray_job
+from gdpo_tune.clusters.render import build_ray_job
 from gdpo_tune.clusters.schedule_spec import KubeRayBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from contextlib import suppress
@@ -25,7 +24,6 @@ from gdpo_tune.clusters.schedule_spec import LocalBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.system import find_process
 
 SILENT_SECONDS, WATCH_SECONDS = 8 * supervise.HEARTBEAT_SECONDS, 5 * supervise.HEARTBEAT_SECONDS
@@ -38,25 +36,12 @@ def build_local(sweep: ScheduledSweep, settings: LocalBackend) -> Local:
     return Local(base.get_jobs_directory(sweep, settings.folder))
 
 
-def build_local_here(sweep: ScheduledSweep) -> Local:
-    """Build the backend of a machine that another scheduler has given to a run.
-
-    That scheduler calls again if it loses the machine, so a job that cannot be seen from here is
-    gone.
-    """
-    temporary = Path(tempfile.gettempdir(), "gdpo-tune", sweep.name)
-    directory = temporary if is_url(sweep.storage) else base.get_jobs_directory(sweep)
-    return Local(directory, assume_other_hosts_dead=True)
-
-
 @dataclass(frozen=True)
 class Local:
     """Processes of this machine, with a directory for each job."""
 
     kind: ClassVar[str] = "local"
     directory: Path
-    assume_other_hosts_dead: bool = False
-    """True if jobs of other machines are dead unless they can be seen."""
 
     def check(self) -> None:
         """Refuse a directory that cannot be written."""
@@ -85,8 +70,6 @@ class Local:
         """Return whether a job's processes live, or how the sweep ended."""
         directory = Path(job.directory)
         if job.machine != socket.gethostname() and not directory.exists():
-            if self.assume_other_hosts_dead:
-                return JobStatus(running=False, reason=f"its machine {job.machine} is gone")
             raise BackendUnreachableError(
                 f"backend local: {directory.name} runs on {job.machine}, and {directory} is not "
                 "shared\n    fix: call tick on that machine"

@@ -106,7 +106,7 @@ OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 TOKEN = re.compile(r"[ -~]*")
 ACTIVE, ENDED = ("PENDING", "RUNNING"), ("STOPPED", "SUCCEEDED", "FAILED")
 """States of a job that has not ended, and of one that has; any other word says neither."""
-NEVER_SENT = [".git", "__pycache__", "mlruns", "*.db"]
+NEVER_SENT = [".git", ".schedule", "__pycache__", "mlruns", "*.db"]
 """Patterns of files that only this machine needs; those of `.gitignore` are not sent either."""
 PACKAGE = Path(__file__).resolve().parents[2]
 """Directory of this package."""

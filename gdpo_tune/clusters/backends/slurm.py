@@ -26,7 +26,7 @@ from typing import ClassVar
 from gdpo_tune.clusters.backends import base
 from gdpo_tune.clusters.backends.base import JobStatus, ProgramResult, ScheduledJob, call_program
 from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.render.targets import build_job_script
+from gdpo_tune.clusters.render import build_job_script
 from gdpo_tune.clusters.schedule_spec import SlurmBackend
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
