@@ -124,6 +124,10 @@ REMOVED_KEYS = {
         "search.scheduler decides it",
         "remove the key: a search.budget without search.trials is divided by halving",
     ),
+    "sandbox.url": (
+        "no service runs code any more",
+        "remove the key: code runs in the sandbox of this machine",
+    ),
 }
 """Key that is gone -> the reason, and what to write instead."""
 
