@@ -69,7 +69,6 @@ class TimedSandbox(Sandbox):
     """A sandbox that notes when it runs programs, each of which takes some seconds longer."""
 
     def __init__(self, sandbox: Sandbox, log: Log, seconds: float) -> None:
-        super().__init__()
         self.info, self._sandbox, self._log, self._seconds = sandbox.info, sandbox, log, seconds
 
     def run_batch(self, jobs: Any) -> Any:

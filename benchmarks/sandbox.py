@@ -9,8 +9,8 @@ one and with two candidates side by side:
     unsafe     `UnsafeNoIsolationSandbox`                             ours, not locked in
     locked     `CodeSandbox`
 
-`hardening` is 1 - locked / unsafe: the cost of the lockdown alone, because zygote, judge, messages,
-limits and clocks are the same on both sides.
+`hardening` is 1 - locked / unsafe: the cost of the lockdown alone, because zygote, messages,
+comparison, limits and clocks are the same on both sides.
 
 Blocks of all sides alternate, so that a noisy machine affects all. Figures are medians over the
 rounds; ratios are computed within a round first. A second set of blocks has 5 % infinite loops,

@@ -81,7 +81,7 @@ class Sample:
     """Descriptors of all processes; None if some of them may not be read."""
     trainer_rss: float
     boxes_rss: float
-    """Memory of zygotes and judges together, in MiB; shared pages count once for each process."""
+    """Memory of zygotes together, in MiB; shared pages count once for each process."""
     pss: float
     """PSS of all processes, trainer included, in MiB; 0 if the kernel does not show it."""
 

@@ -115,12 +115,6 @@ def split_service_url(url: str) -> urllib.parse.SplitResult:
     return parts
 
 
-def drop_credentials(url: str) -> str:
-    """Return an address without its user and password."""
-    parts = urllib.parse.urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
 def find_address_problem(address: str, *, query: bool = False) -> str:
     """Return why an address cannot be called, without its password; empty if it can.
 

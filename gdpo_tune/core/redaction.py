@@ -73,8 +73,3 @@ def redact_text(text: str) -> str:
     if public == text and sign and "://" not in name and is_secret(name.strip(), value):
         return f"{name}={HIDDEN}"
     return HIDDEN if public == text and is_secret("", text) else redact_secrets(public)
-
-
-def redact_service_path(url: str) -> str:
-    """Return scheme, host and port of a service: the rest may be a secret."""
-    return re.sub(r"^(\w+://)(?:[^/?#]*@)?([^/?#]*).*$", r"\1\2", url, flags=re.DOTALL)

@@ -128,6 +128,10 @@ REMOVED_KEYS = {
         "trials no longer share a process",
         "remove the key: with resources.gpus: 0.25 four trials share a GPU",
     ),
+    "sandbox.url": (
+        "no service runs code any more",
+        "remove the key: code runs in the sandbox of this machine",
+    ),
 }
 """Key that is gone -> the reason, and what to write instead."""
 

@@ -125,11 +125,9 @@ class TrainingSettings(Section):
 class SandboxSettings(Section):
     """Where the policy's code runs, and its limits (the YAML's `sandbox:`)."""
 
-    type: Annotated[Literal["local", "external", "unsafe_no_isolation"], INDIFFERENT] = "local"
+    type: Annotated[Literal["local", "unsafe_no_isolation"], INDIFFERENT] = "local"
     """`local` locks processes of this machine (Linux); `unsafe_no_isolation` runs the code of a
-    model with all the rights of the trainer. `external` is read of earlier sweeps, and not run."""
-    url: Annotated[str, INDIFFERENT] = ""
-    """Address of the service of an earlier sweep with `external`; refused in a new one."""
+    model with all the rights of the trainer."""
     workers: Annotated[int, Ge(1), Le(1024), INDIFFERENT] = 1
     """Candidates that run side by side in a trial, if memory allows."""
     modules: tuple[str, ...] = ()

@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.text import render_table
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import PROMPTS_FILE, REWARDS_FILE, Exported
 from gdpo_tune.exporters.reward_files import TASK_COPY
-from gdpo_tune.exporters.runtime import SERVICE
 from gdpo_tune.exporters.training_prompts import REFERENCE_FILE
 from gdpo_tune.exporters.training_setup import ExportedReward, TrainingSetup, describe_length
 from gdpo_tune.results.transfer import Transfer
@@ -135,8 +133,6 @@ def _list_supplies(setup: TrainingSetup, exported: Exported) -> dict[str, str]:
             f"the directory {setup.policy}, which another machine lacks: copy it there, and name "
             "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
         )
-    if setup.sandbox.url != drop_credentials(setup.sandbox.url):
-        supplies[SERVICE] = "an environment variable: the address of the sandbox, with its password"
     if is_task_file(setup.task) and exported.training is not None:
         supplies["gdpo-tune"] = (
             f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "

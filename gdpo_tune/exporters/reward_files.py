@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gdpo_tune.core.addresses import drop_credentials
 from gdpo_tune.core.content import find_modules
 from gdpo_tune.core.registry import describe_task
 from gdpo_tune.core.task_files import is_task_file, split_task_file
@@ -25,7 +24,7 @@ SCORING = (
 )
 """Modules that score completions; they import no others of this package."""
 PROGRAMS = (
-    *("sandbox/**/*.py", "core/system.py", "core/addresses.py"),
+    *("sandbox/**/*.py", "core/system.py"),
     *("tasks/columns.py", "tasks/execution.py"),
 )
 """Modules that run programs, besides."""
@@ -120,16 +119,14 @@ def _score_samples(setup: TrainingSetup) -> tuple[str, list[str], str]:
     arguments = [_format_table(scores), _format_table(partial), str(setup.training.length_limit)]
     if runs_programs(setup):
         imports.append(f"{runtime} import ProgramRunner")
-        settings = setup.sandbox.replace(url=drop_credentials(setup.sandbox.url)).model_dump()
-        arguments.append(f"ProgramRunner({format_arguments(settings)})")
+        arguments.append(f"ProgramRunner({format_arguments(setup.sandbox.model_dump())})")
     return f"score_samples({', '.join(arguments)})", imports, ""
 
 
 def _score_custom_task(setup: TrainingSetup) -> tuple[str, list[str], str]:
     """Return the scoring by a task in a file; see `_score_samples`."""
     _, name = split_task_file(setup.task)
-    sandbox = setup.sandbox.replace(url=drop_credentials(setup.sandbox.url))
-    settings = f"{setup.training!r},\n    {sandbox!r},\n    {setup.data!r}"
+    settings = f"{setup.training!r},\n    {setup.sandbox!r},\n    {setup.data!r}"
     imports = [
         f"{_PACKAGE.name}.core.settings import {each}"
         for each in ("DataSettings", "HeldOutData", "SandboxSettings", "TrainingSettings")

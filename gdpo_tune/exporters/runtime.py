@@ -24,9 +24,6 @@ from gdpo_tune.tasks.base import Problem, Sample
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox
 
-SERVICE = "SANDBOX_FUSION_URL"
-"""Environment variable with the address of a service that runs programs in place of a sandbox."""
-
 ScoreFunctions = Mapping[str, Callable[[Sample], float | None]]
 """Reward name -> its function."""
 ComputeRewards = Callable[
@@ -96,9 +93,7 @@ class ProgramRunner:
     """A sandbox that runs programs in completions, with the settings of the section `sandbox:`."""
 
     def __init__(self, **settings: Any) -> None:
-        url = os.environ.get(SERVICE, "")
-        service = {"type": "external", "url": url} if url else {}
-        self._settings: Any = SimpleNamespace(**{**settings, **service})
+        self._settings: Any = SimpleNamespace(**settings)
         self._sandboxes: dict[int, Sandbox] = {}
         """Of each process, as a fork needs one of its own."""
 

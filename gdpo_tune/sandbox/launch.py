@@ -1,4 +1,4 @@
-"""Start of a process of the sandbox: `launch.py ROLE DESCRIPTOR PARENT ISOLATED MODULES`.
+"""Start of a zygote: `launch.py DESCRIPTOR PARENT ISOLATED MODULES`.
 
 It makes the directory `guest` importable on its own, so that no process of the sandbox ever
 loads the package around it, or what that package imports.
@@ -22,7 +22,7 @@ def _ignore_hooks(**hooks: object) -> None:
 if __name__ == "__main__":
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     size = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
-    if sys.argv[1] == "zygote" and soft != size:
+    if soft != size:
         # NOTE: a stack for deep recursion, where the trainer's shell had set another size.
         resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
         os.execv(sys.executable, sys.orig_argv)
@@ -32,7 +32,6 @@ if __name__ == "__main__":
     # a fifth of a trivial candidate's time, and repair nothing: there are no threads, and the
     # candidate's seed is set.
     os.register_at_fork = _ignore_hooks
-    supervision = importlib.import_module("guest.supervision")
-    role = importlib.import_module(f"guest.{sys.argv[1]}")
-    descriptor, parent, isolated = map(int, sys.argv[2:5])
-    supervision.serve_trainer(descriptor, parent, bool(isolated), sys.argv[5:], *role.ROLE)
+    zygote = importlib.import_module("guest.zygote")
+    descriptor, parent, isolated = map(int, sys.argv[1:4])
+    zygote.serve_trainer(descriptor, parent, bool(isolated), sys.argv[4:])

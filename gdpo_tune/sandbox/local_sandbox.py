@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import struct
 import sys
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ..core.errors import GdpoTuneError, SandboxInfraError, SandboxUnavailable
-from ..core.system import count_parallel_candidates, read_machine_memory
-from .guest.grading import CandidateReport
-from .guest.protocol import Allowance, Encoded, ExitStatus, dump, pack_frame
+from ..core.system import CloseableResource, count_parallel_candidates, read_machine_memory
+from .guest.grading import FORGED, CandidateReport, grade_frames, grade_output, grade_value
+from .guest.protocol import (
+    READY,
+    Allowance,
+    Encoded,
+    ExitStatus,
+    FrameTooLong,
+    decode,
+    dump,
+    pack_frame,
+    parse,
+    read_exactly,
+    read_frame,
+)
 from .jobs import (
     InfraFault,
     Job,
     Result,
-    Sandbox,
     SandboxInfo,
     conclude,
     encode_tests,
@@ -30,8 +45,13 @@ from .jobs import (
 from .process import ADVICE, SandboxProcess
 
 
-class _Pool(Sandbox):
-    """Workers, isolated or not, and the batches that they share."""
+class Sandbox(CloseableResource):
+    """Workers, isolated or not, and the batches that they share.
+
+    Only the process that made it can use it, until it is closed.
+    """
+
+    info: SandboxInfo
 
     def __init__(self, workers: int, modules: tuple[str, ...], *, isolated: bool) -> None:
         if workers < 1:
@@ -39,10 +59,12 @@ class _Pool(Sandbox):
         if sys.platform != "linux":
             reason = f"platform: the sandbox needs Linux, this is {sys.platform}"
             raise SandboxUnavailable(f"{reason}; {ADVICE}")
-        super().__init__()
+        self._owner = os.getpid()
+        self._closed = False
+        self._submitting = threading.Lock()
         self._memory = read_machine_memory()
         self._workers: dict[int, Worker] = {}
-        # NOTE: one thread per worker, because its processes die with the thread that starts them.
+        # NOTE: one thread per worker, because its process dies with the thread that starts it.
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"sandbox-{number}")
             for number in range(workers)
@@ -93,8 +115,16 @@ class _Pool(Sandbox):
         for thread in self._threads:
             thread.shutdown()
 
+    def _require_open(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this sandbox belongs to process {self._owner}: a fork must open its own"
+            )
+        if self._closed:
+            raise ValueError("this sandbox is closed")
+
     def _close_worker(self, number: int) -> None:
-        # NOTE: before the end of this thread, which would kill half of its processes first.
+        # NOTE: before the end of this thread, which would kill its process.
         if number in self._workers:  # it may have failed to start
             self._workers[number].close()
 
@@ -112,11 +142,11 @@ class _Pool(Sandbox):
         _raise_failure(futures, SandboxUnavailable, "worker: cannot be started")
 
 
-class CodeSandbox(_Pool):
+class CodeSandbox(Sandbox):
     """Runs untrusted Python, which may import `modules`, against tests; a context manager.
 
-    Each worker is two processes, a zygote that forks candidates and a judge. All end with `close`,
-    and with the process that made them, however that ends.
+    Each worker is a process, a zygote that forks candidates. Their results are compared here, where
+    the expected values stay. All end with `close`, and with this process, however that ends.
 
     Raises:
         SandboxUnavailable: this machine cannot isolate a process, or start one; the message
@@ -133,7 +163,7 @@ class CodeSandbox(_Pool):
             self.info = SandboxInfo("seccomp+landlock" if has_landlock else "seccomp", layers)
 
 
-class UnsafeNoIsolationSandbox(_Pool):
+class UnsafeNoIsolationSandbox(Sandbox):
     """Runs Python that you would run yourself: only limits and clocks hold.
 
     Code has all the rights of the trainer's user, and may leave processes behind. Only for code
@@ -185,12 +215,12 @@ def _raise_failure(futures: Sequence[Future[None]], kind: type[GdpoTuneError], r
 
 
 ATTEMPTS = 3
-_IN_FLIGHT = 2
-"""While the judge compares one job's answers, the zygote forks the next one's candidate."""
 _GRACE_SECONDS = 30.0
 """Seconds that a job may take beyond its own limits on a machine that is busy elsewhere."""
 _OTHER_FRAME_BYTES = 2048
 """Bytes per test, beyond the printed ones, for the frame that reports an exception instead."""
+_VERDICT_BYTES = 1 << 16
+"""Most bytes of a verdict besides what it quotes of the candidate."""
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -203,8 +233,14 @@ class EncodedJob:
     tests: int
     allowance: Allowance
     """Limits of the candidate's process."""
-    candidate_request: bytes
-    judge_request: bytes
+    request: bytes
+    """Frame for the candidate."""
+    most: int
+    """Bytes that the candidate may send altogether."""
+    expected: list[Any]
+    """Expected value of each call, or expected output of each stream and its tolerance."""
+    checks: bytes = b""
+    """Frame for a checker, with every test, where some are more than calls."""
     attempts: int = 0
 
 
@@ -217,46 +253,31 @@ def encode_job(index: int, job: Job) -> EncodedJob:
     allowance = Allowance(limits.cpu_seconds, limits.wall_seconds, limits.memory_bytes, file_bytes)
     with name_in_errors(f"job {index}"):
         tests = encode_tests((*job.calls, *job.asserts))
-    calls: Encoded = None
+    calls, expected, checks, most = None, list[Any](), b"", limits.output_bytes
     if inputs:
-        expected: Encoded = [[stream.expected, stream.tolerance] for stream in job.streams]
-        most = limits.output_bytes + len(inputs) * _OTHER_FRAME_BYTES
-        judged = [most, "streams", expected, job.comparison]
+        expected = [(stream.expected, stream.tolerance) for stream in job.streams]
+        most += len(inputs) * _OTHER_FRAME_BYTES
     elif all(kind == "call" for kind, *_ in tests):
         calls = [[function, arguments] for _, function, arguments, _ in tests]
-        expected = [expected for *_, expected in tests]
-        judged = [limits.output_bytes, "values", expected, job.comparison]
+        expected = decode(parse(dump([value for *_, value in tests])))
     else:
-        judged = [limits.output_bytes, "tests", tests, *allowance]
+        checks = pack_frame(dump([most, limits.cpu_seconds, tests]))
     request: Encoded = [job.code, job.seed, limits.output_bytes, calls, inputs or None]
     if limits.test_cpu_seconds < limits.cpu_seconds:
         share = limits.test_cpu_seconds / limits.cpu_seconds
         request += [limits.test_cpu_seconds, limits.wall_seconds * share]
-    messages = pack_frame(dump(request)), pack_frame(dump(judged))
-    return EncodedJob(index, job, len(inputs or tests), allowance, *messages)
-
-
-def _start_pair(modules: tuple[str, ...], isolated: bool) -> tuple[SandboxProcess, SandboxProcess]:
-    with ExitStack() as undo:
-        zygote = SandboxProcess("zygote", modules, isolated=isolated)
-        undo.callback(zygote.kill)
-        # NOTE: both start before the wait for the first.
-        judge = SandboxProcess("judge", modules, isolated=isolated)
-        undo.callback(judge.kill)
-        zygote.wait_until_locked()
-        judge.wait_until_locked()
-        undo.pop_all()
-    return zygote, judge
+    frame = pack_frame(dump(request))
+    return EncodedJob(index, job, len(inputs or tests), allowance, frame, most, expected, checks)
 
 
 class Worker:
-    """A zygote and its judge in one thread; both are replaced when one of them fails."""
+    """A zygote and its candidates, graded in one thread; a zygote that fails is replaced."""
 
     def __init__(self, modules: tuple[str, ...] = (), *, isolated: bool = True) -> None:
         self._modules = modules
         self._isolated = isolated
         self._interrupted = False
-        self._zygote, self._judge = _start_pair(modules, isolated)
+        self._zygote = SandboxProcess(modules, isolated=isolated)
         self.layers = self._zygote.layers
 
     def run(self, waiting: deque[EncodedJob], results: dict[int, Result]) -> None:
@@ -264,82 +285,127 @@ class Worker:
 
         Raises:
             SandboxInfraError: a job had no verdict in `ATTEMPTS` attempts.
-            SandboxUnavailable: a failed zygote or judge could not be replaced.
+            SandboxUnavailable: a failed zygote could not be replaced.
         """
-        in_flight: deque[EncodedJob] = deque()
         try:
             while True:
                 try:
-                    while len(in_flight) < _IN_FLIGHT:
-                        try:
-                            job = waiting.popleft()
-                        except IndexError:  # none is left; other workers take some, too
-                            break
-                        in_flight.append(job)
-                        self._submit(job)
-                    if not in_flight:
-                        return
-                    results[in_flight[0].index] = self._collect(in_flight[0])
-                    in_flight.popleft()
+                    job = waiting.popleft()
+                except IndexError:  # none is left; other workers take some, too
+                    return
+                try:
+                    job.attempts += 1
+                    results[job.index] = self._run_job(job)
                 except InfraFault as fault:
                     self._restart()
-                    if any(job.attempts >= ATTEMPTS for job in in_flight):
+                    if job.attempts >= ATTEMPTS:
                         reason = f"no verdict in {ATTEMPTS} attempts: {fault}"
                         raise SandboxInfraError(reason) from fault
-                    waiting.extendleft(reversed(in_flight))
-                    in_flight.clear()
+                    waiting.appendleft(job)
         except GdpoTuneError:
             raise
         except BaseException:
-            # NOTE: answers to the jobs in flight would be read as answers to the next batch.
-            self._kill()
+            # NOTE: the answer to the job in flight would be read as the answer to the next one.
+            self._zygote.kill()
             raise
 
-    def _submit(self, job: EncodedJob) -> None:
-        job.attempts += 1
+    def _run_job(self, job: EncodedJob) -> Result:
+        """Run a candidate, and a checker if the job needs one; return the result.
+
+        Raises:
+            InfraFault: the sandbox failed, not the candidate.
+        """
+        seconds = 2 * job.allowance.wall_seconds + _GRACE_SECONDS
+        report = CandidateReport()
         try:
-            ours, theirs = socket.socketpair()
-            with ours:
-                with theirs:
-                    self._zygote.send(Allowance.FORMAT.pack(*job.allowance), theirs.fileno())
-                # NOTE: a Python timeout would make the judge's copy of this socket non-blocking.
-                seconds = int(job.allowance.wall_seconds + _GRACE_SECONDS)
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, 0))
+            with ExitStack() as stack:
+                pairs = [_open_pair(stack, seconds) for _ in range(2 if job.checks else 1)]
+                candidate = pairs[0][0]
+                given = [theirs for _, theirs in pairs] + ([candidate] if job.checks else [])
+                request = Allowance.FORMAT.pack(*job.allowance)
+                self._zygote.send(request, [end.fileno() for end in given])
+                for _, theirs in pairs:
+                    theirs.close()
                 # NOTE: the zygote reports a candidate that ended before it read its job.
                 with suppress(ConnectionError):
-                    ours.sendall(job.candidate_request)
-                # NOTE: last, so that no request of a checker can come before the job itself.
-                self._judge.send(job.judge_request, ours.fileno())
+                    candidate.sendall(job.request)
+                try:
+                    report.started = read_exactly(candidate.recv, len(READY)) == READY
+                    if job.checks:
+                        _collect_verdicts(pairs[1][0], job, report)
+                    else:
+                        rule = job.job.comparison
+                        grade = partial(grade_output if job.job.streams else grade_value, rule=rule)
+                        grade_frames(candidate.recv, job.expected, job.most, report, grade)
+                except (EOFError, ConnectionError):
+                    report.stop = "ended"
+                # NOTE: not only closed: the candidate must see the end even where this process
+                # has been forked.
+                candidate.shutdown(socket.SHUT_RDWR)
+        except BlockingIOError as error:
+            raise InfraFault("a candidate or a checker does not answer in time") from error
         except OSError as error:
             raise InfraFault(f"a job could not be sent: {error}") from error
-
-    def _collect(self, job: EncodedJob) -> Result:
-        seconds = 2 * job.allowance.wall_seconds + _GRACE_SECONDS
-        report = CandidateReport(**self._judge.receive_report(seconds))
-        ending = ExitStatus(
-            *ExitStatus.FORMAT.unpack(self._zygote.receive(ExitStatus.FORMAT.size, seconds))
-        )
+        size = ExitStatus.FORMAT.size
+        ending, *of_checker = [
+            ExitStatus(*ExitStatus.FORMAT.unpack(self._zygote.receive(size, seconds)))
+            for _ in pairs
+        ]
+        if any(each.timed_out or each.signal == signal.SIGPROF for each in of_checker):
+            report.stop = "overload"
         return conclude(report, ending, job.tests, job.job.limits)
 
     def _restart(self) -> None:
-        self._kill()
+        self._zygote.kill()
         if not self._interrupted:
-            self._zygote, self._judge = _start_pair(self._modules, self._isolated)
-        # NOTE: read again, because `interrupt` does not reach processes that are being started.
+            self._zygote = SandboxProcess(self._modules, isolated=self._isolated)
+        # NOTE: read again, because `interrupt` does not reach a process that is being started.
         if self._interrupted:
             raise SandboxInfraError("the sandbox was closed before a job had its verdict")
-
-    def _kill(self) -> None:
-        self._zygote.kill()
-        self._judge.kill()
 
     def interrupt(self) -> None:
         """End the running job without a verdict and refuse later ones; from any thread."""
         self._interrupted = True
         self._zygote.interrupt()
-        self._judge.interrupt()
 
     def close(self) -> None:
-        """End both processes."""
+        """End the zygote."""
         self._zygote.close()
-        self._judge.close()
+
+
+def _open_pair(stack: ExitStack, seconds: float) -> tuple[socket.socket, socket.socket]:
+    """Open our end of a connection, whose every call takes at most `seconds`, and theirs."""
+    ours, theirs = map(stack.enter_context, socket.socketpair())
+    # NOTE: a Python timeout would make a checker's copy of this socket non-blocking.
+    most = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        ours.setsockopt(socket.SOL_SOCKET, option, most)
+    return ours, theirs
+
+
+def _collect_verdicts(checker: socket.socket, job: EncodedJob, report: CandidateReport) -> None:
+    """Send the tests to a checker and read its verdicts.
+
+    A checker reads what a candidate sends, so its frames are not trusted either.
+
+    Raises:
+        EOFError, ConnectionError: the checker ended before it had every verdict.
+    """
+    # NOTE: from here on of the checker: its tests have no verdict if it ends before it is locked.
+    report.started = False
+    report.started = read_exactly(checker.recv, len(READY)) == READY
+    checker.sendall(job.checks)
+    try:
+        for _ in range(job.tests):
+            match parse(read_frame(checker.recv, job.most + _VERDICT_BYTES)):
+                case ["test", "passed" | "failed" | "error" as verdict, str(error), str(text)]:
+                    report.add(verdict, error, text)
+                case ["stop", str(reason), str(error), str(text)]:
+                    report.note(error, text)
+                    report.stop = reason
+                    return
+                case _:
+                    report.stop = "malformed"
+                    return
+    except (FrameTooLong, *FORGED):
+        report.stop = "malformed"

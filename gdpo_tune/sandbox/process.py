@@ -1,4 +1,4 @@
-"""A zygote or a judge as the trainer sees it: start it, and exchange messages with it."""
+"""A zygote as the trainer sees it: start it, and exchange messages with it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import SandboxUnavailable
-from .guest.protocol import FrameTooLong, read_exactly, read_frame
+from .guest.protocol import read_exactly, read_frame
 from .jobs import InfraFault
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
@@ -40,67 +39,63 @@ _FEWER_FILES = "; write fewer sandbox.workers, or raise the limit of open files 
 
 
 class SandboxProcess:
-    """A zygote or a judge: a new process, with nothing of the trainer's memory or descriptors.
+    """A zygote: a new process, with nothing of the trainer's memory or descriptors.
 
-    It dies with the thread that makes this object. It loads `modules` besides those of the
-    standard library.
+    It is locked when this object is made, and dies with the thread that makes it. It loads
+    `modules` besides those of the standard library.
 
     Raises:
-        SandboxUnavailable: it cannot be started, or a module is not installed.
+        SandboxUnavailable: it cannot be started or locked, or a module is not installed; the
+            message names the step.
     """
 
-    def __init__(self, role: str, modules: tuple[str, ...] = (), *, isolated: bool = True) -> None:
-        self._role = role
-        self.layers: tuple[str, ...] = ()
-        """Layers of isolation; set by `wait_until_locked`."""
+    def __init__(self, modules: tuple[str, ...] = (), *, isolated: bool = True) -> None:
         arguments = [part for module in modules for part in (module, _find_directory(module))]
         try:
             with contextlib.ExitStack() as undo:
                 self._socket, theirs = map(undo.enter_context, _open_sockets())
-                self._process = _launch(role, theirs.fileno(), isolated, arguments)
+                self._process = _launch(theirs.fileno(), isolated, arguments)
                 undo.pop_all()
                 theirs.close()
         except OSError as error:
             hint = _FEWER_FILES if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-            raise SandboxUnavailable(f"start: no {role} process: {error}{hint}") from error
+            raise SandboxUnavailable(f"start: no zygote process: {error}{hint}") from error
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.kill)
+            self.layers = self._wait_until_locked()
+            """Layers of isolation."""
+            undo.pop_all()
 
-    def wait_until_locked(self) -> None:
-        """Wait until it accepts requests; raise `SandboxUnavailable` with the step if it fails."""
+    def _wait_until_locked(self) -> tuple[str, ...]:
         try:
-            hello = self.receive_report(seconds=60.0)
+            hello = json.loads(self._read(partial(read_frame, limit=1 << 26), seconds=60.0))
         except InfraFault as error:
             raise SandboxUnavailable(
-                f"start: the {self._role} process ended before it was locked: {error}"
+                f"start: the zygote process ended before it was locked: {error}"
             ) from error
         if "failed" in hello:
             hint = "" if hello["failed"].startswith("modules:") else f"; {ADVICE}"
             raise SandboxUnavailable(hello["failed"] + hint)
-        self.layers = tuple(hello["layers"])
+        return tuple(hello["layers"])
 
-    def send(self, data: bytes, descriptor: int) -> None:
-        """Send a request with a descriptor; raise `InfraFault` if the process has ended."""
+    def send(self, data: bytes, descriptors: Sequence[int]) -> None:
+        """Send a request with descriptors; raise `InfraFault` if the process has ended."""
         try:
-            sent = socket.send_fds(self._socket, [data], [descriptor])
+            sent = socket.send_fds(self._socket, [data], descriptors)
             self._socket.sendall(data[sent:])
         except OSError as error:
-            raise InfraFault(f"the {self._role} process does not take requests: {error}") from error
+            raise InfraFault(f"the zygote process does not take requests: {error}") from error
 
     def receive(self, count: int, seconds: float) -> bytes:
         """Receive exactly `count` bytes; raise `InfraFault` if they do not come in time."""
         return self._read(partial(read_exactly, count=count), seconds)
 
-    def receive_report(self, seconds: float) -> dict[str, Any]:
-        """Receive one JSON object; raise `InfraFault` if it does not come in time."""
-        return json.loads(self._read(partial(read_frame, limit=1 << 26), seconds))
-
     def _read(self, read: Callable[[Callable[[int], bytes]], bytes], seconds: float) -> bytes:
         self._socket.settimeout(seconds)
         try:
             return read(self._socket.recv)
-        except FrameTooLong as error:
-            raise InfraFault(f"the {self._role} process sends a report that is too long") from error
         except (EOFError, OSError) as error:
-            raise InfraFault(f"the {self._role} process does not answer: {error!r}") from error
+            raise InfraFault(f"the zygote process does not answer: {error!r}") from error
 
     def interrupt(self) -> None:
         """Shut the connection down, so that the process ends; from any thread."""
@@ -144,9 +139,7 @@ def _find_directory(module: str) -> str:
     return os.path.dirname(locations[0] if locations else spec.origin or "")
 
 
-def _launch(
-    role: str, descriptor: int, isolated: bool, modules: list[str]
-) -> subprocess.Popen[bytes]:
+def _launch(descriptor: int, isolated: bool, modules: list[str]) -> subprocess.Popen[bytes]:
     # NOTE: not -I, which would ignore the hash seed. It protects from the environment, which is
     # empty here.
     options = ["-s", "-S", "-P"]
@@ -154,7 +147,7 @@ def _launch(
     return subprocess.Popen(
         [
             *(sys.executable, *options, str(_LAUNCHER)),
-            *(role, str(descriptor), str(os.getpid()), str(int(isolated)), *modules),
+            *(str(descriptor), str(os.getpid()), str(int(isolated)), *modules),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -582,14 +582,6 @@ def _check_start(spec: SweepSpec) -> Findings:
 
 def _check_sandbox(spec: SweepSpec) -> Findings:
     own, on = spec.sandbox, ("sandbox.type",)
-    if own.type == "external":
-        reason = "no service runs the code of a sweep any more"
-        fix = "write type: local, and no url; only exports still take SANDBOX_FUSION_URL"
-        yield Finding("sandbox.type", reason, fix)
-        return
-    if own.url:
-        reason = f"a sandbox of type {own.type} has no address"
-        yield Finding("sandbox.url", reason, "remove the key", on)
     for index, module in enumerate(own.modules):
         if not _is_module_name(module):
             path, fix = ("sandbox", "modules", index), "write names as after import, such as numpy"

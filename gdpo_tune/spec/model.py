@@ -28,7 +28,7 @@ from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import RUNS, find_local_copy, is_url, join_address
-from gdpo_tune.core.redaction import redact_passwords, redact_service_path
+from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.settings import (
     DataSettings,
     ModelSettings,
@@ -736,7 +736,6 @@ def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
     uri = redact_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
-        "sandbox": spec.sandbox.replace(url=redact_service_path(spec.sandbox.url)),
         "ledger": redact_passwords(spec.ledger),
     }
     public = spec.model_copy(update=public)

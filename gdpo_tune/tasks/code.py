@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from gdpo_tune.core.errors import UsageError
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
 from gdpo_tune.tasks.rewards import BLOCK_FORMAT, BUG_FREE, LENGTH, TESTS_PASSED, score_bug_free
@@ -245,11 +244,6 @@ class CodeTask(BuiltInTask):
         return self
 
     def _start_sandbox(self) -> Sandbox:
-        if self._settings.type == "external":  # as earlier sweeps have it
-            fix = "--set sandbox.type=local --set sandbox.url="
-            raise UsageError(
-                f"sandbox.type = external: no service runs code any more\n    fix: {fix}"
-            )
         if self.sandbox is None:
             from gdpo_tune.tasks.execution import open_sandbox
 

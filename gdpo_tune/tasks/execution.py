@@ -127,18 +127,11 @@ def open_sandbox(settings: SandboxSettings) -> Sandbox:
     """Start the sandbox that `settings.type` names; the caller closes it.
 
     Raises:
-        SandboxUnavailable: this machine, or the service, offers no such sandbox.
+        SandboxUnavailable: this machine offers no such sandbox.
     """
-    match settings.type:
-        case "local":
-            return CodeSandbox(settings.workers, modules=settings.modules)
-        case "unsafe_no_isolation":
-            return UnsafeNoIsolationSandbox(settings.workers, modules=settings.modules)
-        case "external":
-            # Late, because it imports an HTTP client.
-            from gdpo_tune.sandbox.external import ExternalSandbox
-
-            return ExternalSandbox(settings.url, workers=settings.workers)
+    is_unsafe = settings.type == "unsafe_no_isolation"
+    kind = UnsafeNoIsolationSandbox if is_unsafe else CodeSandbox
+    return kind(settings.workers, modules=settings.modules)
 
 
 def run_programs(
@@ -166,10 +159,7 @@ def run_programs(
         keys.append((key, program))
     limits = Limits(settings.cpu_seconds, settings.wall_seconds, settings.memory_mb << 20)
     distinct = [key for key in dict.fromkeys(keys) if key[1]]
-    # NOTE: the clock of a service is wall time, which is mostly that of a start.
-    is_scaled = settings.type != "external" and any(
-        by_key[k].data.get("seconds") for k, _ in distinct
-    )
+    is_scaled = any(by_key[k].data.get("seconds") for k, _ in distinct)
     slowness = measure_slowness(sandbox) if is_scaled else 1.0
     jobs = [build_program_job(by_key[key], program, limits, slowness) for key, program in distinct]
     results = sandbox.run_batch(jobs) if jobs else []

@@ -171,18 +171,6 @@ def test_code_that_would_run_without_isolation_is_refused(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_the_password_of_a_service_stays_here(tmp_path):
-    request = make_request(("training.train_prompts=16",))  # of a sweep when there were services
-    url = "http://ann:hunter7@host:80/run_code"
-    sandbox = request.spec.sandbox.replace(type="external", url=url)
-    spec = request.spec.model_copy(update={"sandbox": sandbox})
-    export_training(replace(request, spec=spec), "trl", "", tmp_path)
-    texts = [f.read_text(errors="replace") for f in tmp_path.rglob("*") if f.is_file()]
-    assert not any("hunter7" in text for text in texts)
-    assert "url='http://host:80/run_code'" in (tmp_path / "rewards.py").read_text()
-    assert "| `SANDBOX_FUSION_URL` |" in (tmp_path / "DIFFERENCES.md").read_text()
-
-
 def test_a_folder_without_programs_has_no_sandbox(tmp_path):
     export_folder(tmp_path, space="math")
     assert not (tmp_path / "gdpo_rewards" / "sandbox").exists()

@@ -37,7 +37,6 @@ def replace_section(record, key, lines):
 @pytest.mark.parametrize(
     ("section", "lines"),
     [
-        ("sandbox", "sandbox: {type: external}\nsandbox.url: http://evil.example"),
         ("sandbox", "sandbox: {type: unsafe_no_isolation}"),
         ("sandbox", "sandbox.type: unsafe_no_isolation"),
         ("resources", "resources: {env: [LD_PRELOAD=/tmp/x.so]}"),

@@ -1,12 +1,15 @@
+import io
 import math
 import time
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
-from gdpo_tune.sandbox.guest.grading import matches
-from gdpo_tune.sandbox.guest.protocol import dump, encode, parse
+from gdpo_tune.sandbox.guest import grading
+from gdpo_tune.sandbox.guest.grading import CandidateReport, grade_frames, matches
+from gdpo_tune.sandbox.guest.protocol import dump, encode, pack_frame, parse
 
 
 def compare(expected, received):
@@ -78,7 +81,7 @@ def test_a_forged_value_does_not_match(expected, forged):
         (7, b'{"timedelta":"abc"}'),
     ],
 )
-def test_a_forged_payload_raises_what_the_judge_expects(expected, forged):
+def test_a_forged_payload_raises_what_its_reader_expects(expected, forged):
     with pytest.raises((ValueError, TypeError, ArithmeticError)):
         matches(expected, parse(forged))
 
@@ -97,3 +100,20 @@ def test_foreign_keys_that_collide_do_not_stall():
             matches(7, parse(dump({number: [received, 1]})))
     # Not a measurement of speed: the attack takes some hundred times longer.
     assert time.process_time() - started < 5
+
+
+def test_a_comparison_that_takes_too_long_ends(monkeypatch):
+    # Every element is within the tolerance of one that is found by a search alone.
+    expected = {1.0 + i for i in range(3000)}
+    received = {value * (1 + 1e-12) for value in expected}
+    frame = pack_frame(dump(["value", encode(received)]))
+
+    def grade():
+        report = CandidateReport()
+        rule = partial(grading.grade_value, rule="exact")
+        grade_frames(io.BytesIO(frame).read, [expected], len(frame), report, rule)
+        return report.verdicts, report.stop
+
+    assert grade() == (["passed"], None)
+    monkeypatch.setattr(grading, "COMPARISON_SECONDS", 0.001)
+    assert grade() == ([], "overload")

@@ -138,8 +138,8 @@ def test_a_tolerance_is_a_small_share(tolerance):
         Stream("", "1", tolerance)
 
 
-def test_what_is_expected_goes_to_the_judge_alone():
-    task = encode_job(0, Job("pass", streams=(Stream("the question", "the answer"),)))
-    assert b"the question" in task.candidate_request
-    assert b"the answer" not in task.candidate_request
-    assert b"the answer" in task.judge_request
+def test_what_is_expected_is_not_sent():
+    job = encode_job(0, Job("pass", streams=(Stream("the question", "the answer"),)))
+    assert b"the question" in job.request
+    assert b"the answer" not in job.request
+    assert job.expected == [("the answer", 0.0)]

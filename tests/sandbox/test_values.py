@@ -1,4 +1,4 @@
-"""Whatever a candidate returns reaches the judge as it is, and nothing else passes for it."""
+"""Whatever a candidate returns reaches the trainer as it is, and nothing else passes for it."""
 
 import pytest
 from hypothesis import given, settings

@@ -115,7 +115,6 @@ def run_attacks(attacks: dict[str, Attack]) -> dict[str, object]:
 
 def _run_attack(sandbox: CodeSandbox, attack: Attack) -> list[object]:
     honest = Job(HONEST, CALLS, asserts=TESTS, limits=PATIENT)
-    # NOTE: a worker takes two jobs at once, so each attack has an honest one of its own.
     jobs = [
         Job(attack.code, CALLS, limits=choose_limits(attack.by_calls)),
         honest,

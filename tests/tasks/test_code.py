@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.errors import SandboxInfraError, UsageError
+from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Job, Limits, Result
 from gdpo_tune.sandbox.jobs import SandboxInfo
@@ -165,12 +165,6 @@ def test_a_broken_sandbox_is_an_error_and_never_a_zero():
     task = task_with(BrokenSandbox())
     with pytest.raises(SandboxInfraError, match="no verdict"):
         task.score(task.problems("train", 1, 0), [answer("a")], [9])
-
-
-def test_a_service_of_an_earlier_sweep_runs_no_code():
-    settings = SandboxSettings(type="external", url="http://127.0.0.1:9")
-    with pytest.raises(UsageError, match=r"no service runs code any more\n +fix: --set sandbox"):
-        CodeTask(TrainingSettings(), settings).__enter__()
 
 
 def test_the_sandbox_lives_as_long_as_the_context():

@@ -3,7 +3,6 @@
 import pytest
 
 from gdpo_tune.core.settings import SandboxSettings
-from gdpo_tune.sandbox import external
 from gdpo_tune.tasks import execution
 
 
@@ -17,7 +16,6 @@ def opened(monkeypatch):
 
     monkeypatch.setattr(execution, "CodeSandbox", note("local"))
     monkeypatch.setattr(execution, "UnsafeNoIsolationSandbox", note("unsafe"))
-    monkeypatch.setattr(external, "ExternalSandbox", note("external"))
     return calls
 
 
@@ -26,10 +24,6 @@ def opened(monkeypatch):
     [
         ({}, ("local", (1,), {"modules": ()})),
         ({"workers": 3, "modules": ("numpy",)}, ("local", (3,), {"modules": ("numpy",)})),
-        (
-            {"type": "external", "url": "http://host:8080", "workers": 5},
-            ("external", ("http://host:8080",), {"workers": 5}),
-        ),
         (
             {"type": "unsafe_no_isolation", "workers": 2, "modules": ("numpy",)},
             ("unsafe", (2,), {"modules": ("numpy",)}),

@@ -1,4 +1,4 @@
-"""Code of the sandbox's own processes: zygote, judge, and their locked forks.
+"""Code of the sandbox's own processes: the zygote and its locked forks.
 
 These modules import nothing but the standard library and each other, because the processes
 load this directory alone, without the rest of the package.

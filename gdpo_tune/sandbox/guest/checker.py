@@ -1,4 +1,4 @@
-"""Runs free-form tests in a locked fork of the judge and calls the candidate by message.
+"""Runs free-form tests in a locked process beside the candidate's, which it calls by message.
 
 The tests are Python that the task's author wrote. A name that they use and that Python does
 not define becomes a function that sends its arguments to the candidate's process and returns a
@@ -20,6 +20,7 @@ import builtins
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -50,7 +51,7 @@ _APPLY_CHANGES = "apply changes"
 
 
 class CandidateGone(BaseException):
-    """The candidate will not answer again: reason, error and text of a judge's report."""
+    """The candidate will not answer again: reason, error and text of the last verdict."""
 
 
 class Handle(Opaque):
@@ -218,11 +219,15 @@ class Candidate:
         raise self.gone
 
 
-def run_tests(tests: list[Encoded], limit: int) -> NoReturn:
-    """Run tests, see `jobs.encode_tests`, report each, and end this process.
+def run_tests() -> NoReturn:
+    """Read tests from the trainer, report the verdict of each, and end this process.
 
-    The candidate may send `limit` bytes altogether.
+    The frame has the bytes that the candidate may send altogether, the CPU seconds of this process,
+    and tests as in `jobs.encode_tests`.
     """
+    limit, seconds, tests = parse(read_frame(partial(os.read, PARTNER_DESCRIPTOR), 1 << 30))
+    # NOTE: its signal ends this process.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     sys.set_int_max_str_digits(0)
     candidate = Candidate(limit)
     DECODERS["object"] = partial(Handle, candidate)
@@ -246,7 +251,6 @@ def run_tests(tests: list[Encoded], limit: int) -> NoReturn:
         else:
             verdict = "failed" if isinstance(attempt.error, AssertionError) else "error"
             _send(["test", verdict, *describe_exception(attempt.error)])
-    _send(["end"])
     os._exit(0)
 
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -43,17 +45,30 @@ from .protocol import (
 
 FORGED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 """Exceptions of reading a frame that no honest runner wrote."""
+COMPARISON_SECONDS = 5.0
+"""CPU seconds for a job's comparisons: a hundred times what the longest honest answers take."""
+_comparison = threading.local()
+"""`end` is the CPU time of this thread at which its comparisons have taken too long."""
+
+
+class Overload(Exception):
+    """A received value takes too long to compare."""
 
 
 @dataclass
 class CandidateReport:
-    """The judge's answer about one candidate; `judge` describes the fields."""
+    """Verdicts on one candidate, as far as it answered."""
 
     started: bool = False
+    """True if it was locked and about to read its job."""
     stop: str | None = None
+    """Why there are no more verdicts: load, output, ended, malformed or overload."""
     verdicts: list[str] = field(default_factory=list[str])
+    """One per test that has one."""
     memory: bool = False
+    """True if a test, or the code itself, ran out of memory."""
     detail: str = ""
+    """Untrusted text about the first test that did not pass."""
 
     def add(self, verdict: str, error: str = "", text: str = "") -> None:
         """Add the verdict of the next test."""
@@ -76,8 +91,9 @@ def grade_frames(
 ) -> None:
     """Read one frame per expected value, at most `limit` bytes together, and report its verdict.
 
-    `grade` is `grade_value` or `grade_output`.
+    `grade` is `grade_value` or `grade_output`. OSErrors other than a lost connection pass.
     """
+    _comparison.end = time.thread_time() + COMPARISON_SECONDS
     try:
         for value in expected:
             frame = read_frame(receive, limit)
@@ -85,8 +101,10 @@ def grade_frames(
             grade(value, frame, report)
             if report.stop is not None:
                 return
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError):
         report.stop = "ended"
+    except Overload:
+        report.stop = "overload"
     except FrameTooLong:
         report.stop = "output"
     except FORGED:
@@ -245,6 +263,9 @@ def _find_element(remaining: set[object], item: Encoded) -> object:
         element = decode(item)
         if element in remaining:
             return element
+    # NOTE: the only part whose work is not linear in the length of what was received.
+    if time.thread_time() > getattr(_comparison, "end", math.inf):
+        raise Overload
     # NOTE: floats within their tolerance, and frozensets without building them.
     return next((element for element in remaining if matches(element, item)), _MISSING)
 

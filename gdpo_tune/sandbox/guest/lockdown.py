@@ -97,7 +97,7 @@ def lock_process(control: socket.socket, parent: int, isolated: bool) -> Isolati
     layers = _drop_rights(control) if isolated else []
     _require("limits", _set_limits)
     layers.append("limits")
-    # NOTE: without isolation and root, this alone keeps the judge's memory from the candidates.
+    # NOTE: without isolation and root, this alone keeps a checker's memory from the candidates.
     set_dumpable(False)
     if seccomp is not None:
         die_with_parent()

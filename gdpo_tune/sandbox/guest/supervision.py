@@ -1,94 +1,22 @@
-"""Common part of zygote and judge: serve the trainer, and fork locked processes.
+"""Locked forks of a zygote, each supervised until it ends.
 
-A fork is supervised until it ends: CPU clock first, wall clock as a backstop.
+CPU time counts first; the wall clock is a backstop.
 """
 
 from __future__ import annotations
 
 import fcntl
-import gc
-import json
 import os
 import resource
 import select
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from . import lockdown
-from .lockdown import OPEN_FILES, Isolation, LockdownError, cap_at_hard_limit, lock_process
-from .modules import preload
-from .protocol import READY, Allowance, ExitStatus, pack_frame, read_exactly
-
-CONTROL_DESCRIPTOR = OPEN_FILES - 1
-"""The last one, so that the first one is free for the descriptor of a request."""
-
-
-def receive_with_descriptor(control: socket.socket, size: int) -> tuple[bytes, int]:
-    """Receive `size` bytes and the descriptor that comes with the first of them.
-
-    Raises:
-        EOFError: the trainer has closed the socket.
-    """
-    head, descriptors, _, _ = socket.recv_fds(control, size, 1)
-    if not head:
-        raise EOFError
-    return head + read_exactly(control.recv, size - len(head)), descriptors[0]
-
-
-def serve_trainer(
-    descriptor: int,
-    parent: int,
-    isolated: bool,
-    modules: list[str],
-    answer: Callable[[socket.socket, Isolation], None],
-    prepare: Callable[[], None],
-) -> None:
-    """Lock this process, report that, and answer requests until the trainer has gone.
-
-    The first message is a JSON object: `layers`, or `failed` with the step and the reason.
-    `modules` are names to import, each followed by the directory of its top package. `prepare` is
-    called before anything is locked; `answer` handles one request, and raises EOFError at the end.
-    """
-    if descriptor != CONTROL_DESCRIPTOR:
-        os.dup2(descriptor, CONTROL_DESCRIPTOR)
-        os.close(descriptor)
-    control = socket.socket(fileno=CONTROL_DESCRIPTOR)
-    step = "modules"
-    try:
-        preload(modules)
-        # NOTE: after the modules, some of which print when they are loaded.
-        step = "prepare"
-        prepare()
-        os.environ.clear()
-        sys.argv[:] = ["sandbox"]
-        step = "lockdown"
-        isolation = lock_process(control, parent, isolated)
-    except LockdownError as failure:
-        _send_json(control, {"failed": str(failure)})
-        return
-    except Exception as error:
-        # NOTE: an unforeseen error, whose traceback has nowhere to go.
-        _send_json(control, {"failed": f"{step}: {error!r}"})
-        raise
-    _send_json(control, {"layers": isolation.layers})
-    # NOTE: frozen objects are not touched by a child's collector, so their pages stay shared.
-    gc.collect()
-    gc.disable()
-    gc.freeze()
-    try:
-        while True:
-            answer(control, isolation)
-    except (EOFError, ConnectionError, TrainerGone):
-        return
-
-
-def _send_json(control: socket.socket, message: dict[str, object]) -> None:
-    control.sendall(pack_frame(json.dumps(message).encode()))
-
+from .lockdown import OPEN_FILES, cap_at_hard_limit
+from .protocol import READY, Allowance, ExitStatus
 
 _PULSE = 0.002
 """Seconds between two reads of a CPU clock that is about to reach its limit."""

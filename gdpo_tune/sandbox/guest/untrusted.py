@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import builtins
 import io
+import math
 import os
-import random
 import sys
-import threading
 import types
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .protocol import Encoded, decode, dump, encode, parse
+from .protocol import Encoded, decode, dump, encode
 
 _CATCHABLE = frozenset(
     kind
@@ -146,7 +145,7 @@ class PrintedBytes(io.RawIOBase):
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
-        self.left = 0
+        self.left = math.inf
         self._send = send
 
     def writable(self) -> bool:
@@ -167,41 +166,3 @@ class PrintedBytes(io.RawIOBase):
         text = io.TextIOWrapper(io.BufferedWriter(self), "utf-8", "backslashreplace")
         sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = text
         sys.stdin = sys.__stdin__ = io.StringIO("")
-
-
-def run_remotely(job: str) -> None:
-    """Run a job: nonce, code, seed, most printed bytes, and calls or None."""
-    nonce, code, seed, printable, calls = parse(job.encode())
-    channel = _Channel(nonce)
-    channel.send(dump(["begin"]))
-    random.seed(seed)
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(0)
-    # NOTE: a service that limits stacks to the whole memory leaves no room for a thread's own.
-    threading.stack_size(8 << 20)
-    if calls is None:
-        _, error = load_code(code, "__main__")
-        if error is not None:
-            raise error
-        return
-    # NOTE: what a candidate writes to the descriptors is dropped, and not counted.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    printed = PrintedBytes(channel.send)
-    printed.left = printable
-    printed.replace_streams()
-    run_calls(code, calls, channel.send)
-    os._exit(0)
-
-
-class _Channel:
-    """Standard output as it was at the start, whatever a candidate does to it later."""
-
-    def __init__(self, nonce: str) -> None:
-        self._prefix = nonce.encode() + b" "
-        self._stream = os.fdopen(os.dup(1), "wb")
-
-    def send(self, frame: bytes) -> None:
-        self._stream.write(self._prefix + frame + b"\n")
-        self._stream.flush()

@@ -4,7 +4,10 @@ The zygote never reads a job: the trainer sends it one end of a socket, and only
 from it. So nothing that a candidate sends, and no expected value, is ever in this process, whose
 memory every candidate inherits.
 
-In the child, descriptor 3 is the only connection. The job comes as one frame: code, seed, most
+Free-form tests run in a second locked child, a checker. It gets them from the trainer over a
+connection of its own, and calls the candidate over the other end of the candidate's connection.
+
+In a candidate, descriptor 3 is the only connection. The job comes as one frame: code, seed, most
 printed bytes, then the calls, then the inputs of a program; perhaps CPU and wall seconds of each
 test. Without calls and inputs, a checker sends one call after the other. Answers are frames too:
 
@@ -32,6 +35,7 @@ import atexit
 import builtins
 import contextlib
 import gc
+import json
 import logging
 import os
 import signal
@@ -44,8 +48,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from .lockdown import Isolation
-from .modules import seed_generators
+from . import checker
+from .lockdown import OPEN_FILES, Isolation, LockdownError, lock_process
+from .modules import preload, seed_generators
 from .protocol import (
     DECODERS,
     PRINTED,
@@ -55,15 +60,11 @@ from .protocol import (
     dump,
     pack_frame,
     parse,
+    read_exactly,
     read_frame,
     write_all,
 )
-from .supervision import (
-    PARTNER_DESCRIPTOR,
-    fork_with_limits,
-    receive_with_descriptor,
-    supervise_fork,
-)
+from .supervision import PARTNER_DESCRIPTOR, TrainerGone, fork_with_limits, supervise_fork
 from .untrusted import (
     ExceptionCapture,
     PrintedBytes,
@@ -75,6 +76,8 @@ from .untrusted import (
     run_calls,
 )
 
+CONTROL_DESCRIPTOR = OPEN_FILES - 1
+"""The last one, so that the first one is free for the descriptor of a request."""
 _MAX_JOB_BYTES = 1 << 30
 _INPUT, _OUTPUT = PARTNER_DESCRIPTOR + 1, PARTNER_DESCRIPTOR + 2
 _RECURSION_LIMIT = sys.getrecursionlimit()
@@ -82,18 +85,71 @@ _builtins_before: dict[str, Any] = {}
 """Contents of `builtins` before any program."""
 
 
+def serve_trainer(descriptor: int, parent: int, isolated: bool, modules: list[str]) -> None:
+    """Lock this process, report that, and answer requests until the trainer has gone.
+
+    The first message is a JSON object: `layers`, or `failed` with the step and the reason.
+    `modules` are names to import, each followed by the directory of its top package.
+    """
+    if descriptor != CONTROL_DESCRIPTOR:
+        os.dup2(descriptor, CONTROL_DESCRIPTOR)
+        os.close(descriptor)
+    control = socket.socket(fileno=CONTROL_DESCRIPTOR)
+    step = "modules"
+    try:
+        preload(modules)
+        # NOTE: after the modules, some of which print when they are loaded.
+        step = "prepare"
+        _prepare()
+        os.environ.clear()
+        sys.argv[:] = ["sandbox"]
+        step = "lockdown"
+        isolation = lock_process(control, parent, isolated)
+    except LockdownError as failure:
+        _send_json(control, {"failed": str(failure)})
+        return
+    except Exception as error:
+        # NOTE: an unforeseen error, whose traceback has nowhere to go.
+        _send_json(control, {"failed": f"{step}: {error!r}"})
+        raise
+    _send_json(control, {"layers": isolation.layers})
+    # NOTE: frozen objects are not touched by a child's collector, so their pages stay shared.
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    try:
+        while True:
+            _answer(control, isolation)
+    except (EOFError, ConnectionError, TrainerGone):
+        return
+
+
+def _send_json(control: socket.socket, message: dict[str, object]) -> None:
+    control.sendall(pack_frame(json.dumps(message).encode()))
+
+
 def _answer(control: socket.socket, isolation: Isolation) -> None:
-    request, job = receive_with_descriptor(control, Allowance.FORMAT.size)
+    size = Allowance.FORMAT.size
+    head, descriptors, _, _ = socket.recv_fds(control, size, 3)
+    if not head:
+        raise EOFError
+    job, *checking = descriptors
+    request = head + read_exactly(control.recv, size - len(head))
     allowance = Allowance(*Allowance.FORMAT.unpack(request))
     files = [os.memfd_create("input"), os.memfd_create("output")] if allowance.file_bytes else []
-    child = fork_with_limits(allowance, isolation.seccomp, [job, *files], _run_candidate)
-    for file in files:
+    forks = [fork_with_limits(allowance, isolation.seccomp, [job, *files], _run_candidate)]
+    if checking:
+        program = checker.run_tests
+        forks.append(fork_with_limits(allowance, isolation.seccomp, checking, program))
+    for file in (*files, *checking):
         os.close(file)
-    ending = supervise_fork(child, allowance, control.fileno())
-    # NOTE: not only closed: the judge must see the end even where the trainer has been forked.
+    endings = [supervise_fork(forks[0], allowance, control.fileno())]
+    # NOTE: not only closed: the trainer must see the end even where it has been forked.
     with socket.socket(fileno=job) as connection:
         connection.shutdown(socket.SHUT_RDWR)
-    write_all(control.fileno(), ExitStatus.FORMAT.pack(*ending))
+    endings += [supervise_fork(fork, allowance, control.fileno()) for fork in forks[1:]]
+    for ending in endings:
+        write_all(control.fileno(), ExitStatus.FORMAT.pack(*ending))
 
 
 def _send(frame: bytes) -> None:
@@ -269,7 +325,3 @@ def _replace_threads() -> None:
     threading.Thread.start = run_in_caller
     threading.Thread.join = lambda self, timeout=None: None
     threading.Thread.is_alive = lambda self: False
-
-
-ROLE = _answer, _prepare
-"""Work of this process for each request, and before it is locked, as `launch` calls it."""
