@@ -124,6 +124,10 @@ REMOVED_KEYS = {
         "search.scheduler decides it",
         "remove the key: a search.budget without search.trials is divided by halving",
     ),
+    "ledger": (
+        "the ledger is a file of the driver's machine; databases have left",
+        "remove the key: with storage: s3://... the store has a copy, for another machine",
+    ),
 }
 """Key that is gone -> the reason, and what to write instead."""
 

@@ -133,13 +133,11 @@ def test_a_stem_is_a_name_too(tmp_path):
 def test_an_object_store_with_a_local_backend_needs_a_directory(tmp_path):
     text = GOOD.replace("storage: runs", "storage: s3://bucket/sweeps")
     keys = [problem.key for problem in problems_of(tmp_path, text)]
-    assert keys == ["backend", "storage"]
+    assert keys == ["backend"]
 
 
-def test_a_job_gets_the_object_store_and_the_database(tmp_path):
-    text = GOOD.replace(
-        "storage: runs", "storage: s3://bucket/sweeps\nledger: postgresql://me@db/s"
-    )
+def test_a_job_gets_the_object_store(tmp_path):
+    text = GOOD.replace("storage: runs", "storage: s3://bucket/sweeps")
     load_scheduled_sweep(
         tmp_path, text.replace("kind: local", "kind: ray-job, address: http://head:8265")
     )
@@ -162,12 +160,12 @@ def test_a_job_gets_the_object_store_and_the_database(tmp_path):
         ),
     ],
 )
-def test_a_ledger_shows_no_password(tmp_path, written, shown):
-    ledger = f"ledger: postgresql+psycopg2://{written}"
-    problems = problems_of(tmp_path, GOOD.replace("storage: runs", ledger))
+def test_a_database_of_mlflow_shows_no_password(tmp_path, written, shown):
+    tracking = f"tracking: postgresql+psycopg2://{written}"
+    problems = problems_of(tmp_path, GOOD.replace("storage: runs", tracking))
     (found,) = [p for p in problems if "password" in p.reason]
     assert found.value == f"postgresql+psycopg2://{shown}"
-    assert "~/.pgpass" in found.fix
+    assert "MLFLOW_TRACKING_PASSWORD" in found.fix
     assert not [problem for problem in problems if "ecret" in str(problem)]
 
 
