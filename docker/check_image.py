@@ -15,7 +15,6 @@ MODULES = {
     "torchao": "gdpo-tune[adam8bit]",
     "pynvml": "gdpo-tune[gpu]",
     "s3fs": "gdpo-tune[s3]",
-    "psycopg2": "gdpo-tune[postgres]",
     "aiohttp_cors": "gdpo-tune[cluster]",
 }
 """Module -> package that brings it."""

@@ -28,7 +28,7 @@ from gdpo_tune.core.redaction import redact_passwords
 
 FIX = " " * 26 + "fix: "
 GIB = 2**30
-EXTRAS = ("vllm", "peft", "adam8bit", "gpu", "postgres", "s3")
+EXTRAS = ("vllm", "peft", "adam8bit", "gpu", "s3")
 """Extras of the package that a sweep may need."""
 DRIVER = Path("/proc/driver/nvidia/version")
 COMPUTE = """import torch

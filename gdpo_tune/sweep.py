@@ -74,7 +74,6 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
                 fresh=options.fresh,
                 accept_changes=options.accept_changes,
                 one_front=options.one_front,
-                continue_from=options.continue_from,
                 listeners=[tracker, display, notifier],
             )
             display.close()
@@ -124,8 +123,6 @@ def build_parser() -> cli.Parser:
         "and after are marked, and share no front",
     )
     parser.flag("--one-front", "with --accept-changes: keep all trials on one front")
-    text = "go on here with the sweep that this one's ledger: has from there; fetch its policies"
-    parser.add_argument("--continue-from", metavar="DIRECTORY|ADDRESS", default="", help=text)
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     text = "join the cluster of which this machine is a node: auto, or HOST:PORT of its head"
     cluster.add_argument("--address", help=text)
@@ -226,14 +223,13 @@ def _submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
         if shown != override:
             raise UsageError(
                 f"--set {shown}: with a password, which the cluster's list of jobs would show\n"
-                "    fix: leave it out; PGPASSWORD or ~/.pgpass, or MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD on the cluster hold it"
+                "    fix: leave it out; MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD on "
+                "the cluster hold it"
             )
     storage = spec.storage if spec.address else os.path.abspath(spec.storage)
     words = ["--name", spec.name]
     for name in ("fresh", "accept_changes", "one_front"):
         words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
-    words += ["--continue-from", options.continue_from] if options.continue_from else []
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]
     directory = (options.working_dir or Path()).absolute()

@@ -121,10 +121,8 @@ def list_overrides(settings: ScheduleSettings, root: Path) -> dict[str, document
     """Return the file's overrides of its search space: text for `--set` -> the key that sets it."""
     storage = json.dumps(resolve_path(settings.storage, root))
     overrides: dict[str, document.KeyPath] = {f"storage={storage}": ("storage",)}
-    for key, target in (("tracking", "tracking.uri"), ("ledger", "ledger")):
-        address = getattr(settings, key)
-        if address:
-            overrides[f"{target}={json.dumps(address)}"] = (key,)
+    if settings.tracking:
+        overrides[f"tracking.uri={json.dumps(settings.tracking)}"] = ("tracking",)
     for key in ("trials", "completions", "gpu_hours"):
         limit = getattr(settings.budget, key)
         if limit is not None:
@@ -184,18 +182,10 @@ class ScheduleFile:
         if is_hub_address(settings.storage):
             fix = "write a directory, or an object store such as s3://bucket/sweeps"
             self._add(("storage",), "the Hub, where sweeps are published and cannot run", fix)
-        elif is_url(settings.storage) and not settings.ledger:
-            reason = "an object store, which cannot hold a journal"
-            fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory"
-            self._add(("storage",), reason, fix)
-        instead = {
-            "ledger": "PGPASSWORD or ~/.pgpass",
-            "tracking": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-        }
-        for key, variables in instead.items():
-            if re.search(r"://[^/@]*:[^@]+@|[?&](ssl)?password=", getattr(settings, key)):
-                reason = "with a password, which the list of processes would show"
-                self._add((key,), reason, f"leave it out, and give it in {variables}")
+        if re.search(r"://[^/@]*:[^@]+@|[?&](ssl)?password=", settings.tracking):
+            reason = "with a password, which the list of processes would show"
+            fix = "leave it out: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD hold it"
+            self._add(("tracking",), reason, fix)
         needs: list[SpecProblem] = []
         spec = self._load_spec(settings, needs)
         return spec and ScheduledSweep(self.file, self.project, settings, spec, tuple(needs))

@@ -302,7 +302,7 @@ class KubeRayBackend(Section):
     claim: KubernetesName = ""
     """PersistentVolumeClaim that every pod mounts at `storage`, if that is a directory."""
     secret: KubernetesName = ""
-    """Secret whose keys every pod gets as environment variables, such as `PGPASSWORD`."""
+    """Secret whose keys are variables of every pod, such as `MLFLOW_TRACKING_PASSWORD`."""
     service_account: KubernetesName = ""
     """Service account of the pods, if an object store needs one."""
     queue: KubernetesName = ""
@@ -362,9 +362,6 @@ class ScheduleSettings(Section):
     """Directory, or address of an object store such as `s3://bucket/sweeps`. Each run is a sweep in
     `<storage>/<run>`; the state is in `<storage>/.schedule/<name>`, or in `.schedule/<name>` of the
     project if storage is an object store."""
-    ledger: str = ""
-    """Database of the sweeps' ledgers, if storage is an object store, which cannot hold a journal.
-    Without a password: that belongs in `PGPASSWORD` or `~/.pgpass`."""
     tracking: str = ""
     """MLflow's address for the runs, instead of `tracking.uri` of the search space: another machine
     cannot reach a file of this one."""

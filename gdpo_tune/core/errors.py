@@ -201,10 +201,6 @@ class DirectoryLostError(GdpoTuneError):
     """A sweep directory that is gone, as after a lost mount; run the command later to resume."""
 
 
-class LedgerUnreachableError(GdpoTuneError):
-    """A ledger database that does not answer; its records are kept: run the command to resume."""
-
-
 class StoreUnreachableError(GdpoTuneError):
     """An object store that no longer answers; its objects are kept: run the command to resume.
 

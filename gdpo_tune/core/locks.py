@@ -35,7 +35,7 @@ def lock_file(file: int, operation: int, path: Path) -> None:
             raise
         raise NoLocksError(
             f"{path.parent}: this file system has no locks ({error.strerror})\n    fix: name a "
-            "directory of another disk, or keep a sweep's record in a database, with ledger:"
+            "directory of another disk"
         ) from error
 
 
@@ -45,18 +45,15 @@ class Lease:
     The text of the file only names the holder. Child processes do not inherit the lease.
     """
 
-    def __init__(self, path: Path, *, is_needed: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         """Take the lease; create the directory of the file if it is missing.
-
-        Where something else excludes a second writer, it is not needed: a disk without locks does.
 
         Raises:
             LedgerHeldError: at once, if another live process holds it; the message names it.
-            NoLocksError: the disk has no locks, and the lease is needed.
+            NoLocksError: the disk has no locks.
             OSError: the directory or the file cannot be created.
         """
-        self.path, self.is_needed = path, is_needed
-        self._file = _lock(path, is_needed=is_needed)
+        self.path, self._file = path, _lock(path)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         try:
@@ -73,8 +70,8 @@ class Lease:
             self._file = -1
 
 
-def is_locked(path: Path) -> bool | None:
-    """Return whether a live process holds the lock of a file; None: the disk has no locks."""
+def is_locked(path: Path) -> bool:
+    """Return whether a live process holds the lock of a file; on a disk without locks none does."""
     try:
         file = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
@@ -84,7 +81,7 @@ def is_locked(path: Path) -> bool | None:
     except BlockingIOError:
         return True
     except NoLocksError:
-        return None
+        return False
     finally:
         os.close(file)
     return False
@@ -119,7 +116,7 @@ def find_driver(directory: Path) -> Driver | None:
     return Driver(process, host, since, alive)
 
 
-def _lock(path: Path, *, is_needed: bool) -> int:
+def _lock(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -137,11 +134,10 @@ def _lock(path: Path, *, is_needed: bool) -> int:
             "wait for it, stop it, or choose another --name (of a sweep) or --out (of a training)"
         ) from None
     except NoLocksError:
-        if is_needed:
-            os.close(file)
-            raise
+        os.close(file)
+        raise
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(file), path.stat()):
             return file
     os.close(file)  # the last holder has moved the directory between our open and our lock
-    return _lock(path, is_needed=is_needed)
+    return _lock(path)

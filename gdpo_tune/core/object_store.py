@@ -20,7 +20,7 @@ from gdpo_tune.core.trial_files import is_marker
 SPEC = "spec.yaml"
 """Name of the resolved file in a sweep's directory."""
 JOURNAL = "ledger.journal"
-"""Name of the file of all trials in a sweep's directory, unless it has a `ledger:`."""
+"""Name of the file of all trials in a sweep's directory."""
 RUNS = "runs"
 """Default directory of all sweeps."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -31,6 +31,8 @@ _ON_DISK = ("file", "local")
 """Schemes of directories, which have to be created; an object store needs none."""
 CACHE = "GDPO_TUNE_CACHE"
 """Environment variable: directory of this machine for work on sweeps that are kept elsewhere."""
+READ_PATIENCE = 20.0
+"""Seconds to wait for an object store that does not answer, when a sweep is only read."""
 _LONGEST_PAUSE = 30.0
 """Seconds between two attempts at most: stores slow down clients that ask too often."""
 _RAISE = object()
@@ -148,6 +150,10 @@ class StoreDirectory:
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
         return self._ask("cat_file", self._get_path(name), absent=None)
+
+    def get_size(self, name: str) -> int | None:
+        """Return the bytes of a file; None if it does not exist."""
+        return self._ask("size", self._get_path(name), absent=None)
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file."""

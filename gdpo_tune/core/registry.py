@@ -132,6 +132,10 @@ REMOVED_KEYS = {
         "no service runs code any more",
         "remove the key: code runs in the sandbox of this machine",
     ),
+    "ledger": (
+        "the ledger is a file of the driver's machine; databases have left",
+        "remove the key: with storage: s3://... the store has a copy, for another machine",
+    ),
 }
 """Key that is gone -> the reason, and what to write instead."""
 

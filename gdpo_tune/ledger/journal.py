@@ -12,8 +12,7 @@ import json
 import os
 import sys
 import time
-from abc import abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,13 @@ def archive_directory(lease: Lease) -> tuple[Lease, Path]:
             "    fix: choose another --name, or move what is in it away"
         ) from error
     lease.release()
-    return Lease(lease.path, is_needed=lease.is_needed), aside
+    return Lease(lease.path), aside
 
 
 def truncate_torn_write(path: Path) -> int:
     """Cut a torn write off the end of a journal, under its lease; return the bytes dropped.
 
-    `JournalFile.read_logs` finds damage before the end, which no torn write explains.
+    `Journal.read_logs` finds damage before the end, which no torn write explains.
     """
     content = path.read_bytes()
     keep = content.rfind(b"\n") + 1
@@ -81,39 +80,19 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 
 class Journal(BaseJournalBackend):
-    """Records in their order, for Optuna's `JournalStorage`; reading refuses a damaged one."""
+    """Records of one file, for Optuna's `JournalStorage`; reading refuses a damaged one.
 
-    path: Path | str
-    """Name of the journal in messages."""
+    A reader ignores a record whose end is not written yet.
+    """
 
-    _is_batch_open = False
-
-    @contextmanager
-    def write_batch(self) -> Generator[None]:
-        """Make all records that are appended in the block durable at once, at its end."""
-        self._is_batch_open = True
-        try:
-            yield
-        finally:
-            self._is_batch_open = False
-            self._flush()
-
-    @abstractmethod
-    def _flush(self) -> None:
-        """Make the appended records durable."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the journal; a second call does nothing."""
-
-
-class JournalFile(Journal):
-    """Journal in one local file; a reader ignores a record whose end is not written yet."""
-
-    def __init__(self, path: Path, *, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, *, read_only: bool, copy: Callable[[], None] = lambda: None
+    ) -> None:
+        """`copy` is called once records are on the disk."""
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._file = os.open(path, flags, 0o644)
         self.path = path
+        self._copy, self._is_batch_open = copy, False
         self._offsets = [0]
         """Position in the file of each record, and of the next one, in bytes."""
 
@@ -153,8 +132,19 @@ class JournalFile(Journal):
             os.ftruncate(self._file, before)
             raise
 
+    @contextmanager
+    def write_batch(self) -> Generator[None]:
+        """Make all records that are appended in the block durable at once, at its end."""
+        self._is_batch_open = True
+        try:
+            yield
+        finally:
+            self._is_batch_open = False
+            self._flush()
+
     def _flush(self) -> None:
         os.fsync(self._file)
+        self._copy()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

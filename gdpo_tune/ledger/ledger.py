@@ -1,6 +1,6 @@
 """The one durable record of a sweep: every trial with its values, state, cost and reason.
 
-    <storage>/<name>/ledger.journal    the Optuna study, one record a line; or a table of `ledger:`
+    <storage>/<name>/ledger.journal    the Optuna study, one record a line
                      ledger.lock       the process that writes it
                      spec.yaml         the resolved spec
                      trials/<number>/  step metrics and checkpoints
@@ -112,7 +112,6 @@ class Ledger(CloseableResource):
             self._records, self._next_order = self._load()
             self._resolve_spec()
             if lease is not None:
-                record_origin(study, spec)
                 write_spec(spec)
         except BaseException:
             self.close()
@@ -125,25 +124,23 @@ class Ledger(CloseableResource):
         *,
         fresh: bool = False,
         read_only: bool = False,
-        continue_from: str = "",
     ) -> Ledger:
         """Open the sweep's ledger, or begin one.
 
         `fresh` moves an earlier sweep of this name aside (nothing is deleted) and begins again.
-        `continue_from`: directory or address of a sweep in a database, which goes on here.
         With `read_only` no lease is taken and nothing changed; another process may write meanwhile.
 
         Raises:
             LedgerHeldError: another live process writes this ledger.
-            IdentityError: the ledger belongs to the sweep of another directory or address, or to
-                one with another task, policy, objectives, space or training.
+            IdentityError: the ledger belongs to a sweep with another task, policy, objectives,
+                space or training; or another machine has continued this one apart.
             UsageError: `read_only` and there is no such sweep yet, the directory cannot be used,
                 or another version wrote the ledger.
         """
         try:
             if read_only:
                 return cls(spec, open_for_reading(spec))
-            return cls(spec, *open_for_writing(spec, fresh=fresh, continue_from=continue_from))
+            return cls(spec, *open_for_writing(spec, fresh=fresh))
         except OSError as error:
             raise UsageError(
                 f"the sweep cannot be kept in {spec.directory.absolute()}: {error}; make that "
@@ -345,6 +342,7 @@ class Ledger(CloseableResource):
         `started` is in Unix seconds, `slots` the number of trials that run side by side.
         `provenance` holds revision, versions and hardware as JSON, `sampler` a name and a reason.
         """
+        record_origin(self.study, self.spec)
         self._clock.ended.set()  # of a session that was not ended
         self._clock = WorkClock()
         self._clock.start()

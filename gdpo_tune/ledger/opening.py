@@ -1,87 +1,62 @@
-"""Find and open the ledger of a sweep: a file in the sweep's directory, or a database.
+"""Find and open the ledger of a sweep: a file on the machine of its driver.
 
-A name is unique in a database, and two directories may have sweeps of one name. So a ledger has an
-origin: the directory or address of its sweep, host and user, and a random id that the directory
-has too, in `.sweep`. A directory with another id is refused, one that was moved is not.
+Of a sweep on an object store it is in the directory of this machine for that sweep, and the store
+has a copy of it: another machine goes on from there.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
+import json
 import socket
 import sys
 import time
 import uuid
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from datetime import date
-from functools import cache
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 
+from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.content import format_time
-from gdpo_tune.core.errors import (
-    IdentityError,
-    SpecError,
-    StoreError,
-    StoreUnreachableError,
-    UsageError,
-)
-from gdpo_tune.core.files import is_file, write_atomically
-from gdpo_tune.core.locks import LOCK, Lease
-from gdpo_tune.core.object_store import JOURNAL, SPEC, StoreDirectory, is_url
-from gdpo_tune.core.redaction import redact_passwords
-from gdpo_tune.core.trial_files import TRIALS
-from gdpo_tune.ledger.journal import Journal, JournalFile, archive_directory, truncate_torn_write
+from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
+from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.locks import LOCK, Lease, is_locked
+from gdpo_tune.core.object_store import JOURNAL, SPEC
+from gdpo_tune.ledger.journal import Journal, archive_directory, truncate_torn_write
 from gdpo_tune.ledger.requests import find_user
-from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec, print_notice
+from gdpo_tune.ledger.sweep_store import LedgerCopy, SweepStore, download_ledger, fetch_spec
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.model import dump_public_yaml, list_decisive_values, list_differences
 
-if TYPE_CHECKING:
-    from gdpo_tune.ledger.postgres_journal import PostgresJournal
-
-
-ID = ".sweep"
-"""File of a sweep's directory with the random id of its ledger."""
 ORIGIN = "sweep_origin"
-"""Attribute of the study: `id`, `place` (directory or address), `host`, `user`, and `time`, at
-which this place began with it, in Unix seconds."""
+"""Attribute of the study of a sweep on an object store: `host` and `user` of the machine that runs
+it, and `time`, since when, in Unix seconds."""
 
 
 def open_for_reading(spec: SweepSpec) -> Journal:
-    """Open the journal of a sweep to read it.
+    """Open the journal of a sweep to read it: of one that runs elsewhere, the copy in its store.
 
     Raises:
         UsageError: there is none.
         OSError: it cannot be read.
     """
-    if not spec.ledger:
-        path = spec.directory.absolute() / JOURNAL
-        if not path.exists():
-            raise UsageError(f"there is no sweep in {path.parent} yet")
-        return JournalFile(path, read_only=True)
-    journal = _open_database(spec, read_only=True)
-    if journal.exists():
-        origin = _read_origin(journal)
-        if origin and not is_ours(spec, origin):
-            _print_once(f"{_describe_origin(spec, origin)}; its policies and step files are there")
-        return journal
-    journal.close()
-    raise UsageError(f"there is no sweep {spec.name} in {redact_passwords(spec.ledger)} yet")
+    directory = spec.directory.absolute()
+    path = directory / JOURNAL
+    is_stored = spec.address and not is_hub_address(spec.address)
+    if is_stored and not is_locked(directory / LOCK):
+        path = download_ledger(spec.address, directory)
+    if not path.exists():
+        raise UsageError(f"there is no sweep in {spec.address or directory} yet")
+    return Journal(path, read_only=True)
 
 
-def open_for_writing(
-    spec: SweepSpec, *, fresh: bool, continue_from: str = ""
-) -> tuple[Journal, Lease, Path | None]:
+def open_for_writing(spec: SweepSpec, *, fresh: bool) -> tuple[Journal, Lease, Path | None]:
     """Open or create the journal of a sweep, for this process alone; arguments as `Ledger.open`.
 
     Returns:
@@ -89,175 +64,48 @@ def open_for_writing(
         earlier sweep; None if none was moved.
 
     Raises:
-        LedgerHeldError, IdentityError: as `Ledger.open`.
-        UsageError: an earlier sweep in the directory has its ledger elsewhere.
+        LedgerHeldError: as `Ledger.open`.
+        IdentityError: this machine and another one have continued the sweep apart.
+        UsageError: the directory holds a sweep whose ledger is gone.
         OSError: the directory or the file cannot be created.
     """
     directory = spec.directory.absolute()
-    file = directory / JOURNAL
-    lease = Lease(directory / LOCK, is_needed=not spec.ledger)
-    database, aside, stored = None, None, False
+    path, lease, aside = directory / JOURNAL, Lease(directory / LOCK), None
     try:
         if spec.address:  # the directory on this machine may be new while the sweep is old
-            stored = fetch_spec(spec.address, directory)
-        if spec.ledger:
-            database = _open_database(spec, read_only=False)
-        is_known = database is not None and database.exists()
-        if continue_from and fresh:
-            raise UsageError("--continue-from goes on, and --fresh begins anew: write one of them")
-        if continue_from and not is_known:
-            raise UsageError(
-                f"--continue-from {continue_from}: ledger: names no database with {spec.name}\n    "
-                "fix: write the ledger: of that sweep; one without ledger: is continued where it is"
-            )
-        if not fresh:
-            _refuse_moved_ledger(spec, directory)
-        if database and is_known:
-            _check_owner(spec, database, continue_from)
-        if fresh and (is_known or stored or (directory / SPEC).exists() or file.exists()):
+            fetch_spec(spec.address, directory)
+        if fresh and ((directory / SPEC).exists() or path.exists()):
             lease, aside = archive_directory(lease)
             if spec.address:
-                # Before the ledger, because an empty ledger would delete stored trials.
                 SweepStore(spec).archive(aside.name)
-            if database:
-                database.archive(aside.name)
-        elif stored and not is_known:
+        if path.exists():
+            truncate_torn_write(path)
+        copy = LedgerCopy(spec.address, path) if spec.address else None
+        if (directory / SPEC).exists() and not path.exists():
+            # an empty ledger would delete its trials
             raise UsageError(
-                f"{spec.address} holds a sweep that is not in {redact_passwords(spec.ledger)}\n"
-                "    fix: restore that database, or --fresh to move that sweep aside"
+                f"the sweep in {spec.location} has lost its ledger, {JOURNAL}\n"
+                "    fix: restore that file, or --fresh to move that sweep aside"
             )
-        if database:
-            return database, lease, aside
-        if file.exists():
-            truncate_torn_write(file)
-        return JournalFile(file, read_only=False), lease, aside
+        write_copy = copy.write if copy else lambda: None
+        return Journal(path, read_only=False, copy=write_copy), lease, aside
     except BaseException:
-        if database:
-            database.close()
         lease.release()
         raise
 
 
 def record_origin(study: optuna.Study, spec: SweepSpec) -> None:
-    """Record whose sweep a ledger is, if that is new, in the study and in its directory."""
-    known, own_id = study.user_attrs.get(ORIGIN), _read_id(spec.directory)
-    here = {"place": spec.address or os.path.abspath(spec.directory), "host": socket.gethostname()}
-    if known and spec.address == known["place"]:
+    """Record the machine on which a sweep on an object store goes on, and say so if it is new."""
+    known, host = study.user_attrs.get(ORIGIN), socket.gethostname()
+    if not spec.address or (known and known["host"] == host):
         return
-    if known and not spec.address and own_id in ("", known["id"]):
-        origin = known | here  # the directory may have moved
-    else:  # it begins here, or continues here
-        new_id = own_id or uuid.uuid4().hex
-        origin = {"id": new_id, **here, "user": find_user(), "time": time.time()}
-    if not spec.address:
-        write_atomically(spec.directory / ID, str(origin["id"]))
-    if origin != known:
-        study.set_user_attr(ORIGIN, origin)
-
-
-def _describe_origin(spec: SweepSpec, origin: Mapping[str, Any]) -> str:
-    return (
-        f"{spec.name} in {redact_passwords(spec.ledger)} is the sweep of {origin['user']} on "
-        f"{origin['host']}, in {origin['place']} since {format_time(origin['time'])}"
-    )
-
-
-def _check_owner(spec: SweepSpec, database: PostgresJournal, continue_from: str) -> None:
-    """Refuse a sweep of another directory, or fetch its files if it is to continue here."""
-    origin, directory = _read_origin(database), spec.directory.absolute()
-    if origin is None:  # an earlier version wrote it, or a kill came between
-        if spec.address or (directory / SPEC).exists() or not database.find_last("datetime_start"):
-            return
-        whose = f"{spec.name} in {redact_passwords(spec.ledger)} is the sweep of another directory"
-        origin = {"id": "", "host": "another machine", "place": continue_from or "DIRECTORY"}
-    elif is_ours(spec, origin):
-        return
-    else:
-        whose = _describe_origin(spec, origin)
-    source = continue_from.rstrip("/") if is_url(continue_from) else os.path.abspath(continue_from)
-    is_named = source == origin["place"] or _read_id(Path(source)) == origin["id"] != ""
-    if not continue_from or not is_named:
-        raise IdentityError(
-            f"{whose}\n    fix: choose another --name, or go on with it here, and no longer there: "
-            f"--continue-from {quote(origin['place'])}"
-        )
-    _fetch_files(spec, source, origin)
-    if not spec.address:
-        write_atomically(directory / ID, uuid.uuid4().hex)
-
-
-def _fetch_files(spec: SweepSpec, source: str, origin: Mapping[str, Any]) -> None:
-    """Copy the trials' files of a sweep that continues here; say so where they are out of reach."""
-    directory = spec.directory.absolute()
-    try:
-        if is_url(source):
-            files = StoreDirectory(source, say=print_notice)
-            files.download({name: directory / name for name in files.list_sizes(TRIALS)})
-        elif _read_id(Path(source)) == origin["id"] and is_file(Path(source, SPEC)):
-            if Path(source, TRIALS).is_dir():
-                shutil.copytree(Path(source, TRIALS), directory / TRIALS, dirs_exist_ok=True)
-        else:
-            raise StoreError(f"{source} on {origin['host']} is out of reach of this machine")
-    except (StoreError, StoreUnreachableError) as error:
+    if known:
         print(
-            f"policies and step files stay elsewhere: {error}. The front is kept; trials that had "
-            "not ended begin again, and no merge has parents from there.",
+            f"note: {spec.address} was run by {known['user']} on {known['host']} since "
+            f"{format_time(known['time'])}; it goes on here, and a process there ends",
             file=sys.stderr,
         )
-    if spec.address:
-        files = [path for path in (directory / TRIALS).rglob("*") if path.is_file()]
-        store = StoreDirectory(spec.address, say=print_notice)
-        store.upload({path.relative_to(directory).as_posix(): path for path in files})
-
-
-def _read_origin(database: PostgresJournal) -> dict[str, Any] | None:
-    record = database.find_last(ORIGIN)
-    return record and record["user_attr"][ORIGIN]
-
-
-def is_ours(spec: SweepSpec, origin: Mapping[str, Any]) -> bool:
-    """Return whether a ledger's sweep is that in the directory, or at the address, of `spec`."""
-    place, own_id = origin["place"], _read_id(spec.directory)
-    if spec.address or is_url(place):
-        return place == spec.address
-    if not own_id:  # its files were deleted
-        return origin["host"] == socket.gethostname() and place == os.path.abspath(spec.directory)
-    # A copy has the id too, and then the first one keeps the sweep: on a shared disk, for any host.
-    is_copy = _read_id(Path(place)) == own_id and not Path(place).samefile(spec.directory)
-    return own_id == origin["id"] and not is_copy
-
-
-def _read_id(directory: Path) -> str:
-    with suppress(OSError, ValueError):  # ValueError: other bytes than ours
-        return (directory / ID).read_text(encoding="ascii").strip()
-    return ""
-
-
-@cache
-def _print_once(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
-
-
-def _open_database(spec: SweepSpec, *, read_only: bool) -> PostgresJournal:
-    # Imported late: SQLAlchemy is slow to import, and most ledgers are files.
-    from gdpo_tune.ledger.postgres_journal import PostgresJournal
-
-    return PostgresJournal(spec.ledger, spec.name, read_only=read_only)
-
-
-def _refuse_moved_ledger(spec: SweepSpec, directory: Path) -> None:
-    """Refuse another ledger than that of the sweep: an empty ledger would delete its trials."""
-    ledger, fix = spec.ledger and str(directory / JOURNAL), "leave ledger: out"
-    if not (directory / JOURNAL).exists():
-        ledger, fix = "", "write that as ledger:"
-        with suppress(SpecError):  # there is no file, or another version wrote it
-            earlier = load_spec(directory / SPEC, name=spec.name, to_run=False)
-            ledger = redact_passwords(earlier.ledger)
-    if ledger and ledger != redact_passwords(spec.ledger):
-        raise UsageError(
-            f"the sweep in {directory} has its ledger in {ledger}\n"
-            f"    fix: {fix}, or choose another --name, or --fresh to move that sweep aside"
-        )
+    study.set_user_attr(ORIGIN, {"host": host, "user": find_user(), "time": time.time()})
 
 
 SWEEP_ID = "sweep_id"

@@ -1,10 +1,11 @@
 """A sweep on an object store, as the driver and its readers see it.
 
     <storage>/<name>/spec.yaml         the resolved spec, without passwords
+                     ledger.journal    a copy of the ledger, written after every batch of records
                      trials/<number>/  a trial's directory, written by `tuning.ray.attempt`
                      stop              the trials that have to stop
 
-Everything that must survive the loss of the driver's machine is here or in the ledger.
+Everything that must survive the loss of the driver's machine is here.
 """
 
 from __future__ import annotations
@@ -16,14 +17,28 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
-from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.errors import (
+    GdpoTuneError,
+    IdentityError,
+    LedgerHeldError,
+    StoreUnreachableError,
+)
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.object_store import PATIENCE, SPEC, StoreDirectory, build_store_error
+from gdpo_tune.core.object_store import (
+    JOURNAL,
+    PATIENCE,
+    READ_PATIENCE,
+    SPEC,
+    StoreDirectory,
+    build_store_error,
+)
 from gdpo_tune.core.trial_files import MARKER, TRIALS, find_checkpoint_name, is_marker, may_differ
 from gdpo_tune.core.trials import parse_step
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import dump_public_yaml
 
+COPY = "ledger.copy"
+"""File of this machine for reading a ledger that another one writes."""
 print_notice = partial(print, file=sys.stderr)
 """Listener that prints on the terminal that a store does not answer, or answers again."""
 
@@ -45,6 +60,64 @@ def fetch_spec(address: str, directory: Path, *, patience: float = PATIENCE) -> 
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / SPEC, content)
     return content is not None
+
+
+def download_ledger(address: str, directory: Path) -> Path:
+    """Return the ledger to read: that of this machine, or the copy in the store if it has more."""
+    path, copy = directory / JOURNAL, directory / COPY
+    content = StoreDirectory(address, patience=READ_PATIENCE, say=print_notice).read(JOURNAL)
+    if content is None or (path.exists() and path.stat().st_size >= len(content)):
+        return path
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(copy, content)
+    return copy
+
+
+class LedgerCopy:
+    """Copy of a ledger in the store of its sweep, from which another machine can go on."""
+
+    def __init__(self, address: str, path: Path) -> None:
+        """Replace the ledger at `path` by the copy if that has more records.
+
+        Raises:
+            IdentityError: each has records that the other one lacks.
+        """
+        self._files, self._path = StoreDirectory(address, say=print_notice), path
+        self._failure: GdpoTuneError | None = None
+        stored = self._files.read(JOURNAL)
+        self._size = None if stored is None else len(stored)
+        """Bytes of the copy as this process knows it."""
+        own = path.read_bytes() if path.exists() else b""
+        if stored is None or own.startswith(stored):
+            return
+        if not stored.startswith(own):
+            raise IdentityError(
+                f"{address} was continued on another machine, and {path} has records of which "
+                "that one did not know\n"
+                f"    fix: remove {path.parent} to go on from there, or choose another --name"
+            )
+        write_atomically(path, stored)
+
+    def write(self) -> None:
+        """Write the copy; after a failure, raise it again at once.
+
+        Raises:
+            LedgerHeldError: another machine has written the copy meanwhile.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if self._files.get_size(JOURNAL) != self._size:
+                raise LedgerHeldError(
+                    f"{self._files.address} goes on on another machine, which has written its "
+                    "ledger there; this process ends"
+                )
+            content = self._path.read_bytes()
+            self._files.write(JOURNAL, content)
+            self._size = len(content)
+        except GdpoTuneError as error:
+            self._failure = error
+            raise
 
 
 class SweepStore:

@@ -13,6 +13,7 @@ from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.object_store import (
+    READ_PATIENCE,
     RUNS,
     SPEC,
     find_address,
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from gdpo_tune.results.wording import ResultWarning
     from gdpo_tune.spec import SweepSpec
     from gdpo_tune.spec.space import Space
-
-PATIENCE = 20.0
-"""Seconds to wait for an object store that does not answer, when a sweep is only read."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
         directory = find_local_copy(address)
         if is_hub_address(address):
             download_published_sweep(address)
-        elif not fetch_spec(address, directory, patience=PATIENCE):
+        elif not fetch_spec(address, directory, patience=READ_PATIENCE):
             raise UsageError(missing)
         return directory / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
     path = expand_path(location).absolute()
@@ -224,7 +222,7 @@ def download_artifacts(spec: SweepSpec) -> None:
     if spec.address and not is_hub_address(spec.address):
         from gdpo_tune.ledger.sweep_store import SweepStore
 
-        SweepStore(spec, patience=PATIENCE).fetch()
+        SweepStore(spec, patience=READ_PATIENCE).fetch()
 
 
 def resolve_location(text: str) -> str:

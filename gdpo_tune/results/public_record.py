@@ -185,7 +185,6 @@ def make_public(spec: SweepSpec) -> SweepSpec:
             "tracking": Tracking(private=spec.tracking.private),
             "notify": None,
             "storage": RUNS,
-            "ledger": "",
         }
     )
 

@@ -28,7 +28,7 @@ from gdpo_tune.spec.model import Tracking
 RECORDED = re.compile(rf"{SPEC}|{JOURNAL}|{TRIALS}/\d+/{STEPS_FILE}")
 """Files of a record."""
 PRIVATE_KEYS = (
-    *("extends", "project", "ledger", "notify", "rollout.vllm_server"),
+    *("extends", "project", "notify", "rollout.vllm_server"),
     *("resources.env", "search.warm_start", "tracking.uri"),
 )
 """Keys that have no value in a published sweep file, or their defaults."""

@@ -28,7 +28,6 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request
 from gdpo_tune.core.locks import LOCK, is_locked
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.opening import ORIGIN, is_ours
 from gdpo_tune.ledger.requests import (
     build_request,
     check_request,
@@ -63,8 +62,8 @@ class Steering:
 
     @property
     def is_running(self) -> bool:
-        """True if a process works on the sweep now, or may: on a disk without locks."""
-        return is_locked(self.directory / LOCK) is not False
+        """True if a process works on the sweep now."""
+        return is_locked(self.directory / LOCK)
 
     @property
     def pause(self) -> RecordedRequest | None:
@@ -125,12 +124,8 @@ class Steering:
             yield ledger
 
     def _check_sweep(self, ledger: Ledger, request: Request) -> None:
-        name, origin = str(ledger.spec.location), None
-        if ledger.spec.ledger:
-            origin = ledger.study.user_attrs.get(ORIGIN)
+        name = ledger.spec.location
         check_requests_writable(self.directory)
-        if origin and not is_ours(ledger.spec, origin):
-            raise UsageError(f"{name} goes on in {origin['place']}, on {origin['host']}: ask there")
         if self.is_running:
             return
         if ledger.spec.address:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.addresses import is_hub_address, split_service_url
+from gdpo_tune.core.addresses import split_service_url
 from gdpo_tune.core.engines import ADAPTER_RANKS
 from gdpo_tune.core.errors import SpecError, TaskFileError
 from gdpo_tune.core.files import (
@@ -507,9 +507,6 @@ def _check_storage(spec: SweepSpec) -> Findings:
         yield Finding(
             key, reason, "write a directory that every node sees, or resources.workers: 1"
         )
-    elif not spec.ledger and not is_hub_address(storage):
-        fix = "write ledger: postgresql+psycopg2://USER@HOST/DATABASE, or a directory as storage"
-        yield Finding(key, "an object store, which cannot hold a ledger", fix, ("ledger",))
     elif {*storage.split("/")} & {".", ".."} or storage.endswith("://"):
         reason = "not the address of a directory on an object store"
         yield Finding(key, reason, "write it like s3://bucket/sweeps")
@@ -741,7 +738,7 @@ def _compare(directory: Path, spec: SweepSpec) -> tuple[str, str] | None:
         earlier = read_document(file, (), None, Problems(Place(str(file), 1)))
     except SpecError as error:
         return f"its {SPEC} cannot be read: {error}", remove
-    if not is_file(directory / JOURNAL) and "ledger" not in earlier:
+    if not is_file(directory / JOURNAL):
         return no_sweep
     if spec.task != "unknown" and earlier.get("task") != spec.restore_written(spec.task):
         return f"its task is {earlier.get('task')}, not {spec.task}", remove

@@ -74,9 +74,6 @@ CONSTRAINT = re.compile(
     r"\s*(?P<op>>=|<=)\s*(?P<baseline>[a-z]+)?"
     r"\s*(?P<number>[-+]?\s*(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)?\s*"
 )
-LEDGER = re.compile(
-    r"postgresql(\+psycopg2?)?://(?=[^/])([^/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^/\s:@\[\]]*)(:\d{1,5})?/[^/\s]+"
-)
 TRACKING_VARIABLES = {"uri": "MLFLOW_TRACKING_URI", "experiment": "MLFLOW_EXPERIMENT_NAME"}
 """Key of `tracking` -> variable of MLflow that stands in where a file does not have the key."""
 Baseline = Literal["start", "untrained", "published"]
@@ -437,14 +434,6 @@ class ObjectiveSpec(Section):
     """The worst value of interest: the hypervolume's reference point, the same for every sweep."""
 
 
-def read_ledger(data: object) -> str:
-    """Return the address of a database that can hold a ledger; empty for a file."""
-    if isinstance(data, str) and (not data or LEDGER.fullmatch(data)):
-        return data
-    fix = "write postgresql+psycopg2://USER@HOST/DATABASE, or leave the key out"
-    raise build_refusal("not the address of a PostgreSQL database", fix)
-
-
 class SweepSpec(Section):
     """One sweep: its task, objectives, search space, budget and storage."""
 
@@ -495,11 +484,8 @@ class SweepSpec(Section):
     storage: Annotated[
         Text, AfterValidator(lambda text: text if is_url(text) else str(expand_path(text)))
     ] = RUNS
-    """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`, which
-    needs `ledger`; this sweep is in `<storage>/<name>`."""
-    ledger: Annotated[str, BeforeValidator(read_ledger)] = ""
-    """Database of the record of all trials, `postgresql+psycopg2://USER@HOST/DATABASE`; default: a
-    file in the sweep's directory. The password belongs in `PGPASSWORD` or `~/.pgpass`."""
+    """Directory of all sweeps, or address of an object store such as `s3://bucket/sweeps`; this
+    sweep is in `<storage>/<name>`."""
     _written: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
     """Path that `resolve_paths` has changed -> the text of the file, see `set_written`."""
 
@@ -736,7 +722,6 @@ def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
     uri = redact_passwords(spec.tracking.uri)
     public = {
         "tracking": spec.tracking.model_copy(update={"uri": uri}),
-        "ledger": redact_passwords(spec.ledger),
     }
     public = spec.model_copy(update=public)
     return public.dump_stored_yaml() if stored else public.dump_yaml()

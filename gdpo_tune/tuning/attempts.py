@@ -7,17 +7,16 @@ A `StopFlag` asks it to end. For each trial the driver counts attempts in an `Op
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gdpo_tune.core.errors import StoreUnreachableError
+from gdpo_tune.core.errors import StoreError, StoreUnreachableError
+from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import StoreDirectory
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Rung
 
 if TYPE_CHECKING:
@@ -29,14 +28,8 @@ Answer = Literal["WAIT", "FINISHED"]
 WAIT: Answer = "WAIT"
 FINISHED: Answer = "FINISHED"
 STOP = "stop"
-"""File in the sweep's directory that asks all trials to stop; in a store, see `RemoteStopFlag`."""
-HALT = "halt"
-"""File in a trial's directory that asks it alone to stop."""
+"""File of the sweep with the trials that are asked to stop, see `StopFlag`."""
 _ALL = "all"  # the request to all trials
-FLAG_POLL_SECONDS = 1.0
-"""Seconds between two polls of a trial: one at every short step would be too many."""
-ANSWER_SECONDS = 5.0
-"""Seconds for which a step waits for the answer, and the driver until a request has arrived."""
 RETRIES = 2
 """Further attempts after failures of a trial's own, each from its newest checkpoint."""
 LOSSES = 5
@@ -249,86 +242,45 @@ class OpenTrial:
 
 
 class StopFlag:
-    """Requests of the driver that trials stop, as files of the directory that every node sees."""
+    """Requests of the driver that trials stop: words of one small file, numbers or `all`.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    The file is in the sweep's directory, which every node sees, or in its object store.
+    """
+
+    def __init__(self, directory: Path, address: str = "", *, patience: float = 60.0) -> None:
+        """`patience` is how many seconds an object store is waited for."""
+        self._path = directory / STOP
+        self._store = StoreDirectory(address, patience=patience) if address else None
+        self._requests: set[str] = set()
 
     def request(self, trial: int | None = None) -> None:
         """Ask one trial, or all, to stop at the next report."""
-        path = self._get_path(trial)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        self._write({*self._requests, _ALL if trial is None else str(trial)})
 
     def withdraw(self, trial: int) -> None:
         """Take back the request to one trial."""
-        self._get_path(trial).unlink(missing_ok=True)
+        self._write(self._requests - {str(trial)})
 
     def clear(self) -> None:
         """Take back all requests, of an earlier run too."""
-        for path in [self._get_path(), *self._directory.glob(f"{TRIALS}/*/{HALT}")]:
-            path.unlink(missing_ok=True)
+        self._write(set())
 
-    def is_set(self, trial: int, *, now: bool = False) -> bool:
-        """Return whether a trial is asked to stop; `now`: by the driver's latest request."""
-        return self._get_path().exists() or self._get_path(trial).exists()
+    def is_set(self, trial: int) -> bool:
+        """Return whether a trial is asked to stop; one whose store does not answer is not."""
+        content = b""
+        if self._store is None:
+            with suppress(FileNotFoundError):
+                content = self._path.read_bytes()
+        else:
+            with suppress(StoreError, StoreUnreachableError):
+                content = self._store.read(STOP) or b""
+        return not {_ALL, str(trial)}.isdisjoint(content.decode().split())
 
-    def _get_path(self, trial: int | None = None) -> Path:
-        if trial is None:
-            return self._directory / STOP
-        return self._directory / TRIALS / str(trial) / HALT
-
-
-class RemoteStopFlag(StopFlag):
-    """Requests as words of one small file in the sweep's object store: numbers of trials, or `all`.
-
-    A thread talks to the store, so one that does not answer delays neither side for long. A trial
-    that gets no answer continues.
-    """
-
-    def __init__(self, address: str) -> None:
-        self._files = StoreDirectory(address, patience=60.0)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stop-requests")
-        self._requests: set[str] = set()
-        self._answer: Future[bool] = Future()
-        self._answer.set_result(False)
-        self._asked = float("-inf")
-
-    def request(self, trial: int | None = None) -> None:
-        """See `StopFlag`."""
-        self._requests.add(_ALL if trial is None else str(trial))
-        self._call(self._files.write, STOP, self._encode())
-
-    def withdraw(self, trial: int) -> None:
-        """See `StopFlag`."""
-        self._requests.discard(str(trial))
-        self._call(self._files.write, STOP, self._encode())
-
-    def clear(self) -> None:
-        """See `StopFlag`."""
-        self._requests.clear()
-        self._files.write(STOP, self._encode())
-
-    def is_set(self, trial: int, *, now: bool = False) -> bool:
-        """See `StopFlag`; without `now`, the store is polled at intervals."""
-        if self._answer.done() and (now or time.monotonic() - self._asked >= FLAG_POLL_SECONDS):
-            self._asked = time.monotonic()
-            self._answer = self._call(self._find, _ALL, str(trial))
-        answer = self._answer
-        return answer.done() and answer.exception() is None and answer.result()
-
-    def _encode(self) -> bytes:
-        return " ".join(sorted(self._requests)).encode()
-
-    def _find(self, *words: str) -> bool:
-        return not set(words).isdisjoint((self._files.read(STOP) or b"").decode().split())
-
-    def _call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        call = self._thread.submit(method, *arguments)
-        wait([call], ANSWER_SECONDS)
-        return call
-
-
-def open_stop_flag(directory: Path, address: str) -> StopFlag:
-    """Return the requests of a sweep in a directory, or at the address of an object store."""
-    return RemoteStopFlag(address) if address else StopFlag(directory)
+    def _write(self, requests: set[str]) -> None:
+        self._requests, content = requests, " ".join(sorted(requests)).encode()
+        if self._store is not None:
+            self._store.write(STOP, content)
+        elif requests:
+            write_atomically(self._path, content)
+        else:
+            self._path.unlink(missing_ok=True)

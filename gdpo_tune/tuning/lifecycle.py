@@ -27,7 +27,6 @@ from gdpo_tune.core.errors import (
     DirectoryLostError,
     DiskFullError,
     LedgerHeldError,
-    LedgerUnreachableError,
     ResourcesError,
     StoreError,
     StoreUnreachableError,
@@ -53,9 +52,9 @@ from gdpo_tune.tuning.attempts import (
     Finished,
     OpenTrial,
     RunSettings,
+    StopFlag,
     TrialResult,
     choose_interval,
-    open_stop_flag,
 )
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes, count_slots
 from gdpo_tune.tuning.proposals import Proposals, SamplerView, Suggestion, load_earlier_trials
@@ -71,7 +70,6 @@ FIRST_STEPS = 3
 FATAL_ERRORS = (
     DirectoryLostError,
     DiskFullError,
-    LedgerUnreachableError,
     LedgerHeldError,
     StoreError,
     StoreUnreachableError,
@@ -102,7 +100,7 @@ class Lifecycle:
         self._running: dict[str, OpenTrial] = {}
         """The engine's id of an attempt under way -> its trial."""
         self.is_stopping = False
-        self.stop_flag = open_stop_flag(ledger.directory, ledger.spec.address)
+        self.stop_flag = StopFlag(ledger.directory, ledger.spec.address)
         self._restore()
         running = (r for r in ledger.get_records() if r.state == "running")
         self._queue = [record.number for record in running]

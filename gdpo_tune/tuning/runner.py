@@ -75,7 +75,6 @@ def run_sweep(
     fresh: bool = False,
     accept_changes: bool = False,
     one_front: bool = False,
-    continue_from: str = "",
     listeners: Sequence[events.Listener] = (),
     train: str = "",
 ) -> SweepResult:
@@ -88,15 +87,14 @@ def run_sweep(
         fresh: move an earlier sweep of this name aside and begin anew.
         accept_changes: go on although files or versions that decide results have changed.
         one_front: keep the trials before an accepted change on one front with later ones.
-        continue_from: directory or address of the sweep, if it is to go on in this one.
         listeners: called with every event, in the thread of this call; they must return quickly.
         train: `module:function` that trains one trial. Default: that of `training`.
 
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
         LedgerHeldError: another process runs this sweep.
-        IdentityError: another sweep has this name, another directory has this sweep, or content
-            that decides its results changed.
+        IdentityError: another sweep has this name, another machine has continued it apart, or
+            content that decides its results changed.
         PolicyError, SandboxUnavailable: the policy or the sandbox of every trial is not available.
         DiskFullError: there is no room for checkpoints or the ledger; the same call resumes.
         ClusterError: the cluster cannot be joined, or its nodes do not share the directory.
@@ -112,7 +110,7 @@ def run_sweep(
         for listener in listeners:
             listener(event)
 
-    with Ledger.open(spec, fresh=fresh, continue_from=continue_from) as ledger:
+    with Ledger.open(spec, fresh=fresh) as ledger:
         is_left = _begin_sweep(ledger, emit, accept=accept_changes, one_front=one_front)
         exit_status = _with_ray(ledger, train, emit) if is_left else 0
         return _end_sweep(ledger, emit, exit_status)

@@ -85,7 +85,7 @@ class LiveSweep:
         read = [self._directory / JOURNAL, self._directory / SPEC]
         read += [self._directory / "trials" / str(n) / STEPS_FILE for n in running]
         fingerprint = ([_stamp(file) for file in read], driver, pending)
-        if fingerprint != self._fingerprint or self._spec.ledger:
+        if fingerprint != self._fingerprint or self._is_elsewhere(driver):
             try:
                 found = self._read(driver, pending)
                 self._fingerprint = fingerprint
@@ -97,15 +97,20 @@ class LiveSweep:
                 self.close()
         return self._snapshot
 
+    def _is_elsewhere(self, driver: Driver | None) -> bool:
+        """Return whether the ledger is that of an object store, which opening it downloads."""
+        return bool(self._spec.address) and not (driver and driver.is_alive)
+
     def _read(self, driver: Driver | None, pending: Sequence[Request]) -> Snapshot:
         journal = _stamp(self._directory / JOURNAL)
         stamps = (_stamp(self._directory / SPEC), journal and journal[0])
-        if self._ledger is None or stamps != self._opened:
+        is_elsewhere = self._is_elsewhere(driver)
+        if self._ledger is None or stamps != self._opened or is_elsewhere:
             # another ledger has taken its place, or the spec has changed
             self.close()
             self._readers = {}
             self._spec = self._load()
-            if not self._spec.ledger and journal is None:
+            if journal is None and not is_elsewhere:
                 return Snapshot(self._spec, (), (), driver, {})
             self._ledger = Ledger.open(self._spec, read_only=True)
             self._opened = stamps

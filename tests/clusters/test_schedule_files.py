@@ -129,10 +129,8 @@ def test_a_stem_is_a_name_too(tmp_path):
         loaded.find("nightl")
 
 
-def test_a_job_gets_the_object_store_and_the_database(tmp_path):
-    text = GOOD.replace(
-        "storage: runs", "storage: s3://bucket/sweeps\nledger: postgresql://me@db/s"
-    )
+def test_a_job_gets_the_object_store(tmp_path):
+    text = GOOD.replace("storage: runs", "storage: s3://bucket/sweeps")
     load_scheduled_sweep(
         tmp_path, text.replace("kind: local", "kind: ray-job, address: http://head:8265")
     )
@@ -170,12 +168,12 @@ def test_an_object_store_that_cannot_be_written_is_reported(tmp_path, monkeypatc
         ),
     ],
 )
-def test_a_ledger_shows_no_password(tmp_path, written, shown):
-    ledger = f"ledger: postgresql+psycopg2://{written}"
-    problems = problems_of(tmp_path, GOOD.replace("storage: runs", ledger))
+def test_a_database_of_mlflow_shows_no_password(tmp_path, written, shown):
+    tracking = f"tracking: postgresql+psycopg2://{written}"
+    problems = problems_of(tmp_path, GOOD.replace("storage: runs", tracking))
     (found,) = [p for p in problems if "password" in p.reason]
     assert found.value == f"postgresql+psycopg2://{shown}"
-    assert "~/.pgpass" in found.fix
+    assert "MLFLOW_TRACKING_PASSWORD" in found.fix
     assert not [problem for problem in problems if "ecret" in str(problem)]
 
 

@@ -79,8 +79,8 @@ def test_a_tracking_file_that_ray_would_delete_is_warned_of(head, client, capsys
     "override",
     [
         "tracking.uri=http://me:secret@mlflow:5000",
-        "ledger=postgresql://me:sec/ret@db/sweeps",
-        "ledger=postgresql://me@db/sweeps?password=secret",
+        "tracking.uri=postgresql://me:sec/ret@db/mlflow",
+        "tracking.uri=postgresql://me@db/mlflow?password=secret",
     ],
 )
 def test_no_password_is_sent(head, client, override):

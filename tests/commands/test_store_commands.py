@@ -1,4 +1,4 @@
-"""A sweep on a real S3 server with its ledger in a real PostgreSQL, and commands on it."""
+"""A sweep on a real S3 server, and commands on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 import gdpo_tune.training
 from gdpo_tune import cli, export, load_sweep, merge, report
@@ -18,24 +17,16 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.postgres_journal import TABLE
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
 from gdpo_tune.tuning.ray.attempt import download_trial, upload_trial
 from gdpo_tune.tuning.runner import run_sweep
-from tests.support.mlflow_servers import PostgresServer, run_postgres_server
 from tests.support.paths import ROOT
 from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
 
 pytestmark = pytest.mark.integration
 SPACE = ROOT / "search_spaces" / "code.yaml"
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[PostgresServer]:
-    with run_postgres_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -45,14 +36,10 @@ def store() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def spec(
-    store: S3Server, database: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SweepSpec]:
+def spec(store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    yield load_spec(SPACE, [f"storage=s3://{BUCKET}/runs", f"ledger={database.uri}"], "night")
-    with sa.create_engine(database.uri, poolclass=sa.NullPool).begin() as connection:
-        connection.execute(sa.text(f"DROP TABLE IF EXISTS {TABLE}"))
+    return load_spec(SPACE, [f"storage=s3://{BUCKET}/runs"], "night")
 
 
 def run_two_trials(spec: SweepSpec, node: Path) -> None:
@@ -144,14 +131,11 @@ def test_a_store_that_does_not_answer_is_refused_at_once(spec: SweepSpec, store:
     assert store.list_names() == []
 
 
-def test_an_earlier_sweep_is_never_overwritten(
-    spec: SweepSpec, store: S3Server, tmp_path: Path, database: PostgresServer
-):
+def test_an_earlier_sweep_is_never_overwritten(spec: SweepSpec, store: S3Server, tmp_path: Path):
     run_two_trials(spec, tmp_path / "node")
     shutil.rmtree(tmp_path / "cache")
-    with sa.create_engine(database.uri, poolclass=sa.NullPool).begin() as connection:
-        connection.execute(sa.text(f"DELETE FROM {TABLE}"))
-    with pytest.raises(UsageError, match=r"is not in .*\n    fix: restore that database"):
+    StoreDirectory(spec.address).delete(["ledger.journal"])
+    with pytest.raises(UsageError, match=r"has lost its ledger(.|\n)*fix: restore that file"):
         Ledger.open(spec)
     before = [name for name in store.list_names() if "/trials/" in name]
     with Ledger.open(spec, fresh=True) as ledger:
@@ -160,7 +144,7 @@ def test_an_earlier_sweep_is_never_overwritten(
     assert aside is not None
     names = store.list_names()
     assert [n.replace(f"/{aside.name}/", "/night/") for n in names if "/trials/" in n] == before
-    assert not any(name.startswith("runs/night/") for name in names)
+    assert [n for n in names if n.startswith("runs/night/")] == ["runs/night/ledger.journal"]
 
 
 @pytest.mark.slow

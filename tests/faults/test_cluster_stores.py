@@ -1,8 +1,7 @@
-"""Clusters whose stores fail: the database of the ledger, the shared directory, the disk."""
+"""Clusters whose stores fail: the shared directory, the disk."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -12,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.postgres_journal import PostgresJournal
 from tests.support.cluster_sweeps import (
     FIFO,
-    HALVING,
     MARKS,
     MINUTE,
     UndisturbedSweeps,
@@ -28,40 +25,10 @@ from tests.support.cluster_sweeps import (
     wait_during_fault,
 )
 from tests.support.killed_sweeps import KilledSweep
-from tests.support.mlflow_servers import run_postgres_server
 from tests.support.ray_nodes import RayCluster
 
 pytestmark = MARKS
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
-
-
-class DatabaseSweep(KilledSweep):
-    """A sweep whose ledger is in a table of a database."""
-
-    def read_journal(self) -> list[str]:
-        """Read the records of the ledger."""
-        table = PostgresJournal(self.spec.ledger, self.spec.name, read_only=True)
-        try:
-            return [json.dumps(record) for record in table.read_logs(0)]
-        finally:
-            table.close()
-
-
-def test_the_database_of_the_ledger(tmp_path: Path, cluster: RayCluster, whole: UndisturbedSweeps):
-    """`kill -9` of all of its processes, and a start a minute later."""
-    with run_postgres_server() as server:
-        overrides = (f"ledger={server.uri}", *HALVING)
-        sweep = DatabaseSweep(tmp_path, overrides, fake=True, address=cluster.address)
-        sweep.slow_down()
-        with run_until_under_way(sweep) as process:
-            with time_fault() as fault:
-                server.kill()
-                wait_during_fault(MINUTE, process)
-                server.start()
-            assert process.wait(600) == 0, sweep.read_errors()
-        assert "waiting for the ledger" in sweep.read_errors()
-        check_recovery(cluster, sweep, whole["halving"])
-        assert add_row("database of the ledger killed", sweep, fault)
 
 
 def run_mount(*words: str | Path) -> None:

@@ -14,7 +14,6 @@ from gdpo_tune.ledger import Ledger
 from tests.support.cluster_sweeps import NODE, VARIABLES, list_incidents
 from tests.support.gated_sweeps import GATED, close_gate, open_gate, wait_at_gate
 from tests.support.killed_sweeps import KilledSweep, wait_for_condition
-from tests.support.mlflow_servers import run_postgres
 from tests.support.ray_nodes import RayNode, make_short_directory, open_ray_cluster
 from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
 from tests.support.sweep_properties import check_no_trial_goes_back
@@ -51,13 +50,12 @@ def sweep(
     one, two = (("env", f"{CACHE}={tmp_path / name}") for name in ("one", "two"))
     with (
         make_short_directory() as directory,
-        run_postgres() as ledger,
         open_ray_cluster(directory, **VARIABLES) as cluster,
     ):
         cluster.start_head(one, **NODE, gpus=1)
         node = cluster.add_node(prefix=two, **NODE, gpus=1)
-        stores = (f"storage=s3://{BUCKET}/night", f"ledger={ledger}")
-        overrides = (*GATED, *ENDS_ONLY, "search.trials=3", *stores)
+        storage = f"storage=s3://{BUCKET}/night"
+        overrides = (*GATED, *ENDS_ONLY, "search.trials=3", storage)
         stored = StoredSweep(tmp_path, overrides, fake=True, address=cluster.address)
         close_gate(stored)
         yield stored, node

@@ -1,11 +1,10 @@
 """One scheduled night on a machine of its own mind: the clock is corrected, the tracker is dead,
-a copy of the project meets the same database, and the project is renamed afterwards."""
+a second process meets the ledger, and the project is renamed afterwards."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import pytest
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
 from tests.support.free_ports import find_free_port
-from tests.support.mlflow_servers import run_postgres
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
@@ -105,57 +103,51 @@ def test_nothing_is_lost_and_nothing_is_twice(tmp_path: Path):
     (project / "sweeps").mkdir(parents=True)
     (project / "sweeps" / "nightly.yaml").write_text(SWEEP)
     dead = f"http://127.0.0.1:{find_free_port()}"
-    with run_postgres() as database:
-        space = f"{SPACE}ledger: {database}\ntracking: {{uri: {dead}, required: false}}\n"
-        (project / "small.yaml").write_text(space)
-        required = space.replace("required: false", "required: true")
-        (project / "required.yaml").write_text(required)
-        shutil.copytree(project, tmp_path / "copy")
+    space = f"{SPACE}tracking: {{uri: {dead}, required: false}}\n"
+    (project / "small.yaml").write_text(space)
+    required = space.replace("required: false", "required: true")
+    (project / "required.yaml").write_text(required)
 
-        # a dead tracker: refused where it is required, a warning where it is not
-        refusal = find_refusal(run(project, *gdpo("sweep", "required.yaml"), check=False))
-        assert dead in refusal
-        assert "required" in refusal
-        assert not (project / "runs" / "required").exists()
-        words = gdpo("schedule", "sweeps")
-        run(project, *words, "run", "nightly", "--at", AT)
-        jobs = project / "runs" / ".schedule" / "nightly" / "jobs"
-        sweep = project / "runs" / NAME
-        wait_until(lambda: list(sweep.glob("trials/*/steps.jsonl")))
+    # a dead tracker: refused where it is required, a warning where it is not
+    refusal = find_refusal(run(project, *gdpo("sweep", "required.yaml"), check=False))
+    assert dead in refusal
+    assert "required" in refusal
+    assert not (project / "runs" / "required").exists()
+    words = gdpo("schedule", "sweeps")
+    run(project, *words, "run", "nightly", "--at", AT)
+    jobs = project / "runs" / ".schedule" / "nightly" / "jobs"
+    sweep = project / "runs" / NAME
+    wait_until(lambda: list(sweep.glob("trials/*/steps.jsonl")))
 
-        # the clock is corrected while the sweep runs
-        stepped = ["unshare", "-m", "bash", "-c", CLOCK_STEP, "bash", str(tmp_path)]
-        ticked = run(project, *stepped, *words, "tick", check=False)
-        if ticked.returncode == 77:
-            pytest.skip("this machine does not let root mount over /proc/stat")
-        assert ticked.returncode == 0, ticked.stderr
-        assert [job.name for job in jobs.iterdir()] == [f"{NAME}-a1"]
+    # the clock is corrected while the sweep runs
+    stepped = ["unshare", "-m", "bash", "-c", CLOCK_STEP, "bash", str(tmp_path)]
+    ticked = run(project, *stepped, *words, "tick", check=False)
+    if ticked.returncode == 77:
+        pytest.skip("this machine does not let root mount over /proc/stat")
+    assert ticked.returncode == 0, ticked.stderr
+    assert [job.name for job in jobs.iterdir()] == [f"{NAME}-a1"]
 
-        # a copy of the project meets the database of the first one, which is being written
-        sweep_again = gdpo("sweep", "small.yaml", "--name", NAME)
-        refusal = find_refusal(run(tmp_path / "copy", *sweep_again, check=False))
-        assert "is being written" in refusal
+    # a second process meets the ledger, which is being written
+    sweep_again = gdpo("sweep", "small.yaml", "--name", NAME)
+    refusal = find_refusal(run(project, *sweep_again, check=False))
+    assert "is being written" in refusal
 
-        # the driver is killed, with all that it started; the next tick continues the run
-        driver = json.loads((jobs / f"{NAME}-a1" / "state.json").read_bytes())["processes"][-1][0]
-        os.kill(driver, signal.SIGKILL)
-        wait_until(lambda: (jobs / f"{NAME}-a1" / "end.json").exists())
-        run(project, *words, "run", "nightly", "--at", AT, "--wait", "--every", "1")
-        assert sorted(job.name for job in jobs.iterdir()) == [f"{NAME}-a1", f"{NAME}-a2"]
-        complete = {"untrained": 1, "published": 1, "search": 2}
-        assert read_trials(project) == complete
-        refusal = find_refusal(run(tmp_path / "copy", *sweep_again, check=False))
-        assert str(sweep) in refusal
+    # the driver is killed, with all that it started; the next tick continues the run
+    driver = json.loads((jobs / f"{NAME}-a1" / "state.json").read_bytes())["processes"][-1][0]
+    os.kill(driver, signal.SIGKILL)
+    wait_until(lambda: (jobs / f"{NAME}-a1" / "end.json").exists())
+    run(project, *words, "run", "nightly", "--at", AT, "--wait", "--every", "1")
+    assert sorted(job.name for job in jobs.iterdir()) == [f"{NAME}-a1", f"{NAME}-a2"]
+    complete = {"untrained": 1, "published": 1, "search": 2}
+    assert read_trials(project) == complete
 
-        # the project is renamed: it is the same sweep, and it can be extended
-        renamed = tmp_path / "My Search 100%"
-        project.rename(renamed)
-        run(renamed, *sweep_again)
-        assert read_trials(renamed) == complete
-        run(renamed, *sweep_again, "--set", "search.trials=3")
-        assert read_trials(renamed) == {**complete, "search": 3}
-        assert not project.exists()
-        refusal = find_refusal(run(tmp_path / "copy", *sweep_again, check=False))
-        assert str(renamed / "runs" / NAME) in refusal
-        elsewhere = run(tmp_path, *gdpo("report", str(renamed / "runs" / NAME)))
-        assert "3 trials" in elsewhere.stdout or "5 trials" in elsewhere.stdout
+    # the project is renamed: it is the same sweep, and it can be extended
+    renamed = tmp_path / "My Search 100%"
+    project.rename(renamed)
+    run(renamed, *sweep_again)
+    assert read_trials(renamed) == complete
+    run(renamed, *sweep_again, "--set", "search.trials=3")
+    assert read_trials(renamed) == {**complete, "search": 3}
+    assert not project.exists()
+    elsewhere = run(tmp_path, *gdpo("report", str(renamed / "runs" / NAME)))
+    assert "3 trials" in elsewhere.stdout or "5 trials" in elsewhere.stdout

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.object_store import CACHE, StoreDirectory
+from gdpo_tune.core.errors import (
+    IdentityError,
+    LedgerHeldError,
+    StoreUnreachableError,
+    UsageError,
+)
+from gdpo_tune.core.object_store import CACHE, JOURNAL, SPEC, StoreDirectory
 from gdpo_tune.core.trials import Cost, TrialRecord
+from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.results.picks import load_and_pick
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
+from tests.support.clock import count_pauses_as_time
 from tests.support.tuning import load_code_spec
 
-LEDGER = "ledger=postgresql+psycopg2://me:secret@db/sweeps"
+TRACKING = "tracking.uri=postgresql+psycopg2://me:secret@db/mlflow"
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +39,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreDirectory:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> SweepSpec:
-    return load_code_spec(tmp_path, ["storage=memory://bucket/runs", LEDGER])
+    return load_code_spec(tmp_path, ["storage=memory://bucket/runs", TRACKING])
 
 
 def put_trial(store: StoreDirectory, directory: Path, number: int, *steps: int) -> None:
@@ -131,3 +140,103 @@ def test_the_name_of_a_copied_sweep_is_refused_with_its_address(
     assert str(caught.value).endswith("fix: give its address: memory://bucket/runs/sweep")
     with pytest.raises(UsageError, match=r"it has no spec.yaml$"):
         load_and_pick("trials:knee", None, "--from")
+
+
+def start_trial(ledger: Ledger) -> None:
+    ledger.start(ledger.spec.space.complete_baseline({}), "search", "model", 7)
+
+
+def move_to(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what follows happen on another machine, with a cache of its own."""
+    monkeypatch.setenv(CACHE, str(tmp_path / machine))
+    monkeypatch.setattr(socket, "gethostname", lambda: machine)
+
+
+def test_every_record_of_the_ledger_is_in_the_store(spec: SweepSpec, store: StoreDirectory):
+    with Ledger.open(spec) as ledger:
+        for _ in range(2):
+            start_trial(ledger)
+            assert store.read(JOURNAL) == (spec.directory / JOURNAL).read_bytes()
+        ledger.fail(0, "it broke")
+        assert store.read(JOURNAL) == (spec.directory / JOURNAL).read_bytes()
+        with pytest.raises(LedgerHeldError, match="is being written by process"):
+            Ledger.open(spec)
+
+
+def test_another_machine_goes_on_from_the_copy_and_the_first_one_ends(
+    spec: SweepSpec,
+    store: StoreDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    move_to("a", tmp_path, monkeypatch)
+    with Ledger.open(spec) as first:
+        SweepStore(spec).write_spec()
+        first.begin_session(0.0, 1, {})
+        start_trial(first)
+        own = first.directory / JOURNAL
+        move_to("b", tmp_path, monkeypatch)
+        with Ledger.open(spec, read_only=True) as reader:
+            assert len(reader.get_records()) == 1
+        assert not (spec.directory / JOURNAL).exists()
+        with Ledger.open(spec) as second:
+            first.record_ending("nothing")  # opening alone, as to send it to MLflow, ends nothing
+            second.close()
+        with Ledger.open(spec) as second:
+            second.begin_session(0.0, 1, {})
+            assert f"note: {spec.address} was run by" in capsys.readouterr().err
+            start_trial(second)
+            before = store.read(JOURNAL)
+            for _ in range(2):  # what the end of a session writes fails at once too
+                with pytest.raises(LedgerHeldError, match="goes on on another machine"):
+                    start_trial(first)
+            assert store.read(JOURNAL) == before
+    move_to("a", tmp_path, monkeypatch)
+    with pytest.raises(IdentityError, match=f"fix: remove {own.parent} to go on from there"):
+        Ledger.open(spec)
+    shutil.rmtree(own.parent)
+    with Ledger.open(spec) as ledger:
+        assert len(ledger.get_records()) == 2
+
+
+def test_records_that_the_store_did_not_get_are_kept(
+    spec: SweepSpec, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise OSError("no route")
+
+    pauses = count_pauses_as_time(monkeypatch)
+    with Ledger.open(spec) as ledger, monkeypatch.context() as away:
+        SweepStore(spec).write_spec()
+        away.setattr(MemoryFileSystem, "pipe_file", fail)
+        with pytest.raises(StoreUnreachableError, match="run the same command to resume"):
+            start_trial(ledger)
+        waited = len(pauses)
+        with pytest.raises(StoreUnreachableError):
+            start_trial(ledger)
+        assert len(pauses) == waited
+    own = (spec.directory / JOURNAL).read_bytes()
+    stored = store.read(JOURNAL)
+    assert stored is not None
+    assert own.startswith(stored)
+    assert own != stored
+    with Ledger.open(spec) as ledger:
+        ledger.fail(0, "later")
+        assert store.read(JOURNAL) == (spec.directory / JOURNAL).read_bytes()
+
+
+def test_a_sweep_without_its_ledger_is_never_begun_again(spec: SweepSpec, tmp_path: Path):
+    for sweep in (spec, load_code_spec(tmp_path)):
+        with Ledger.open(sweep) as ledger:
+            start_trial(ledger)
+            if sweep.address:
+                SweepStore(sweep).write_spec()
+                StoreDirectory(sweep.address).delete([JOURNAL])
+        (sweep.directory / JOURNAL).unlink()
+        with pytest.raises(UsageError, match=r"has lost its ledger(.|\n)*--fresh"):
+            Ledger.open(sweep)
+        with Ledger.open(sweep, fresh=True) as ledger:
+            assert ledger.get_records() == []
+            assert ledger.moved_aside is not None
+            assert (ledger.moved_aside / SPEC).exists()

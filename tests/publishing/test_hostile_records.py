@@ -50,7 +50,6 @@ def replace_section(record, key, lines):
         ("data", "data: {source: ~/prompts.jsonl, layout: gsm8k}"),
         ("data", "data.source: data/private/prompts.jsonl"),
         ("rollout", "rollout: {vllm_server: 'http://evil'}"),
-        ("ledger", "ledger: postgresql://evil/x"),
         ("notify", 'notify: {webhook_env: "X"}'),
         ("extends", "extends: /etc/hostname"),
         ("task", "task: /tmp/evil.py:Task"),

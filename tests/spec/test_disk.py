@@ -177,8 +177,7 @@ def test_what_an_interrupted_sweep_has_already_counts_as_room(load, monkeypatch,
 
 def test_an_object_store_has_room(load, monkeypatch):
     have_room(monkeypatch, 0)
-    ledger = "ledger=postgresql+psycopg2://me@host/db"
-    check_disk(load("storage=s3://bucket/sweeps", ledger), SMALL)
+    check_disk(load("storage=s3://bucket/sweeps"), SMALL)
 
 
 def test_the_dry_run_states_the_peak(load, monkeypatch):

@@ -51,12 +51,9 @@ def test_dry_run_tells_space_prompts_and_budget(load):
 
 
 def test_passwords_are_not_shown(load):
-    spec = load(
-        "tracking.uri=postgresql://me:secret@host/db", "ledger=postgresql://me:secret@host/trials"
-    )
+    spec = load("tracking.uri=postgresql://me:secret@host/db")
     text = render_dry_run(spec)
     assert "postgresql://me:***@host/db" in text
-    assert "postgresql://me:***@host/trials" in text
     assert "secret" not in text
     assert "me:secret@host" in spec.dump_yaml()  # the ledger's copy must load again
     for shown in ("http://host:5000/a@b", "tracking.uri=https://host:5000/a@b"):

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -142,7 +142,7 @@ def start_driver(
 
 
 class PostgresServer:
-    """A PostgreSQL server, which may be stopped and started again.
+    """A PostgreSQL server for MLflow.
 
     If this process is root, it runs as the user of PostgreSQL, which refuses root.
     """
@@ -167,15 +167,6 @@ class PostgresServer:
     def stop(self) -> None:
         self._control("-m", "immediate", "stop")
 
-    def kill(self) -> None:
-        """Send SIGKILL to all of its processes."""
-        main = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))
-        processes = [main, *main.children(recursive=True)]
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):  # they end after the first one
-                process.kill()
-        psutil.wait_procs(processes, PATIENCE)
-
     def _control(self, *words: str) -> None:
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self._data / "log"), "-w", *words)
 
@@ -185,8 +176,8 @@ class PostgresServer:
 
 
 @contextmanager
-def run_postgres_server() -> Iterator[PostgresServer]:
-    """Run a server; skip the test if this machine has no PostgreSQL.
+def run_postgres() -> Iterator[str]:
+    """Run a server and give its URI; skip the test if this machine has no PostgreSQL.
 
     It does not use a directory of pytest, because each run of pytest closes those to other users.
     """
@@ -196,12 +187,6 @@ def run_postgres_server() -> Iterator[PostgresServer]:
         server = PostgresServer(Path(directory))
         server.start()
         try:
-            yield server
+            yield server.uri
         finally:
             server.stop()
-
-
-@contextmanager
-def run_postgres() -> Iterator[str]:
-    with run_postgres_server() as server:
-        yield server.uri

@@ -16,6 +16,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     RunSettings,
+    StopFlag,
     TrialPlaced,
     TrialUpdate,
     unwrap_message,
@@ -33,6 +34,11 @@ FIXED = (
 """Overrides of a sweep that trains a number of configurations instead of dividing a budget."""
 ENDS_ONLY = ("search.merges.budget=0", "search.checkpoints.budget=0")
 """Overrides of a sweep whose only candidates are the ends of its trainings."""
+
+
+def is_asked_to_stop(directory: Path) -> bool:
+    """Return whether the trial in a directory is asked to stop."""
+    return StopFlag(directory.parent.parent).is_set(int(directory.name))
 
 
 def load_code_spec(

@@ -31,8 +31,6 @@ from gdpo_tune.core.trials import Cost, Measurement
 from gdpo_tune.spec import Resources
 from gdpo_tune.tracking.run_content import select_curve_values
 from gdpo_tune.tuning.attempts import (
-    HALT,
-    STOP,
     AttemptConfig,
     AttemptError,
     Failed,
@@ -40,6 +38,7 @@ from gdpo_tune.tuning.attempts import (
     Finished,
     Interrupted,
     RunSettings,
+    StopFlag,
     TrialMessage,
     TrialPlaced,
     TrialResult,
@@ -94,6 +93,10 @@ def run_attempt(config: TrialConfig) -> TrialMessage | None:
     return unwrap_message(run_trial(wrap_for_ray(build_attempt(config, f"{__name__}:train"))))
 
 
+def request_stop(config: TrialConfig, trial: int | None = None) -> None:
+    StopFlag(build_attempt(config).setup.spec_file.parent).request(trial)
+
+
 def test_ray_formats_an_attempt_as_its_trial_alone(config: TrialConfig):
     """`TuneController._process_trial_results` formats every result with its config each time."""
     assert str(wrap_for_ray(build_attempt(config))) == "{'gdpo_tune': 3}"
@@ -137,7 +140,7 @@ def test_a_crowded_gpu_ends_an_attempt_and_not_the_trial(
 
 
 def test_an_interruption_stops_at_the_next_report(config: TrialConfig, sent: list[Measurement]):
-    (config.directory.parent.parent / STOP).touch()
+    request_stop(config)
     assert run_attempt(config) == Interrupted()
     assert sent == []
 
@@ -394,7 +397,7 @@ def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
         assert isinstance(message, TrialUpdate)
         sent.append(message.measurement)
         if message.measurement.has_validation:
-            (config.directory / HALT).touch()
+            request_stop(config, 3)
 
     monkeypatch.setattr(adapter.tune, "report", halt)
     report = Reporter(build_attempt(config))
@@ -408,7 +411,7 @@ def test_a_trial_that_the_driver_halts_at_a_rung_takes_no_further_step(
 def test_a_process_that_begins_with_a_request_to_halt_ends_at_its_first_step(
     config: TrialConfig, sent: list[Measurement]
 ):
-    (config.directory / HALT).touch()
+    request_stop(config, 3)
     with pytest.raises(SystemExit):
         Reporter(build_attempt(config))(Measurement(1, {}, Cost()), None)
     assert not sent

@@ -18,12 +18,17 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.first_trials import count_wide, list_long_weights
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.tuning.attempts import HALT, Failed
+from gdpo_tune.tuning.attempts import Failed
 from gdpo_tune.tuning.halving import END, STOPPED, Halving
 from gdpo_tune.tuning.plan import is_finished
 from gdpo_tune.tuning.schedulers import Verdict
 from tests.support.search_driver import Driver, Killed, SteppedDriver
-from tests.support.tuning import build_measurement, build_outcome, load_halving_spec
+from tests.support.tuning import (
+    build_measurement,
+    build_outcome,
+    is_asked_to_stop,
+    load_halving_spec,
+)
 
 STEP = 64
 """Completions of a step."""
@@ -67,7 +72,7 @@ class CurveDriver(SteppedDriver):
             path = write_checkpoint(config.directory, step, cost, lambda path: None).path
             outcome = replace(build_outcome(**values), cost=cost, checkpoint=path)
             self.end(trial_id, outcome=outcome)
-        elif (config.directory / HALT).exists():
+        elif is_asked_to_stop(config.directory):
             self.end(trial_id, interrupted=True)
 
     def _evaluate_merge(self, trial_id: str, config: TrialConfig) -> None:
@@ -81,7 +86,7 @@ class CurveDriver(SteppedDriver):
         self.tick()
         self.report(trial_id, build_measurement(0, Cost(), **values))
         self.tick()
-        if (config.directory / HALT).exists():
+        if is_asked_to_stop(config.directory):
             self.end(trial_id, interrupted=True)
         else:
             self.tested.append(f"merge-{config.directory.name}")
@@ -275,13 +280,13 @@ def test_the_next_process_carries_out_a_pending_verdict(tmp_path: Path):
         driver = begin(ledger)
         first, second = driver.ask(), driver.ask()
         report_rung(driver, first)
-        assert (driver.in_flight[first].directory / HALT).exists()
-        assert not (driver.in_flight[second].directory / HALT).exists()
+        assert is_asked_to_stop(driver.in_flight[first].directory)
+        assert not is_asked_to_stop(driver.in_flight[second].directory)
         assert ledger.get_record(1).state == "running"
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         assert (ledger.get_record(1).state, ledger.get_record(1).paused_at) == ("paused", 26 * STEP)
-        assert not (ledger.get_trial_directory(1) / HALT).exists()
+        assert not is_asked_to_stop(ledger.get_trial_directory(1))
         assert [event.record.number for event in driver.events] == [1]
         assert driver.in_flight[driver.ask()].directory.name == "2"
 
@@ -317,7 +322,7 @@ def test_a_trial_that_fails_after_it_was_asked_to_stop_waits(tmp_path: Path):
         driver.in_flight.pop(second)
         driver.searcher.on_end(second, Failed("the trial's process died"))
         assert [ledger.get_record(number).state for number in (1, 2)] == ["paused", "paused"]
-        assert not (ledger.get_trial_directory(1) / HALT).exists()
+        assert not is_asked_to_stop(ledger.get_trial_directory(1))
 
 
 def test_measurements_after_a_verdict_are_ignored(tmp_path: Path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,15 +23,14 @@ from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import iterate_whole_checkpoints
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Report
 from gdpo_tune.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
-from gdpo_tune.tuning import attempts
 from gdpo_tune.tuning.attempts import (
     AttemptConfig,
     AttemptError,
     Fatal,
     Finished,
     Interrupted,
-    RemoteStopFlag,
     RunSettings,
+    StopFlag,
     TrialMessage,
     TrialNotice,
     TrialPlaced,
@@ -92,7 +90,6 @@ def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[T
     monkeypatch.setattr(attempt, "describe_place", lambda: TrialPlaced("process", "node"))
     # the original queries Ray
     monkeypatch.setattr(attempt, "compute_memory_limit", lambda *_: float("inf"))
-    monkeypatch.setattr(attempts, "FLAG_POLL_SECONDS", 0.0)  # steps take no time
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     yield messages
     actions_by_step.clear()
@@ -166,11 +163,11 @@ def test_another_attempt_resumes_from_the_newest_checkpoint(
 
 
 def test_a_trial_that_is_stopped_leaves_its_last_step_in_the_store(tmp_path: Path):
-    driver = RemoteStopFlag(SWEEP)
+    driver = StopFlag(Path(), SWEEP)
     actions_by_step[3] = driver.request
     assert run_attempt(tmp_path) == Interrupted()
     assert find_newest() == "checkpoint-3"
-    driver = RemoteStopFlag(SWEEP)  # of the next start
+    driver = StopFlag(Path(), SWEEP)  # of the next start
     driver.clear()
     actions_by_step[4], actions_by_step[5] = lambda: driver.request(4), lambda: driver.request(3)
     assert run_attempt(tmp_path) == Interrupted()
@@ -182,9 +179,6 @@ def test_a_trial_that_is_stopped_leaves_its_last_step_in_the_store(tmp_path: Pat
 def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
     tmp_path: Path, messages: list[TrialMessage], monkeypatch: pytest.MonkeyPatch
 ):
-    """Regardless of the time of the last request to the store."""
-    monkeypatch.setattr(attempts, "FLAG_POLL_SECONDS", 1e9)
-
     def hear(packed: dict[str, Any]) -> None:  # Ray returns once the driver has dealt with it
         update = unpack(packed)
         if isinstance(update, TrialPlaced):
@@ -192,7 +186,7 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
         assert isinstance(update, TrialUpdate)
         messages.append(update)
         if update.measurement.has_validation:
-            RemoteStopFlag(SWEEP).request(3)
+            StopFlag(Path(), SWEEP).request(3)
 
     monkeypatch.setattr(attempt.tune, "report", hear)
     monkeypatch.setattr(
@@ -202,53 +196,20 @@ def test_a_trial_that_is_halted_at_a_rung_takes_no_further_step(
     assert find_newest() == "checkpoint-4"
 
 
-@pytest.mark.parametrize("outage", ["hangs", "fails", "refuses"])
-def test_a_store_that_does_not_answer_neither_stops_nor_delays_a_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage: str
+@pytest.mark.parametrize("error", [OSError("no route"), PermissionError("Access Denied")])
+def test_a_store_that_does_not_answer_stops_no_trial(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
 ):
-    monkeypatch.setattr(attempts, "ANSWER_SECONDS", 0.1)
-    flag, back = RemoteStopFlag(SWEEP), threading.Event()
-    flag.request(3)
-    cat_file = MemoryFileSystem.cat_file
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
 
-    def cat(self: MemoryFileSystem, path: str) -> bytes:
-        if not back.is_set():
-            if outage == "refuses":
-                raise PermissionError("Access Denied")
-            if outage == "fails":
-                raise OSError("no route")
-            back.wait()
-        return cat_file(self, path)
-
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat)
-    began = time.monotonic()
-    assert [flag.is_set(3) for _ in range(10)] == [False] * 10
-    assert time.monotonic() - began < 20.0  # a call that waits for the store never returns
-    back.set()
-    deadline = time.monotonic() + 20
-    while not flag.is_set(3, now=True):
-        assert time.monotonic() < deadline
-
-
-def test_a_request_that_the_store_rejects_is_sent_again(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(attempts, "ANSWER_SECONDS", 0.1)
-    back, pipe_file = threading.Event(), MemoryFileSystem.pipe_file
-
-    def pipe(self: MemoryFileSystem, path: str, content: bytes) -> None:
-        if not back.is_set():
-            raise OSError("no route")
-        pipe_file(self, path, content)
-
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe)
-    flag = RemoteStopFlag(SWEEP)
-    flag.request()
-    assert not RemoteStopFlag(SWEEP).is_set(7)
-    back.set()
-    deadline = time.monotonic() + 20
-    while not RemoteStopFlag(SWEEP).is_set(7):
-        assert time.monotonic() < deadline
+    StopFlag(Path(), SWEEP).request(3)
+    replace_pauses(monkeypatch, lambda _: pytest.fail("it waited"))
+    flag = StopFlag(Path(), SWEEP, patience=0.0)
+    with monkeypatch.context() as away:
+        away.setattr(MemoryFileSystem, "cat_file", fail)
+        assert not flag.is_set(3)
+    assert flag.is_set(3)
 
 
 def test_a_short_outage_costs_no_attempt_and_is_reported(

@@ -296,7 +296,7 @@ def test_a_ledger_that_stays_lost_is_the_error_of_the_sweep(
 
     def fit(lifecycle: Lifecycle) -> None:
         monkeypatch.setattr(
-            "gdpo_tune.ledger.journal.JournalFile.append_logs",
+            "gdpo_tune.ledger.journal.Journal.append_logs",
             lambda *_: raise_error(OSError(errno.EIO, "Input/output error")),
         )
         if fails_before_the_end:

@@ -18,7 +18,12 @@ from gdpo_tune.tuning import lifecycle
 from gdpo_tune.tuning.lifecycle import RequestInbox
 from gdpo_tune.tuning.plan import is_finished
 from tests.support.search_driver import Driver
-from tests.support.tuning import build_measurement, load_code_spec, load_halving_spec
+from tests.support.tuning import (
+    build_measurement,
+    is_asked_to_stop,
+    load_code_spec,
+    load_halving_spec,
+)
 
 QUICK = ["search.sampler=random", "search.trials=3", "search.replicates.max_runs=0"]
 POINT = {"learning_rate": 1e-4, "group_size": 4}
@@ -67,7 +72,7 @@ def start_all(driver: Driver) -> list[str]:
 
 
 def has_flag(ledger: Ledger, number: int) -> bool:
-    return (ledger.get_trial_directory(number) / "halt").exists()
+    return is_asked_to_stop(ledger.get_trial_directory(number))
 
 
 def test_a_running_trial_is_told_to_end_and_is_pruned(ledger: Ledger):

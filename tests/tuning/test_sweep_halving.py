@@ -7,12 +7,11 @@ from pathlib import Path
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.first_trials import find_wide_step
-from gdpo_tune.tuning.attempts import HALT
 from gdpo_tune.tuning.halving import STOPPED
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.fake_training import list_executions
 from tests.support.ray_sweeps import MARKS, SPACE
-from tests.support.tuning import ENDS_ONLY
+from tests.support.tuning import ENDS_ONLY, is_asked_to_stop
 
 pytestmark = MARKS
 
@@ -37,7 +36,7 @@ def test_stopped_trials_take_no_step_past_the_wide_rung_and_leave_no_files(tmp_p
         assert record.reason == STOPPED
         directory = spec.directory / "trials" / str(record.number)
         assert not list(directory.glob("checkpoint-*"))
-        assert not (directory / HALT).exists()
+        assert not is_asked_to_stop(directory)
 
     long = [r for r in result.records if r.is_training and r.state == "complete"]
     for record in long:

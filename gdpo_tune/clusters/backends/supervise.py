@@ -95,7 +95,7 @@ def _take_lock(lock: TextIO, state: Path) -> bool:
 def has_supervisor(directory: Path) -> bool:
     """Return whether a living supervisor holds the lock of a job."""
     with suppress(OSError):
-        return is_locked(directory / LOCK) is True
+        return is_locked(directory / LOCK)
     return False
 
 

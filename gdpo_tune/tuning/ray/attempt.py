@@ -63,11 +63,11 @@ from gdpo_tune.tuning.attempts import (
     Finished,
     Interrupted,
     RunSettings,
+    StopFlag,
     TrialNotice,
     TrialPlaced,
     TrialResult,
     TrialUpdate,
-    open_stop_flag,
     unwrap_attempt,
     wrap_for_ray,
 )
@@ -246,7 +246,8 @@ class Reporter:
         """Called with each new checkpoint, before the driver hears of it."""
         self._number = attempt.number
         self._last = trial.training.steps
-        self._stop_flag = open_stop_flag(self._setup.spec_file.parent, self._setup.address)
+        directory = self._setup.spec_file.parent
+        self._stop_flag = StopFlag(directory, self._setup.address, patience=0.0)
         self._sent = float("-inf")
         self._held: list[Measurement] = []  # to go with the next result
 
@@ -284,7 +285,7 @@ class Reporter:
 
     def is_halted(self) -> bool:
         """Return whether the driver has decided against the trial because of the last result."""
-        return self._stop_flag.is_set(self._number, now=True)
+        return self._stop_flag.is_set(self._number)
 
     def send(self, result: dict[str, Any]) -> None:
         """Pass a result on to the driver."""

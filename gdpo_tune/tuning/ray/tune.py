@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ray.tune.execution import tune_controller as controller
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
+from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.attempts import (
     FINISHED,
@@ -172,7 +174,8 @@ class TuneStopper(_Unsaved, Stopper):
         self._lifecycle.apply_requests()
         if self.requested and self._deadline == float("inf"):
             self._deadline = time.monotonic() + self._grace
-            self._lifecycle.stop_flag.request()
+            with suppress(StoreUnreachableError, OSError):  # then Ray ends them
+                self._lifecycle.stop_flag.request()
         return time.monotonic() > self._deadline
 
 
