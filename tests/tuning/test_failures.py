@@ -47,7 +47,7 @@ from gdpo_tune.tuning.attempts import (
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray import tune, workers
 from gdpo_tune.tuning.ray.attempt import NODE_DIED
-from gdpo_tune.tuning.ray.tune import TuneCallback, TuneSearcher, describe_failure
+from gdpo_tune.tuning.ray.tune import TuneCallback, describe_failure
 from tests.support.search_driver import Driver
 from tests.support.tuning import (
     build_attempt,
