@@ -6,7 +6,6 @@ has a copy of it: another machine goes on from there.
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import time

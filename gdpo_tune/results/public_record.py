@@ -164,8 +164,7 @@ def make_public(spec: SweepSpec) -> SweepSpec:
     """Return a specification without addresses, variables and directories of its author."""
     task, data = spec.task, spec.data
     # How code is run is a decision for each machine.
-    limit = min(spec.sandbox.cpu_seconds, spec.sandbox.wall_seconds)  # a service ignores the first
-    sandbox = spec.sandbox.replace(url="", type="local", cpu_seconds=limit)
+    sandbox = spec.sandbox.replace(type="local")
     server = {"vllm_mode": "colocate", "vllm_server": ""} if spec.rollout.vllm_server else {}
     start = spec.start
     if start is not None and start.file:

@@ -144,7 +144,7 @@ def test_a_job_gets_the_object_store(tmp_path):
 
 
 def test_an_object_store_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
-    text = GOOD.replace("storage: runs", "storage: memory://bucket\nledger: postgresql://me@db/s")
+    text = GOOD.replace("storage: runs", "storage: memory://bucket")
     sweep = load_scheduled_sweep(tmp_path, text)
     monkeypatch.setattr(console, "find_machine_problems", lambda _: [])
     assert console.find_errors(sweep) == []

@@ -135,7 +135,7 @@ def test_every_key_of_a_sweep_file_is_classified(tmp_path):
         *("keep", "training", "model", "data", "sandbox", "rollout", "search", "resources"),
         "start",
     }
-    emptied = {"tracking", "notify", "storage", "ledger"}
+    emptied = {"tracking", "notify", "storage"}
     assert set(SweepSpec.model_fields) == kept | emptied
     data = tmp_path / CANARY / "kanarie.jsonl.gz"
     data.parent.mkdir()

@@ -128,8 +128,11 @@ def test_a_sweep_on_an_object_store_is_steered_where_it_runs(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
     steering = Steering(ledger.directory)
-    monkeypatch.setattr(SweepSpec, "address", "s3://bucket/sweep")
-    steering._check_sweep(ledger, steering.request("pause", {}))  # its process is on this machine
+    request = steering.request("pause", {})
+    with monkeypatch.context() as running:
+        running.setattr(SweepSpec, "address", "s3://bucket/sweep")
+        steering._check_sweep(ledger, request)  # its process is on this machine
     ledger.close()
+    monkeypatch.setattr(SweepSpec, "address", "s3://bucket/sweep")
     with pytest.raises(UsageError, match="s3://bucket/sweep is on an object store, and no process"):
-        steering._check_sweep(ledger, steering.list_pending()[0])
+        steering._check_sweep(ledger, request)
