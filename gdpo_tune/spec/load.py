@@ -52,9 +52,6 @@ def load_spec(
     written: dict[str, str] = {}
     if path.name == SPEC:
         written = document.resolve_paths(data, path)
-        resources = data.get("resources")
-        if isinstance(resources, dict) and resources.get("pack") == 1:
-            del resources["pack"]  # a default that earlier sweeps recorded
     _read_variables(data)
     problems.refuse_unusable()
     for key, example in REQUIRED.items():

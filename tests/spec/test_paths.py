@@ -69,16 +69,6 @@ def test_a_sweep_is_read_from_every_directory(project: Path):
     assert find_sweep(file).spec.directory == project / "runs" / "mine"
 
 
-def test_one_trial_a_process_which_earlier_sweeps_recorded_is_passed_over(project: Path):
-    stored = project / "runs" / "mine" / "spec.yaml"
-    spec, text = read(project), stored.read_text()
-    stored.write_text(text.replace("resources:\n", "resources:\n  pack: 1\n"))
-    assert read(project) == spec
-    stored.write_text(text.replace("resources:\n", "resources:\n  pack: 4\n"))
-    with pytest.raises(SpecError, match=r"resources\.pack = 4: trials no longer share a process"):
-        read(project)
-
-
 def test_the_identity_is_that_of_the_paths_as_written(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ):
