@@ -147,4 +147,4 @@ def test_workers_is_the_number_of_workers():
 
 def test_the_list_of_settings_is_complete():
     named = {*SandboxSettings.model_fields}
-    assert named == {*EFFECTS, "url", "workers"}
+    assert named == {*EFFECTS, "workers"}
