@@ -13,6 +13,7 @@ from gdpo_tune.ledger.trial_encoding import convert_to_distribution
 from gdpo_tune.spec.load import read_point
 from gdpo_tune.spec.space import Choices, Fixed, Space, Uniform
 from gdpo_tune.tasks import code
+from tests.spec.test_shaping import DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -182,14 +183,7 @@ def test_complete_fills_fixed_and_inactive(load):
         "epsilon_high": 0.2,
         "loss_type": "dapo",
         "num_iterations": 1,
-        "gamma": 0.0,
-        "baseline": "group_mean",
-        "prompt_selection": "uniform",
-        "partial_credit": False,
-        "length_shape": "step",
-        "length_cache": 0.2,
-        **{f"conditioning.{name}": "none" for name in code.TASK.rewards},
-        **{f"conditioning_threshold.{name}": 1.0 for name in code.TASK.rewards},
+        **DEFAULTS,
     }
     assert complete.keys() == list_parameters(code.TASK).keys()
 
