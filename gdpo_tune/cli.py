@@ -35,6 +35,7 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
 from gdpo_tune.core.http import bypass_proxies_on_loopback
+from gdpo_tune.core.text import join_names, suggest
 
 if TYPE_CHECKING:
     from gdpo_tune.results.open_sweep import Sweep
@@ -76,7 +77,7 @@ def main() -> NoReturn:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `gdpo-tune`; those of its commands are part of it for completion only."""
-    parser = argparse.ArgumentParser(prog="gdpo-tune", description=sys.modules["gdpo_tune"].__doc__)
+    parser = SuggestingParser(prog="gdpo-tune", description=sys.modules["gdpo_tune"].__doc__)
     parser.add_argument(
         "--print-completion",
         action=_PrintCompletion,
@@ -181,7 +182,19 @@ READ_SWEEP = f"{SWEEP}; or hf://USER/NAME, where it was published"
 """Help of an argument that selects a sweep, which is only read."""
 
 
-class Parser(argparse.ArgumentParser):
+class SuggestingParser(argparse.ArgumentParser):
+    """Parser that names the choice which is close to a wrong one, as Python 3.14 can."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(
+                action,
+                f"unknown value {value!r}: {suggest(value, action.choices)}choose from "
+                f"{join_names(action.choices)}",
+            )
+
+
+class Parser(SuggestingParser):
     """Command line of a command, whose module has its name and its help; imports nothing heavy.
 
     A command that prints how to run it again takes no `abbreviations`: it finds its options by

@@ -129,7 +129,7 @@ REMOVED_KEYS = {
         "remove the key: with resources.gpus: 0.25 four trials share a GPU",
     ),
     "sandbox.url": (
-        "no service runs code any more",
+        "code runs on the machine of its trial",
         "remove the key: code runs in the sandbox of this machine",
     ),
     "ledger": (

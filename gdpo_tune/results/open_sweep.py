@@ -21,6 +21,7 @@ from gdpo_tune.core.object_store import (
     is_url,
     list_copied_addresses,
 )
+from gdpo_tune.core.text import suggest
 
 # Other imports are late: that there is no such sweep needs neither pydantic nor Optuna.
 if TYPE_CHECKING:
@@ -139,9 +140,14 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
             raise UsageError(
                 f"{source}: pick once, after a single colon or with --pick: leave out :{after}"
             )
-        addresses = list_copied_addresses(path.name)
-        fix = f"\n    fix: give its address: {', '.join(addresses)}" if addresses else ""
-        raise UsageError(missing + fix)
+        if addresses := list_copied_addresses(path.name):
+            fix = f"give its address: {', '.join(addresses)}"
+        else:
+            names = [found.parent.name for found in path.parent.glob(f"*/{SPEC}")]
+            fix = (
+                f"{suggest(path.name, names)}name the directory that a sweep has made, or its file"
+            )
+        raise UsageError(f"{missing}\n    fix: {fix}")
     return path / SPEC, f"storage={json.dumps(str(path.parent))}"
 
 

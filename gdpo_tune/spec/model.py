@@ -504,7 +504,7 @@ class SweepSpec(Section):
         limit, count = budget.get("completions"), FULL_TRAININGS + _count_replicates(search)
         if isinstance(limit, int) and isinstance(each, int) and limit > 0 and each > 0:
             settings.setdefault("steps", max(1, limit // (count * each)))
-        if "steps" in settings:  # trainings are measured where they wait
+        if isinstance(settings.get("steps"), int):  # trainings are measured where they wait
             settings.setdefault("evaluate_every", settings["steps"])
         return {**data, "training": settings}
 

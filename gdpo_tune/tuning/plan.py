@@ -271,7 +271,8 @@ def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 
         return why[-1] if why else "no further training fits into the budget"
     if count_started(records) < spec.search.trials:
         return f"{spec.search.patience} trials in a row did not move the hypervolume"
-    return f"all {spec.search.trials} configurations were tried"
+    trials = spec.search.trials
+    return f"all {trials} configurations were tried" if trials > 1 else "its one trial has ended"
 
 
 def estimate_outlook(

@@ -63,8 +63,8 @@ print({{"torch", "optuna", "pydantic", "rich", "ray", "numpy"}} & sys.modules.ke
     ("words", "message"),
     [
         ((), f"name a command: {', '.join(cli.COMMANDS)}"),
-        (("swep",), "invalid choice: 'swep'"),
-        (("--print-completion", "fish"), "invalid choice: 'fish'"),
+        (("swep",), "unknown value 'swep': did you mean 'sweep'? choose from"),
+        (("--print-completion", "fish"), "unknown value 'fish': choose from bash"),
         (("sweep", "nowhere.yaml"), "nowhere.yaml"),
         (("score", "x.yaml", "--reference", "-n", "many"), "invalid number value: 'many'"),
     ],

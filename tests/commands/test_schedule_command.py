@@ -259,7 +259,7 @@ def test_status_and_next_write_nothing(tmp_path, backend):
         (("run", "nightly", "--at", "2026-01-01T02:00Z", "--now"), "not allowed with"),
         (("serve", "--every", "0"), "write 0.1 to 86400 seconds"),
         (("next", "--count", "0"), "must be between 1 and 1000"),
-        (("tik",), "invalid choice"),
+        (("tik",), "unknown value 'tik': did you mean 'tick'?"),
         ((), "required: COMMAND"),
     ],
 )

@@ -138,7 +138,7 @@ def test_the_name_of_a_copied_sweep_is_refused_with_its_address(
     with pytest.raises(UsageError, match="--from sweep:knee: there is no sweep") as caught:
         load_and_pick("sweep:knee", None, "--from")
     assert str(caught.value).endswith("fix: give its address: memory://bucket/runs/sweep")
-    with pytest.raises(UsageError, match=r"it has no spec.yaml$"):
+    with pytest.raises(UsageError, match=r"it has no spec.yaml\n    fix: name the directory"):
         load_and_pick("trials:knee", None, "--from")
 
 

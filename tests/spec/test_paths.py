@@ -222,7 +222,8 @@ def test_that_there_is_no_sweep_needs_no_heavy_import(tmp_path: Path):
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert run.stdout == (
-        "runs/nothing: there is no sweep in runs/nothing: it has no spec.yaml\n[]\n"
+        "runs/nothing: there is no sweep in runs/nothing: it has no spec.yaml\n"
+        "    fix: name the directory that a sweep has made, or its file\n[]\n"
     )
     with pytest.raises(UsageError):
         report(["runs/nothing"])
