@@ -3,8 +3,8 @@
     python benchmarks/search/fronts.py [--tasks code math tools] [--seeds 0 1 2] [--out DIRECTORY]
                                        [--rows halving informative sixteen equal random tpe]
 
-For each task and seed, sweeps of `search_spaces/<task>.yaml` run with the ordinary command, one
-trial at a time and without replicates:
+For each task and seed, sweeps of `search_spaces/<task>.yaml` run with the ordinary command, as
+many trials at a time as there are cores, and without replicates:
 
     halving  a wide rung of many configurations, then few long trainings: the default of a budget
     informative  the same, whose trainings prefer prompts with unequal rewards

@@ -49,7 +49,7 @@ from gdpo_tune.analysis.uncertainty import (
     estimate_optimism,
     rank_values,
 )
-from gdpo_tune.core.trials import CLEAR, Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Z_95, Estimate, Objective, TrialRecord
 
 ALPHA = 0.04
 """Corrected p up to which a difference is significant. Below the promised .05, because 999
@@ -230,7 +230,7 @@ def _estimate_ratio_interval(left: Arm, right: Arm, count: int, ratio: float) ->
     if not all(0 < draw < math.inf for draw in draws):
         interval = compute_interval(draws)
         return Interval(min(ratio, interval.low), max(ratio, interval.high))
-    reach = math.exp(CLEAR * float(np.std(np.log(draws))))
+    reach = math.exp(Z_95 * float(np.std(np.log(draws))))
     return Interval(ratio / reach, ratio * reach)
 
 

@@ -37,7 +37,7 @@ from gdpo_tune.analysis.uncertainty import (
     estimate_hypervolume_interval,
 )
 from gdpo_tune.core.text import format_first
-from gdpo_tune.core.trials import CLEAR, Cost, Estimate, Objective, TrialRecord, sum_costs
+from gdpo_tune.core.trials import Z_95, Cost, Estimate, Objective, TrialRecord, sum_costs
 
 Kind = Literal["ends", "checkpoints", "merges"]
 KINDS: tuple[Kind, ...] = ("ends", "checkpoints", "merges")
@@ -462,4 +462,4 @@ def has_stagnated(
         - compute_loss_hypervolume(drawn[before], objectives)
         for drawn in draw_points(compute_losses(means, objectives), errors, MOVE_DRAWS)
     ]
-    return now - earlier <= max(MIN_MOVE * earlier, CLEAR * float(np.std(moves)))
+    return now - earlier <= max(MIN_MOVE * earlier, Z_95 * float(np.std(moves)))

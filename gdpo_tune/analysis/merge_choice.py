@@ -5,8 +5,8 @@ little above it, the more so the more they differ. With m(w) and v(w) the weight
 of the parents' values, each objective divided by the span of the parents, an objective is modelled
 as a Gaussian process over the weights:
 
-    f(w) = m(w) + u(w) (BUMP + g(w)),        u(w)^2 = 2 v(w) + 2 (mean of v(w) over objectives)
-    cov(g(w), g(w')) = SHARED^2 + LOCAL^2 exp(-|w - w'|^2 / (2 REACH^2))
+    f(w) = m(w) + u(w) (MEAN_GAIN + g(w)),        u(w)^2 = 2 v(w) + 2 (mean of v(w) over objectives)
+    cov(g(w), g(w')) = COMMON_SD^2 + LOCAL_SD^2 exp(-|w - w'|^2 / (2 LENGTH_SCALE^2))
 
 Half way between two parents that differ equally in all objectives, u is their difference; at a
 parent it is 0. The values of parents and merges are known up to the errors of their evaluations, so
@@ -52,7 +52,7 @@ Mixture = dict[Policy, float]
 Rounded = frozenset[tuple[Policy, float]]
 """A mixture by which equal ones are found."""
 
-BUMP, SHARED, LOCAL, REACH = 0.08, 0.1, 0.15, 0.5
+MEAN_GAIN, COMMON_SD, LOCAL_SD, LENGTH_SCALE = 0.08, 0.1, 0.15, 0.5
 """Constants of the model, as shares of `u` and as a distance."""
 TINY = 1e-9
 """Smallest error and span, so that certain values divide nothing by 0."""
@@ -169,7 +169,9 @@ def predict_losses(
     near, between = _compute_covariance(weights, observed), _compute_covariance(observed, observed)
     means, errors = prior, np.empty_like(prior)
     for column in range(len(span)):
-        variance = (weights**2) @ noise[:, column] + reach[:, column] ** 2 * (SHARED**2 + LOCAL**2)
+        variance = (weights**2) @ noise[:, column] + reach[:, column] ** 2 * (
+            COMMON_SD**2 + LOCAL_SD**2
+        )
         if merges:
             cross = (weights * noise[:, column]) @ observed.T
             cross += near * np.outer(reach[:, column], extent[:, column])
@@ -200,16 +202,16 @@ def _build_weights(mixtures: Sequence[Mixture], columns: Mapping[Policy, int]) -
 
 
 def _compute_prior(weights: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Compute m + u BUMP as losses, and u, each `[N, M]`."""
+    """Compute m + u MEAN_GAIN as losses, and u, each `[N, M]`."""
     middle = weights @ values
     variance = np.maximum(weights @ values**2 - middle**2, 0.0)
     reach = np.sqrt(2 * variance + 2 * variance.mean(axis=1, keepdims=True))
-    return middle - BUMP * reach, reach
+    return middle - MEAN_GAIN * reach, reach
 
 
 def _compute_covariance(left: Floats, right: Floats) -> Floats:
     squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * left @ right.T
-    return SHARED**2 + LOCAL**2 * np.exp(-squares / (2 * REACH**2))
+    return COMMON_SD**2 + LOCAL_SD**2 * np.exp(-squares / (2 * LENGTH_SCALE**2))
 
 
 def compute_expected_gains(

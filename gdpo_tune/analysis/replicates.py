@@ -40,12 +40,12 @@ from numpy.typing import ArrayLike, NDArray
 from gdpo_tune.analysis.pareto import NOT_RANKED, Floats, compute_losses, rank_points
 from gdpo_tune.analysis.uncertainty import compute_quantile, estimate_front_probability
 from gdpo_tune.core.trials import (
-    CLEAR,
+    Z_95,
     Estimate,
-    HasOrigin,
     Objective,
     Params,
     Part,
+    Provenance,
     Replicate,
     Role,
     TrialRecord,
@@ -64,7 +64,7 @@ LIKELY = 0.01
 
 
 @dataclass(frozen=True)
-class Configuration(HasOrigin):
+class Configuration(Provenance):
     """One setting of the parameters with its results over all seeds."""
 
     numbers: tuple[int, ...]
@@ -245,7 +245,7 @@ def pool_estimates(estimates: Sequence[Estimate], spread: Spread = (0.0, 0)) -> 
     of_sweep = sigma / math.sqrt(count)
     # From the first one on, so that equal seeds give exactly their value and ties stay ties.
     mean = means[0] + math.fsum(mean - means[0] for mean in means) / count
-    reach = max(CLEAR * between, compute_quantile(df) * of_sweep)
+    reach = max(Z_95 * between, compute_quantile(df) * of_sweep)
     low = mean - max(reach, math.hypot(*(each.mean - each.low for each in estimates)) / count)
     high = mean + max(reach, math.hypot(*(each.high - each.mean for each in estimates)) / count)
     return Estimate(mean, max(between, within, of_sweep), low, high, df=df)

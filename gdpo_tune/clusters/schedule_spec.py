@@ -124,7 +124,7 @@ def _find_line_error(line: str) -> str:
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 DURATION = re.compile("".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in UNITS))
-SHORTEST, LONGEST = UNITS["m"], 366 * UNITS["d"]
+MIN_PERIOD, MAX_PERIOD = UNITS["m"], 366 * UNITS["d"]
 """Limits of a duration in seconds: `tick` may be called every minute, not every second."""
 
 
@@ -135,8 +135,8 @@ def parse_duration(text: Any) -> int:
         raise build_refusal("not a length of time", "write it like 90m, 6h or 1d12h")
     counts = zip(match.groups(), UNITS.values(), strict=True)
     seconds = sum(int(count or 0) * size for count, size in counts)
-    if not SHORTEST <= seconds <= LONGEST:
-        bounds = f"{format_period(SHORTEST)} to {format_period(LONGEST)}"
+    if not MIN_PERIOD <= seconds <= MAX_PERIOD:
+        bounds = f"{format_period(MIN_PERIOD)} to {format_period(MAX_PERIOD)}"
         raise build_refusal(f"must be {bounds}", f"write a length of time of {bounds}")
     return seconds
 

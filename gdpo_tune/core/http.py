@@ -39,7 +39,7 @@ def run_with_timeout(seconds: float, call: Callable[[], T]) -> T:
     return answer.result()
 
 
-PATIENCE = 600.0
+OUTAGE_SECONDS = 600.0
 """Seconds for which something that stopped answering is asked again."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gdpo_tune.core.trials import CLEAR, Cost, Direction, Estimate
+from gdpo_tune.core.trials import Z_95, Cost, Direction, Estimate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,11 +156,11 @@ def estimate_mean(
     is_constant = math.isclose(lowest, highest)
     if is_constant:
         spread, lowest, highest = 0.0, min(0.0, mean), max(1.0, mean)
-    added = CLEAR**2 / (prompts + CLEAR**2)
+    added = Z_95**2 / (prompts + Z_95**2)
     centre = mean + added * ((lowest + highest) / 2 - mean)
-    reach = math.hypot(CLEAR * spread * (1 - added), added * (highest - lowest) / 2)
+    reach = math.hypot(Z_95 * spread * (1 - added), added * (highest - lowest) / 2)
     gaps = [mean - lowest, highest - mean]
     if spread:
         gaps = [spread**2 / gap * float(gammaincinv((gap / spread) ** 2, 0.025)) for gap in gaps]
     low, high = min(centre - reach, lowest + gaps[0]), max(centre + reach, highest - gaps[1])
-    return Estimate(mean, reach / CLEAR, low, high, is_constant)
+    return Estimate(mean, reach / Z_95, low, high, is_constant)

@@ -14,7 +14,7 @@ from typing import Any
 
 from gdpo_tune.core.errors import StoreError, StoreUnreachableError, get_first_line
 from gdpo_tune.core.files import is_disk_full
-from gdpo_tune.core.http import PATIENCE, build_retry
+from gdpo_tune.core.http import OUTAGE_SECONDS, build_retry
 from gdpo_tune.core.trial_files import is_marker
 
 SPEC = "spec.yaml"
@@ -133,7 +133,7 @@ class StoreDirectory:
         self,
         address: str,
         *,
-        patience: float = PATIENCE,
+        patience: float = OUTAGE_SECONDS,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.address = address

@@ -46,8 +46,8 @@ class Objective:
     """Worst value of interest: the reference point of the hypervolume, fixed in the spec."""
 
 
-CLEAR = 1.96
-"""Standard errors beyond which noise alone is an unlikely reason for a difference."""
+Z_95 = 1.96
+"""Standard errors that an interval at 95 % of a normal distribution reaches to each side."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Estimate:
     se: float
     low: float = math.nan
     high: float = math.nan
-    """NaN: `CLEAR` standard errors from the mean."""
+    """NaN: `Z_95` standard errors from the mean."""
     is_constant: bool = False
     """True if all completions have the same value, so that `se` follows from their number."""
     df: int = 0
@@ -66,8 +66,8 @@ class Estimate:
 
     def __post_init__(self) -> None:
         if math.isnan(self.low):
-            object.__setattr__(self, "low", self.mean - CLEAR * self.se)
-            object.__setattr__(self, "high", self.mean + CLEAR * self.se)
+            object.__setattr__(self, "low", self.mean - Z_95 * self.se)
+            object.__setattr__(self, "high", self.mean + Z_95 * self.se)
 
 
 EVALUATED_WORK = 0.3
@@ -195,8 +195,8 @@ class Replicate:
     """Trained policies of a fresh seed of a checkpoint or a merge, which needs no training."""
 
 
-class HasOrigin:
-    """Base of trials, and of what the trials of a configuration have in common."""
+class Provenance:
+    """What made a policy: base of trials, and of what those of a configuration have in common."""
 
     role: Role
     parts: tuple[Part, ...]
@@ -213,7 +213,7 @@ class HasOrigin:
 
 
 @dataclass(frozen=True)
-class TrialRecord(HasOrigin):
+class TrialRecord(Provenance):
     """One trial as the ledger records it."""
 
     number: int

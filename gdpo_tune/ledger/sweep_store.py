@@ -26,7 +26,7 @@ from gdpo_tune.core.errors import (
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import (
     JOURNAL,
-    PATIENCE,
+    OUTAGE_SECONDS,
     READ_PATIENCE,
     SPEC,
     StoreDirectory,
@@ -53,7 +53,7 @@ def check_store_writable(address: str) -> None:
         raise build_store_error(address, error.__cause__ or error) from error
 
 
-def fetch_spec(address: str, directory: Path, *, patience: float = PATIENCE) -> bool:
+def fetch_spec(address: str, directory: Path, *, patience: float = OUTAGE_SECONDS) -> bool:
     """Copy the resolved spec of a sweep to this machine; return whether there is one."""
     content = StoreDirectory(address, patience=patience, say=print_notice).read(SPEC)
     if content is not None:
@@ -123,7 +123,7 @@ class LedgerCopy:
 class SweepStore:
     """The directory of one sweep on an object store; all methods raise as `StoreDirectory` does."""
 
-    def __init__(self, spec: SweepSpec, *, patience: float = PATIENCE) -> None:
+    def __init__(self, spec: SweepSpec, *, patience: float = OUTAGE_SECONDS) -> None:
         self._spec = spec
         self._copy = spec.directory.absolute()
         self._files = StoreDirectory(spec.address, patience=patience, say=print_notice)

@@ -20,7 +20,7 @@ LEAST_SHARE = 0.02
 """Share of all work from which a pace is known: before, most of the time went into the start."""
 
 
-class Paced(Generic[T]):
+class RateLimited(Generic[T]):
     """A value that takes at most one part in `share` of the time to keep recent."""
 
     def __init__(
@@ -86,7 +86,7 @@ class LiveState:
         """Work that was done when the outlook was computed."""
         self._began = clock()
         """Start of this session, later by the time that it was paused."""
-        self._front = Paced[Front](share=20, least=1.0, clock=clock)
+        self._front = RateLimited[Front](share=20, least=1.0, clock=clock)
 
     def apply(self, event: events.Event) -> None:
         """Apply one event; costs next to nothing."""

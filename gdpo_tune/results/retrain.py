@@ -40,7 +40,7 @@ from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import ABSENT, Place, locate, read_overrides
 from gdpo_tune.spec.space import format_domain
 
-INDIFFERENT = (
+NOT_COMPARED = (
     *("directory", "threads", "gpu_share", "needs_gpu", "rollout", "sandbox", "evaluate_at"),
     *("keep_at", "required_metrics", "parts", "writes_whole"),  # no training has parts of a merge
     "start",  # its content counts
@@ -313,7 +313,7 @@ def build_trial_config(
 
 def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
     """Return the settings that decide the result of a training, as JSON with dotted keys."""
-    parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in INDIFFERENT}
+    parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_COMPARED}
     for name in ("training", "data", "rollout"):
         parts[name] = getattr(config, name).list_decisive()
     return json.loads(json.dumps(dict(_flatten(parts))))

@@ -25,21 +25,21 @@ from gdpo_tune.spec.space import format_domain, get_parameter_info
 from gdpo_tune.spec.starter import find_space, list_spaces
 
 OPTION = "--recipe"
-FREE = ("learning_rate", "beta", "temperature", "epsilon", "epsilon_high", "num_iterations")
+SETTABLE = ("learning_rate", "beta", "temperature", "epsilon", "epsilon_high", "num_iterations")
 """Parameters that may need other values under another policy; all others carry over."""
 RATE, STEPS, TOTAL = "space.learning_rate", "training.steps", "training.completions_per_step"
 MINI, MICRO = "training.mini_batch_size", "training.micro_batch_size"
-LONGEST, LIMIT = "training.max_completion_length", "training.length_limit"
-PROMPT, RANK, SCORING = "data.max_prompt_length", "model.lora_rank", "scoring"
+COMPLETION_LENGTH, LIMIT = "training.max_completion_length", "training.length_limit"
+PROMPT, LORA_RANK, SCORING = "data.max_prompt_length", "model.lora_rank", "scoring"
 SOURCE = "data.source"
 SUBJECTS = {
     "policy": ("policy",),
-    "trained weights": (RANK,),
+    "trained weights": (LORA_RANK,),
     "data": (
         *(SOURCE, "data.config", "data.split", "data.layout", "data.columns"),
         *("data.prompt_template", "data.validation", "data.test"),
     ),
-    "lengths": (LONGEST, LIMIT),
+    "lengths": (COMPLETION_LENGTH, LIMIT),
     "scoring": (SCORING,),
 }
 """Subject of a search -> keys that change it."""
@@ -47,12 +47,15 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     RATE: (("policy", "trained weights"), "the best one differs by policy, and for adapters"),
     STEPS: (("policy", "data"), "another policy, or other data, improves for longer"),
     TOTAL: (("policy", "data"), "the noise of a step depends on policy and data"),
-    LONGEST: (("policy", "data"), "another policy, or other data, has longer completions"),
+    COMPLETION_LENGTH: (
+        ("policy", "data"),
+        "another policy, or other data, has longer completions",
+    ),
     LIMIT: (("policy", "data", "lengths"), "the length reward pays for that many tokens"),
     PROMPT: (("data",), "longer prompts are left out"),
 }
 """Key whose value does not carry over -> subjects on which it depends, and the reason."""
-EXAMPLES = {STEPS: 100, TOTAL: 512, LONGEST: 512, LIMIT: 200, PROMPT: 512}
+EXAMPLES = {STEPS: 100, TOTAL: 512, COMPLETION_LENGTH: 512, LIMIT: 200, PROMPT: 512}
 """Key -> a value for a policy from the Hub, as `init` writes it."""
 RECIPE_SECTIONS = ("data", "model", "rollout", "training", "sandbox")
 RECIPE_RESOURCES = ("cpus", "gpus", "workers")
@@ -113,7 +116,7 @@ class Recipe:
     """As the user wrote it."""
     spec: SweepSpec
     params: Params
-    """One value for each parameter of `FREE`."""
+    """One value for each parameter of `SETTABLE`."""
 
     def name_source(self, key: str) -> str:
         """Return where the value of a dotted key is from, for a person."""
@@ -176,7 +179,7 @@ class TransferPlan:
         Adapters of another rank train the same weights.
         """
         wanted, searched = self.get(key), self.get_searched(key)
-        if key == RANK:
+        if key == LORA_RANK:
             return bool(wanted) != bool(searched)
         return (wanted or None) != (searched or None)
 
@@ -209,7 +212,7 @@ class TransferPlan:
 
     def describe(self, spec: SweepSpec, params: Params) -> Transfer:
         """Return the settings of the training with `params` under `spec`, and their origins."""
-        given = [name for name in FREE if self.has(f"space.{name}")]
+        given = [name for name in SETTABLE if self.has(f"space.{name}")]
         before = _list_settings(self.searched) | {f"space.{n}": self.params[n] for n in given}
         after = _list_settings(spec) | {f"space.{name}": params[name] for name in given}
         shown = {*self.needs, *(key for key in after if before[key] != after[key])}
@@ -229,7 +232,7 @@ class TransferPlan:
             needed, values = info.needs or ("", ())
             is_idle = bool(needed) and params.get(needed) not in values
             is_chosen = name in self.searched.space.dimensions or value != info.default
-            if name not in FREE and is_chosen and not is_idle:
+            if name not in SETTABLE and is_chosen and not is_idle:
                 carried.append(f"{name} {_format_value(value)}")
         if load_task_info(spec.task).offers_released and not self.is_changed(SCORING):
             is_other = self.recipe is not None and self.recipe.spec.scoring != spec.scoring
@@ -240,7 +243,7 @@ class TransferPlan:
             self.searched,
             tuple(carried),
             tuple(moved),
-            kept=tuple(f"{n} {_format_value(params[n])}" for n in FREE if n not in given),
+            kept=tuple(f"{n} {_format_value(params[n])}" for n in SETTABLE if n not in given),
         )
 
     def find_missing(self, option: str, source: str) -> TransferPlan:
@@ -249,7 +252,7 @@ class TransferPlan:
         problems = [f"{k} = {_format_value(self.get_searched(k))}: {NEEDS[k][1]}" for k in missing]
         if self.recipe and not self.is_set(RATE):
             rank = self.recipe.spec.model.lora_rank
-            if bool(self.get(RANK)) != bool(rank):
+            if bool(self.get(LORA_RANK)) != bool(rank):
                 trained = "adapters" if rank else "all weights"
                 rate = _format_value(self.recipe.params["learning_rate"])
                 problems = [f"{RATE} = {rate}: {OPTION} {self.recipe.name} has it for {trained}"]
@@ -281,12 +284,12 @@ class TransferPlan:
     def _suggest_value(self, key: str) -> float | int:
         """Return an example that fits the other values; for the policy of the sweep its own."""
         if key == RATE:  # of the method's paper; ten times as high for adapters
-            return 1e-5 if self.get(RANK) else 1e-6
+            return 1e-5 if self.get(LORA_RANK) else 1e-6
         example = EXAMPLES[key] if self.is_changed("policy") else self.get_searched(key)
         if key == TOTAL:
             return self._round_up(example)
-        longest, training = self.get(LONGEST), self.searched.training
-        if key == LIMIT and self.has(LONGEST) and isinstance(longest, int):
+        longest, training = self.get(COMPLETION_LENGTH), self.searched.training
+        if key == LIMIT and self.has(COMPLETION_LENGTH) and isinstance(longest, int):
             return max(1, round(training.length_limit / training.max_completion_length * longest))
         return example
 
@@ -317,7 +320,7 @@ def plan_transfer(
     other = read_recipe(recipe, searched, params) if recipe else None
     plan = TransferPlan(searched, params, tuple(overrides), own, other)
     is_transfer = bool(other or plan.subjects)
-    refuse_parameters(own, option, allowed=FREE if is_transfer else ())
+    refuse_parameters(own, option, allowed=SETTABLE if is_transfer else ())
     return plan.find_missing(option, source) if is_transfer else None
 
 
@@ -342,9 +345,11 @@ def read_recipe(name: str, searched: SweepSpec, params: Params) -> Recipe:
             "    fix: add that weight to its space, or choose a candidate without it"
         )
     # As for the published baseline: the default where the domain has it, else the middle.
-    shared = {key: params[key] for key in params if key in spec.space.domains and key not in FREE}
+    shared = {
+        key: params[key] for key in params if key in spec.space.domains and key not in SETTABLE
+    }
     complete = spec.space.complete_baseline(shared)
-    return Recipe(name, spec, {key: complete[key] for key in FREE})
+    return Recipe(name, spec, {key: complete[key] for key in SETTABLE})
 
 
 def list_fitting_spaces(task: str, policy: str) -> list[str]:
@@ -367,7 +372,7 @@ def refuse_parameters(own: document.YamlMap, option: str, *, allowed: Sequence[s
     if not allowed:
         raise UsageError(
             f"{option} takes the parameters of a trial, so --set space. has no effect\n"
-            f"    fix: leave it out; only under another policy may {join_names(FREE)} be set"
+            f"    fix: leave it out; only under another policy may {join_names(SETTABLE)} be set"
         )
     for name in space if isinstance(space, document.YamlMap) else [show(space)]:
         if name not in allowed:

@@ -60,7 +60,7 @@ from gdpo_tune.spec.model import (
 )
 from gdpo_tune.spec.space import Choices, Uniform
 
-TOTAL, LONGEST = "training.completions_per_step", "training.max_completion_length"
+TOTAL, COMPLETION_LENGTH = "training.completions_per_step", "training.max_completion_length"
 LEAST_RUNG = 2
 """Fewest steps of the wide rung."""
 LONGEST_NAME = 100
@@ -156,7 +156,9 @@ def list_needs(spec: SweepSpec) -> Findings:
         yield Finding("training.optimizer", "adamw_8bit needs the package torchao", fix)
 
 
-def _idle(section: str, keys: str, settings: Section, reason: str, fix: str, *on: str) -> Findings:
+def _find_unused(
+    section: str, keys: str, settings: Section, reason: str, fix: str, *on: str
+) -> Findings:
     """Yield `keys` of a section, separated by spaces, that have no effect and are not a default."""
     for key in keys.split():
         if getattr(settings, key) != type(settings).model_fields[key].default:
@@ -225,7 +227,7 @@ def _check_task_defaults(spec: SweepSpec, task: TaskInfo) -> Findings:
     if limit is not None and longest >= limit:
         reason = f"{policy} has {limit} positions, for a prompt and its completion together"
         fix = f"write a number well below {limit}, or give another policy"
-        yield Finding(LONGEST, reason, fix, ("policy",), longest)
+        yield Finding(COMPLETION_LENGTH, reason, fix, ("policy",), longest)
     unknown = [each for each, (low, high) in task.rewards.items() if math.isinf(high - low)]
     weights = {each: spec.space.list_reachable(f"reward_weights.{each}") for each in unknown}
     weighted = [each for each in unknown if weights[each] != (0,)]
@@ -315,8 +317,8 @@ def check_lengths_and_batches(spec: SweepSpec) -> Findings:
     limit, longest = training.length_limit, training.max_completion_length
     if limit >= longest:
         reason = f"not below max_completion_length = {longest}: every completion is within it"
-        fix = f"write a limit below {longest}, or raise {LONGEST}"
-        yield Finding("training.length_limit", reason, fix, (LONGEST,), limit)
+        fix = f"write a limit below {longest}, or raise {COMPLETION_LENGTH}"
+        yield Finding("training.length_limit", reason, fix, (COMPLETION_LENGTH,), limit)
     total, mini = training.completions_per_step, training.mini_batch_size
     if mini and (total % mini or mini % workers):
         reason = f"{workers} workers cannot compute equal parts of it"
@@ -518,19 +520,19 @@ def _check_rollout(spec: SweepSpec) -> Findings:
     if own.engine == "transformers":
         keys = "vllm_mode vllm_server vllm_memory_share importance_sampling importance_sampling_cap"
         reason = "engine: transformers is not vLLM"
-        yield from _idle("rollout", f"{keys} reuse_engine sleep", own, reason, remove, *on)
+        yield from _find_unused("rollout", f"{keys} reuse_engine sleep", own, reason, remove, *on)
     elif own.vllm_mode == "colocate":
         reason = "only vllm_mode: server uses a server"
-        yield from _idle("rollout", "vllm_server", own, reason, remove, *on)
+        yield from _find_unused("rollout", "vllm_server", own, reason, remove, *on)
         if own.engine == "vllm" and model.lora_rank > ADAPTER_RANKS[-1]:
             reason = f"vLLM samples with adapters of rank {ADAPTER_RANKS[-1]} at most"
             fix = f"write lora_rank: {ADAPTER_RANKS[-1]}, or rollout.engine: transformers"
             yield Finding("model.lora_rank", reason, fix, on)
     else:
         reason = "a server has a GPU of its own; its command line sets the share"
-        yield from _idle("rollout", "vllm_memory_share", own, reason, remove, *on)
+        yield from _find_unused("rollout", "vllm_memory_share", own, reason, remove, *on)
         reason = "a server runs on its own"
-        yield from _idle("rollout", "reuse_engine sleep", own, reason, remove, *on)
+        yield from _find_unused("rollout", "reuse_engine sleep", own, reason, remove, *on)
         if own.engine == "auto":
             reason = "engine: auto may choose another engine, which uses no server"
             yield Finding("rollout.vllm_mode", reason, "write engine: vllm beside it", on)
@@ -553,7 +555,7 @@ def _check_rollout(spec: SweepSpec) -> Findings:
             yield Finding("rollout.vllm_mode", reason, fix, ("model.lora_rank",))
     if own.importance_sampling == "off" and own.engine != "transformers":
         reason, other = "importance_sampling: off has no cap", "rollout.importance_sampling"
-        yield from _idle("rollout", "importance_sampling_cap", own, reason, remove, other)
+        yield from _find_unused("rollout", "importance_sampling_cap", own, reason, remove, other)
     asleep = ""
     if resources.gpus == 0:
         asleep = "vLLM on a CPU has no sleep mode"
@@ -601,7 +603,7 @@ def _check_data(spec: SweepSpec) -> Findings:
         reason = "has no effect: without data.source the task writes its own prompts"
         fix = "add data.source, or remove the key"
         keys = "layout config split columns prompt_template validation test"
-        yield from _idle("data", keys, own, reason, fix, key)
+        yield from _find_unused("data", keys, own, reason, fix, key)
         return
     if is_task_file(spec.task):
         reason = "has no effect: a task in a file writes its own prompts"
@@ -629,7 +631,7 @@ def _check_data(spec: SweepSpec) -> Findings:
             yield Finding(f"{name}.split", reason, fix, (key,))
     if own.is_local and not is_file(expand_path(own.source) / "README.md"):
         reason = "has no effect: only a clone from the Hub, with its README.md, has any"
-        yield from _idle("data", "config", own, reason, "remove the key")
+        yield from _find_unused("data", "config", own, reason, "remove the key")
 
 
 def _list_data_sections(spec: SweepSpec) -> dict[str, DataSettings | HeldOutData]:
@@ -674,7 +676,7 @@ def _check_model(spec: SweepSpec) -> Findings:
     if not own.lora_rank:
         reason, fix = "without lora_rank no module gets an adapter", "add lora_rank: 16, or remove"
         keys = "lora_alpha lora_targets"
-        yield from _idle("model", keys, own, reason, f"{fix} the key", "model.lora_rank")
+        yield from _find_unused("model", keys, own, reason, f"{fix} the key", "model.lora_rank")
     if own.lora_rank and not own.lora_targets:
         fix = f"write [{EVERY_LINEAR}], or names of modules such as [q_proj, v_proj]"
         yield Finding("model.lora_targets", "empty, so nothing would be trained", fix)

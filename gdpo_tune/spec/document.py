@@ -40,7 +40,7 @@ DEEPEST = 50
 DOMAIN_KEYS = ("range", "log", "choices", "value", "step", "when")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """Control characters except tabs and line breaks, and halves of surrogate pairs."""
-LONGEST = 300
+MAX_CHARACTERS = 300
 """Most characters of a value in a message; a long list hides what is wrong with it."""
 ABSENT: Any = object()
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
@@ -186,8 +186,8 @@ class Problems:
         if key not in self.empty:
             name = key.rpartition(".")[2].partition("[")[0]
             shown = "" if value is None else show(redact_values(value, name))
-            if len(shown) > LONGEST:
-                shown = shown[: LONGEST - 3] + "..."
+            if len(shown) > MAX_CHARACTERS:
+                shown = shown[: MAX_CHARACTERS - 3] + "..."
             self.records.append((mark, SpecProblem(str(mark), key, shown, reason, fix)))
         return ReportedError()
 

@@ -56,7 +56,7 @@ from gdpo_tune.spec.space import Space, convert_to_notation
 
 LEAST_RESOURCE = 0.0001
 """Smallest share of a resource that Ray can count."""
-FARTHEST = 1e30
+LARGEST_VALUE = 1e30
 """Largest size of a reference: products over objectives stay within the range of a float."""
 MERGES_PER_TRAINING = 5
 """Most merges for each training that has ended: a small sweep has few parents."""
@@ -209,7 +209,7 @@ class Constraint(Section):
     def limit(self) -> float:
         """The limit as a number; one that every value meets while it is not known."""
         if not self.is_known:
-            return -FARTHEST if self.op == ">=" else FARTHEST
+            return -LARGEST_VALUE if self.op == ">=" else LARGEST_VALUE
         return self.bound + (self.value or 0.0)
 
     @property
@@ -430,7 +430,7 @@ class ObjectiveSpec(Section):
 
     direction: Direction
     """Direction of improvement."""
-    reference: Annotated[float, Ge(-FARTHEST), Le(FARTHEST)]
+    reference: Annotated[float, Ge(-LARGEST_VALUE), Le(LARGEST_VALUE)]
     """The worst value of interest: the hypervolume's reference point, the same for every sweep."""
 
 

@@ -23,7 +23,7 @@ import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOMENTS, TrialMemory
-from gdpo_tune.core.http import PATIENCE
+from gdpo_tune.core.http import OUTAGE_SECONDS
 from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.trial_config import TrialConfig
@@ -129,7 +129,7 @@ def lock_gpu() -> Generator[None]:
         yield
 
 
-def wait_for_memory(needed: float, patience: float = PATIENCE, pause: float = 1.0) -> None:
+def wait_for_memory(needed: float, patience: float = OUTAGE_SECONDS, pause: float = 1.0) -> None:
     """Wait until `needed` bytes of this process's GPU are free, such as after a neighbour's death.
 
     Raises:

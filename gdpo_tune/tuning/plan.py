@@ -42,7 +42,7 @@ DEAD_STARTS = 3
 CEILING = 0.03
 """Share of a reward's range that a policy at its ceiling misses at most: then nine in ten groups of
 4 are equal in a reward of 0 or 1."""
-PATIENCE = 2
+DEFAULT_PATIENCE = 2
 """Further configurations in a row of a divided budget that may leave the hypervolume as it is."""
 LEAST_GAIN = 0.002
 """Share of the validation hypervolume that a merge or checkpoint has to add for a test."""
@@ -168,7 +168,7 @@ def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
         return False
     corners = sum(record.proposer == "corner" for record in records)
     further = count_started(records) - len(list_wide(spec, records)) - corners
-    patience = spec.search.patience or PATIENCE
+    patience = spec.search.patience or DEFAULT_PATIENCE
     return further < patience or not has_stagnated(records, spec.list_objectives(), patience)
 
 

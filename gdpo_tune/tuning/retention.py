@@ -13,7 +13,7 @@ from pathlib import Path
 from gdpo_tune.analysis.merge_choice import rank_checkpoints
 from gdpo_tune.analysis.replicates import pool_trials
 from gdpo_tune.core.errors import StoreUnreachableError
-from gdpo_tune.core.http import PATIENCE
+from gdpo_tune.core.http import OUTAGE_SECONDS
 from gdpo_tune.core.trial_files import MARKER, sort_checkpoints
 from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
@@ -116,7 +116,9 @@ def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]
     return paths
 
 
-def _keep_only(ledger: Ledger, paths: Mapping[int, set[Path]], patience: float = PATIENCE) -> None:
+def _keep_only(
+    ledger: Ledger, paths: Mapping[int, set[Path]], patience: float = OUTAGE_SECONDS
+) -> None:
     """Delete all checkpoints of these trials but the given ones, in the store too.
 
     Raises:

@@ -16,7 +16,7 @@ from gdpo_tune.core.trial_files import STEPS_FILE, StepsReader
 from gdpo_tune.core.trials import Measurement, Params, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import SteeringState, list_pending
-from gdpo_tune.results.live import Paced
+from gdpo_tune.results.live import RateLimited
 from gdpo_tune.spec import SweepSpec
 
 IDLE_SHARE = 20
@@ -66,7 +66,7 @@ class LiveSweep:
         self._readers: dict[int, StepsReader] = {}
         self._fingerprint: object = None
         self._snapshot = Snapshot(self._spec, (), (), None, {})
-        self._paced = Paced[Snapshot](IDLE_SHARE, clock=clock)
+        self._paced = RateLimited[Snapshot](IDLE_SHARE, clock=clock)
 
     def close(self) -> None:
         """Close the ledger."""

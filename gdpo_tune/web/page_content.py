@@ -36,7 +36,7 @@ from gdpo_tune.figures.layout import make_layout
 from gdpo_tune.figures.trial_curves import list_rewards
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
 from gdpo_tune.results.live import (
-    Paced,
+    RateLimited,
     estimate_seconds_left,
     measure_work,
 )
@@ -81,7 +81,7 @@ class View:
         self._status: tuple[str, str] | None = None
         self._state = b""
         self._figures: dict[str, bytes] = {}
-        self._front = Paced[Front](share=30)
+        self._front = RateLimited[Front](share=30)
         """Front of the trials `_ended`; it may lag behind a little."""
         self._ended: object = None
 

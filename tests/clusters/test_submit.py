@@ -150,7 +150,7 @@ def test_a_cluster_that_stops_answering_is_given_up_after_a_while(monkeypatch, c
         raise BackendUnreachableError("no answer")
 
     monkeypatch.setattr(ray_jobs.JobsApi, "ask", hang)
-    monkeypatch.setattr(submit, "PATIENCE", 1.0)
+    monkeypatch.setattr(submit, "OUTAGE_SECONDS", 1.0)
     monkeypatch.setattr(submit, "RETRY_SECONDS", 0.05)
     with pytest.raises(BackendUnreachableError):
         submit.follow_job(submit.build_jobs_api("http://127.0.0.1:9"), "x")

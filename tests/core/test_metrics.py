@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from gdpo_tune.core.metrics import add_costs, estimate_mean, estimate_metrics
-from gdpo_tune.core.trials import CLEAR, Cost, Estimate
+from gdpo_tune.core.trials import Z_95, Cost, Estimate
 
 COST = Cost(completions=64, seconds=1800.0, cpu_seconds=900.0)
 
@@ -67,14 +67,14 @@ def test_equal_outcomes_have_a_width(right, low, high):
     values = [1.0] * right + [0.0] * (32 - right)
     found = estimate_metrics({"m": values}, 1, 0)["m"]
     assert (found.low, found.high) == pytest.approx((low, high), abs=5e-4)
-    assert found.se == pytest.approx((high - low) / 2 / CLEAR, abs=5e-4)
+    assert found.se == pytest.approx((high - low) / 2 / Z_95, abs=5e-4)
     assert found.is_constant
 
 
 def test_equal_values_between_the_ends_may_hide_others_on_both_sides():
     """Source: arithmetic: z^2 of n + z^2 prompts may have any value from 0 to 1."""
     found = estimate_metrics({"m": [0.9] * 64}, 2, 0)["m"]
-    unseen = CLEAR**2 / (32 + CLEAR**2)
+    unseen = Z_95**2 / (32 + Z_95**2)
     assert found.low == pytest.approx(0.9 * (1 - unseen))
     assert found.high == pytest.approx(0.9 * (1 - unseen) + unseen)
 
@@ -98,7 +98,7 @@ def test_small_values_keep_small_errors():
 def test_half_of_the_prompts_have_wilsons_interval():
     """Source: Brown, Cai and DasGupta 2001, equation 4."""
     found = estimate_share(25, 50)
-    reach = CLEAR * math.sqrt(50) / (50 + CLEAR**2) * math.sqrt(0.25 + CLEAR**2 / 200)
+    reach = Z_95 * math.sqrt(50) / (50 + Z_95**2) * math.sqrt(0.25 + Z_95**2 / 200)
     assert (found.low, found.high) == pytest.approx((0.5 - reach, 0.5 + reach))
 
 

@@ -5,7 +5,7 @@ import pytest
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.transfer import FREE, list_fitting_spaces
+from gdpo_tune.results.transfer import SETTABLE, list_fitting_spaces
 from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
 from tests.support.transfers import (
@@ -120,7 +120,7 @@ def test_rewards_carry_over_and_the_rest_is_that_of_the_options(sweep):
     assert request.note == f"{before.note}, with another policy and other lengths"
 
 
-@pytest.mark.parametrize("name", FREE[1:])
+@pytest.mark.parametrize("name", SETTABLE[1:])
 def test_a_parameter_that_does_not_carry_over_may_be_set(sweep, name):
     value = 2 if name == "num_iterations" else 0.5
     request = transfer(sweep, POLICY, *GIVEN, f"space.{name}={value}")

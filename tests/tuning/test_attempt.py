@@ -503,7 +503,7 @@ def test_an_attempt_without_the_directory_waits_for_it_and_does_not_count(
 def test_a_directory_that_stays_missing_ends_the_sweep(
     attempt: AttemptConfig, spec_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(adapter, "PATIENCE", -1.0)
+    monkeypatch.setattr(adapter, "OUTAGE_SECONDS", -1.0)
     monkeypatch.setattr(adapter, "run_attempt", lambda _: spec_file.unlink())
     result = unwrap_message(adapter.run_trial(wrap_for_ray(attempt)))
     assert isinstance(result, Fatal)

@@ -53,7 +53,7 @@ def head(monkeypatch) -> dict[str, bytes]:
 
 
 def test_a_trial_reads_secrets_while_the_driver_is_there(head, monkeypatch):
-    monkeypatch.setenv(head_store.SHARED, "key")
+    monkeypatch.setenv(head_store.KEY_VARIABLE, "key")
     monkeypatch.setenv("HF_TOKEN", "")
     with head_store.share_secrets("key", {"HF_TOKEN": SECRET}):
         head_store.read_shared_variables()
@@ -75,7 +75,7 @@ def test_a_lost_head_is_not_called(head):
 
 
 def test_a_trial_without_secrets_asks_nobody(monkeypatch):
-    monkeypatch.delenv(head_store.SHARED, raising=False)
+    monkeypatch.delenv(head_store.KEY_VARIABLE, raising=False)
     head_store.read_shared_variables()
 
 

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.5
 """Interval between polls of a job that is followed."""
 RETRY_SECONDS = 5.0
 """Interval between calls to a cluster that stopped answering while a job was followed."""
-PATIENCE = 600.0
+OUTAGE_SECONDS = 600.0
 """Seconds for which a cluster that stopped answering is called again."""
 
 
@@ -127,7 +127,7 @@ def follow_job(api: ray_jobs.JobsApi, name: str) -> int:
     """Print a job's log until it has ended; return its exit status, or 1 if that is unknown.
 
     Raises:
-        BackendUnreachableError: the cluster has not answered for `PATIENCE`.
+        BackendUnreachableError: the cluster has not answered for `OUTAGE_SECONDS`.
     """
     from tenacity import retry_if_exception_type
 
@@ -140,7 +140,7 @@ def follow_job(api: ray_jobs.JobsApi, name: str) -> int:
 
     unreachable = retry_if_exception_type(BackendUnreachableError)
     retrying = build_retry(
-        PATIENCE, first=RETRY_SECONDS, retry=unreachable, before_sleep=announce, reraise=True
+        OUTAGE_SECONDS, first=RETRY_SECONDS, retry=unreachable, before_sleep=announce, reraise=True
     )
     printed = 0
     while True:

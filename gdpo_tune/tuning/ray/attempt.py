@@ -33,7 +33,7 @@ from gdpo_tune.core.errors import (
     UsageError,
 )
 from gdpo_tune.core.files import build_disk_full_error, is_disk_full
-from gdpo_tune.core.http import PATIENCE, build_retry
+from gdpo_tune.core.http import OUTAGE_SECONDS, build_retry
 from gdpo_tune.core.object_store import StoreDirectory, find_cache_directory, join_address
 from gdpo_tune.core.system import (
     clear_rendezvous,
@@ -129,12 +129,12 @@ def watch_directory(setup: RunSettings) -> Generator[None]:
         return
     from tenacity import RetryError, retry_if_result
 
-    retrying = build_retry(PATIENCE, retry=retry_if_result(lambda present: not present))
+    retrying = build_retry(OUTAGE_SECONDS, retry=retry_if_result(lambda present: not present))
     try:
         retrying(has_directory, setup)
     except RetryError:
         raise DirectoryLostError(
-            f"{setup.spec_file.parent} is gone, or cannot be written to, since {PATIENCE:g} s\n"
+            f"{setup.spec_file.parent} is gone, or cannot be written to, since {OUTAGE_SECONDS:g} s\n"
             "    fix: mount it again, and run the same command to resume from the last complete "
             "checkpoints"
         ) from None

@@ -29,7 +29,7 @@ from gdpo_tune.core.errors import ClusterError, ClusterLostError
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.system import block_hangups, count_local_cpus, find_process, identify_start
 from gdpo_tune.tuning.nodes import Nodes
-from gdpo_tune.tuning.ray.head_store import SHARED, share_secrets, split_secrets
+from gdpo_tune.tuning.ray.head_store import KEY_VARIABLE, share_secrets, split_secrets
 
 FOR_TRIALS: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
@@ -121,7 +121,7 @@ def _join_cluster(variables: Mapping[str, str]) -> Generator[Cluster]:
 
     public, hidden = split_secrets(variables)
     key = f"variables-{uuid.uuid4().hex}"
-    shared = {SHARED: key} if hidden else {}
+    shared = {KEY_VARIABLE: key} if hidden else {}
     ours = {name: os.environ[name] for name in FOR_TRIALS}
     connect_to_cluster(QUIET, {**ours, **public, **shared})
     context = ray.get_runtime_context()

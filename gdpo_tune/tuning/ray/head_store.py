@@ -15,7 +15,7 @@ from typing import Any
 from gdpo_tune.core.errors import ClusterLostError
 from gdpo_tune.core.redaction import is_secret
 
-SHARED = "GDPO_TUNE_SHARED_VARIABLES"
+KEY_VARIABLE = "GDPO_TUNE_SHARED_VARIABLES"
 """Variable of a trial's process: the key under which the head has further ones."""
 _NAMESPACE = b"gdpo_tune"
 
@@ -46,7 +46,7 @@ def share_secrets(key: str, secrets: Mapping[str, str]) -> Generator[None]:
 
 def read_shared_variables() -> None:
     """Set the variables in this process that the driver shares with it, if any."""
-    key = os.environ.get(SHARED)
+    key = os.environ.get(KEY_VARIABLE)
     if key:
         content = _import_store()._internal_kv_get(key, namespace=_NAMESPACE)
         os.environ.update(json.loads(content) if content else {})

@@ -24,7 +24,7 @@ from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes, count_workers
 
 T = TypeVar("T")
-PATIENCE = 180.0
+ANSWER_SECONDS = 180.0
 """Seconds that a node has to answer: its first process may have to fetch submitted files."""
 COMPILER = "a C compiler"
 """Entry among the needed paths that stands for a C compiler that works."""
@@ -84,12 +84,12 @@ def ask_nodes(
     answers: dict[str, T | ClusterError] = {}
     for node, reference in references:
         try:
-            answers[node.id] = ray.get(reference, timeout=PATIENCE)
+            answers[node.id] = ray.get(reference, timeout=ANSWER_SECONDS)
         except TaskUnschedulableError:
             continue  # Ray lists a node for a while that it knows to be dead
         except GetTimeoutError:
             answers[node.id] = ClusterError(
-                f"node {node} did not answer within {PATIENCE:g} s\n"
+                f"node {node} did not answer within {ANSWER_SECONDS:g} s\n"
                 "    fix: check that node, or remove it from the cluster"
             )
         except (RayError, ImportError) as error:  # the second one where the package is missing
