@@ -14,9 +14,11 @@ class ExitCode(IntEnum):
     REFUSED = 2
     """The request was wrong, and no work was started."""
     SKIPPED = 3
-    """A scheduled run was skipped; if its budget is spent, the next one."""
+    """A scheduled run did not start, because another one is active."""
     BUDGET_SPENT = 4
+    """A scheduled run did not start, because the GPU-hours of 30 days are spent."""
     STOPPED = 5
+    """A scheduled run was stopped by a person, by `max_runtime` or for another run."""
     UNREACHABLE = 6
     """A backend does not answer."""
     NO_SIGNAL = 7

@@ -140,12 +140,13 @@ def estimate_metrics(
 def estimate_mean(
     mean: float, spread: float, prompts: int, lowest: float, highest: float
 ) -> Estimate:
-    """Build the estimate of a metric from its mean over prompts; it never lacks a width.
+    """Build the estimate of a metric from its mean over prompts; its interval always has a width.
 
-    Its error and interval are Wilson's, for any values: z^2 prompts are added, half of them with
-    the `lowest` value of a completion, half with the `highest`. Where these are equal but for
-    rounding, all from 0 to 1 were possible. Next to an end Wilson's interval is too short. So it
-    leaves at most the share of the gap that is the exact limit of (gap / spread)^2 Poisson events.
+    Error and interval are Wilson's, for values of any range: as if z^2 more prompts had been seen,
+    half of them with the `lowest` value of a completion, half with the `highest`. If all values are
+    equal, 0 and 1 stand for these. Near an end of the range Wilson's interval is too short there,
+    so its limit is then that of Poisson events: with g = `mean` - `lowest`, it is at most
+    `lowest` + spread^2 / g x (the lower limit of (g / spread)^2 events), likewise at the other end.
     `spread` is the standard error of `mean`, clustered by prompt.
 
     Source: Brown, Cai and DasGupta 2001, Interval estimation for a binomial proportion; Fay and

@@ -62,7 +62,7 @@ class Estimate:
     is_constant: bool = False
     """True if all completions have the same value, so that `se` follows from their number."""
     df: int = 0
-    """Degrees of freedom of a spread between seeds in it; 0: none is in it."""
+    """Degrees of freedom of the spread between seeds that `se` includes; 0: it includes none."""
 
     def __post_init__(self) -> None:
         if math.isnan(self.low):

@@ -164,7 +164,7 @@ class TransferPlan:
         """Return the value that the training will have; that of `--set` is not checked yet."""
         if self.is_set(key):
             return document.locate(self.own, document.Place(""), (key,))[1]
-        # What a reward means is what its weight was found for.
+        # A weight was found for the rewards of the sweep, so their settings stay with it.
         source = self.recipe.spec if self.recipe and key != SCORING else self.searched
         return attrgetter(key)(source)
 

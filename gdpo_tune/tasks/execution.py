@@ -152,7 +152,7 @@ def run_programs(
             key = id(problem)
             by_key[key] = problem
         data = problem.data
-        # Of problems that `code` wrote, programs in thoughts that never end count, as ever.
+        # Generated problems count a program in thoughts that never end; those of data do not.
         reads = "visible" in data
         head = data.get("head", "")
         program = extract_program(completion, data["function"], head, reads_open_thoughts=reads)

@@ -107,7 +107,7 @@ class Slurm:
         if not state:
             with suppress(BackendError, BackendUnreachableError):  # a site may have no accounting
                 said = self._ask(job, "sacct", "--allocations", "--parsable2", "--format=State")
-                # it says RUNNING for ever of a job whose end it has missed
+                # a job whose end the accounting has missed stays RUNNING there: not among ENDED
                 state = next(filter(ENDED.__contains__, STATE.findall(said)), "")
         status = end.read_text(errors="replace").strip() if end.exists() else ""  # by hand perhaps
         if status.isdecimal() and (state not in ENDED or state in ("COMPLETED", "FAILED")):

@@ -134,7 +134,7 @@ def watch_directory(setup: RunSettings) -> Generator[None]:
         retrying(has_directory, setup)
     except RetryError:
         raise DirectoryLostError(
-            f"{setup.spec_file.parent} is gone, or cannot be written to, since {OUTAGE_SECONDS:g} s\n"
+            f"{setup.spec_file.parent} is gone, or read-only, since {OUTAGE_SECONDS:g} s\n"
             "    fix: mount it again, and run the same command to resume from the last complete "
             "checkpoints"
         ) from None

@@ -1,8 +1,17 @@
-"""Ray Tune places attempts at trials: its Tuner, and the four interfaces that it calls.
+"""Ray Tune places attempts at trials: its Tuner, and the three interfaces that it calls.
 
-Each of Ray's trials is one attempt, which Ray never retries, stops or pauses: it would count a
-paused trial as running, and would end a process while it writes its checkpoint. `Lifecycle` decides
-all of that, and Ray's snapshots, which nobody restores, hold nothing of ours.
+Ray Tune does for us:
+    starts a process on a node that has the CPUs and GPUs of a trial, and keeps it for the next one
+    brings what a process reports to the driver, and says when a process or node is lost
+    starts an attempt again that the owner of its node preempted
+
+It does not (`Lifecycle` does), and each of Ray's trials is one attempt at a trial of ours:
+    retry           it counts the loss of a node, and of a store, against the trial
+    stop, pause     it ends a process while that writes its checkpoint, and a paused trial keeps
+                    its slot
+    choose          its searchers and schedulers see one objective, and no merges
+    restore         its snapshots are behind the ledger after a kill; nobody reads them, so they
+                    hold nothing of ours
 """
 
 from __future__ import annotations
@@ -28,7 +37,6 @@ from ray.tune import (
     with_resources,
 )
 from ray.tune.execution import tune_controller as controller
-from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from gdpo_tune.core.errors import StoreUnreachableError
@@ -179,16 +187,6 @@ class TuneStopper(_Unsaved, Stopper):
         return time.monotonic() > self._deadline
 
 
-class TuneScheduler(_Unsaved, FIFOScheduler):
-    """First in, first out, by Ray's own queue of pending trials."""
-
-    def choose_trial_to_run(self, tune_controller: controller.TuneController) -> None:
-        """Prefer none: FIFOScheduler reads all trials to name the queue's first.
-
-        At 5,000 trials that is a quarter of the driver's time.
-        """
-
-
 def build_tuner(
     spec: SweepSpec,
     directory: Path,
@@ -210,7 +208,6 @@ def build_tuner(
         with_resources(run_trial, build_resources(spec)),
         tune_config=TuneConfig(
             search_alg=TuneSearcher(lifecycle),
-            scheduler=TuneScheduler(),
             num_samples=-1,
             reuse_actors=spec.rollout.reuse_engine or not may_have_engine,
             trial_name_creator=name_trial,
