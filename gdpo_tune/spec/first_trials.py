@@ -270,11 +270,11 @@ def divide_budget(
     """Return how many trainings are long, and the steps that the budget pays for of each.
 
     `measured` trainings have been at the wide rung, and `begun` of the long ones are new. They are
-    more than the corners and one beside them where the budget would pay for more than
+    more than the published setting and the corners where the budget would pay for more than
     `training.steps` of each.
     """
     first, longest = find_wide_step(spec, records), spec.training.steps
-    least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_long_weights(spec)) + 2))
+    least = min(measured + begun, max(FULL_TRAININGS - 1, len(list_long_weights(spec)) + 1))
     if not spec.search_completions:
         return least, longest
     left = spec.search_completions // spec.training.completions_per_step - measured * first

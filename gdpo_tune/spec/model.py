@@ -63,8 +63,8 @@ MERGES_PER_TRAINING = 5
 MERGED = 0.08
 """Completions of evaluating merges on validation prompts for each one in training, under
 `halving`."""
-FULL_TRAININGS = 6
-"""Trainings of full length that a budget pays for, where `training.steps` is not given: five that
+FULL_TRAININGS = 5
+"""Trainings of full length that a budget pays for, where `training.steps` is not given: four that
 train on after the wide rung, and that rung, which costs about as much as one."""
 MORE_TRIALS, MORE = 8, 2
 """Further trials, and factor of a budget, that are proposed to extend a sweep."""

@@ -47,8 +47,8 @@ LARGEST_COST = 0.05
 LARGEST_COST_EMBEDDED = 0.25
 """The same share for the policies that ship, whose fronts are wider."""
 EMBEDDED_BUDGET, LARGE_BUDGET = 89_600, 409_600
-"""Completions in training of a first file: for a policy that ships about 175 steps of 64 for each
-of five long trainings, else 100 steps of 512."""
+"""Completions in training of a first file: for a policy that ships about 155 steps of 64 for each
+of four long trainings, else 100 steps of 512."""
 BUILT_IN = "built-in"
 """Source of prompts: those that the task writes itself."""
 

@@ -57,24 +57,24 @@ def test_a_budget_without_trials_is_divided(tmp_path: Path, search: str, schedul
     )
 
 
-def test_one_training_takes_a_sixth_unless_the_file_says_so(tmp_path: Path):
-    assert FULL_TRAININGS == 6
+def test_one_training_takes_a_fifth_unless_the_file_says_so(tmp_path: Path):
+    assert FULL_TRAININGS == 5
     budget = "budget: {completions: 64000}"
     alone = f"replicates: {{max_runs: 0}}, {budget}"
-    assert load(tmp_path, alone).training.steps == 166  # 1,000 steps of 64 / 6
-    assert load(tmp_path, alone, "completions_per_step: 128").training.steps == 83
+    assert load(tmp_path, alone).training.steps == 200  # 1,000 steps of 64 / 5
+    assert load(tmp_path, alone, "completions_per_step: 128").training.steps == 100
     assert load(tmp_path, alone, "steps: 40").training.steps == 40
     more = load(tmp_path, alone, "", "search.budget.completions=128000")
-    assert more.training.steps == 333
-    assert load(tmp_path, budget).training.steps == 100  # / (6 + 4)
+    assert more.training.steps == 400
+    assert load(tmp_path, budget).training.steps == 111  # / (5 + 4)
 
 
 def test_replicates_have_their_part_of_the_budget(tmp_path: Path):
     spec = load(tmp_path, "budget: {completions: 64000}")
     assert spec.search.replicates.max_trainings == 4
-    assert spec.search_completions == 64000 - 4 * 100 * 64
+    assert spec.search_completions == 64000 - 4 * 111 * 64
     none = load(tmp_path, "replicates: {per_point: 0}, budget: {completions: 64000}")
-    assert (none.search_completions, none.training.steps) == (64000, 166)
+    assert (none.search_completions, none.training.steps) == (64000, 200)
     assert load(tmp_path, "budget: {hours: 2}").search_completions == 0
 
 
@@ -127,12 +127,12 @@ def read_shares(spec: SweepSpec) -> list[str]:
 def test_the_dry_run_says_how_the_budget_is_divided(tmp_path: Path):
     spec = load(tmp_path, "budget: {completions: 64000}")
     wide, long, replicates, *others = read_shares(spec)
-    assert wide == "wide rung 9,216 8 trainings x 18 steps, with the published setting"
+    assert wide == "wide rung 8,704 8 trainings x 17 steps, with the published setting"
     assert long == (
-        "long trainings 29,184 about 5 of these, or new ones at corners, to about 100 steps"
+        "long trainings 26,880 about 4 of these, or new ones at corners, to about 111 steps"
     )
-    assert replicates == "replicates 25,600 4 x at most 100 steps"
-    assert 9216 + 29184 + 25600 == 64000
+    assert replicates == "replicates 28,416 4 x at most 111 steps"
+    assert 8704 + 26880 + 28416 == 64000
     assert [line.rsplit(maxsplit=0)[0].split(" ")[0] for line in others] == [
         "held-out",
         "merges",

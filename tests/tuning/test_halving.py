@@ -32,7 +32,7 @@ from tests.support.tuning import (
 
 STEP = 64
 """Completions of a step."""
-STEPS = 1400
+STEPS = 1402
 """Steps that the budget pays for."""
 Curve = Callable[[Params, int], dict[str, float]]
 """Parameters, step -> values."""
@@ -145,8 +145,8 @@ def check_division(spec: SweepSpec, records: list[TrialRecord]) -> None:
         begun = Counter(record.params[name] for record in wide)
         assert all(begun[choice] >= 2 for choice in spec.space.searched_domains[name].choices)
     long = list_long(records)
-    assert len(long) == 5
-    assert {record.last_step for record in long} == {222}
+    assert len(long) == 4
+    assert {record.last_step for record in long} == {272}
     assert all(record.test and record.reason == END for record in long)
     assert STEPS - 5 < sum_steps(trained) <= STEPS
 
@@ -181,7 +181,7 @@ def test_corners_train_long_with_the_settings_that_the_rung_favours(
 
 def test_the_others_end_at_the_wide_rung_with_a_reason(records: list[TrialRecord]):
     stopped = [r for r in records if r.is_training and r.state == "pruned"]
-    assert len(stopped) == 1 + 12 + 3 - 5
+    assert len(stopped) == 1 + 12 + 3 - 4
     for record in stopped:
         assert [rung.step for rung in record.rungs] == [26]
         assert record.reason == STOPPED
@@ -195,10 +195,10 @@ def test_trainings_grow_together_without_a_process_while_they_wait(
     waits = [e.record for e in whole.events if isinstance(e, TrialPaused)]
     steps = [record.rungs[-1].step for record in waits if record.is_training]
     assert steps == sorted(steps), "the shortest goes on first"
-    assert Counter(steps) == {26: 16, 56: 5, 111: 5, 222: 5}
+    assert Counter(steps) == {26: 16, 68: 4, 136: 4, 272: 4}
     for record in list_long(records):
         trained = [rung.step for rung in record.rungs]
-        assert trained == sorted({*trained, 26, 56, 111, 222}), "nothing was trained again"
+        assert trained == sorted({*trained, 26, 68, 136, 272}), "nothing was trained again"
     ended = [event.record.number for event in whole.events if isinstance(event, TrialFinished)]
     assert sorted(ended) == [record.number for record in records]
 
@@ -350,7 +350,7 @@ def test_a_configuration_that_fails_holds_nothing_up(tmp_path: Path, number: int
         FailingDriver(ledger, rise).run()
         records = list(ledger.get_records())
     assert records[number].state == "failed"
-    assert len(list_long(records)) == 5
+    assert len(list_long(records)) == 4
     assert len({record.last_step for record in list_long(records)}) == 1
     assert sum_steps(records) <= STEPS
 
@@ -361,7 +361,7 @@ def test_a_larger_budget_goes_on_from_the_end_of_a_smaller_one(tmp_path: Path):
     assert summarise(after)[: len(before)] == summarise(before)
     added = [record for record in after[len(before) :] if record.is_training]
     assert added
-    assert {record.last_step for record in list_long(added)} <= {222}
+    assert {record.last_step for record in list_long(added)} <= {272}
     assert sum_steps(after) <= 2 * STEPS
 
 
