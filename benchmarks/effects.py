@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -82,7 +82,7 @@ def simulate(kind: str, seed: int, count: int, sampler: str) -> tuple[float, lis
     records: list[TrialRecord] = []
     view = SamplerView(spec)
 
-    def train(params: Params, role: str, state: Mapping | None = None) -> None:
+    def train(params: Params, role: str) -> None:
         values = {
             goal: 0.5 + deviations[goal] * (worth(params) + rng.standard_normal())
             for goal, worth in worths.items()
@@ -98,7 +98,7 @@ def simulate(kind: str, seed: int, count: int, sampler: str) -> tuple[float, lis
             validation=estimates, test=estimates, feasible=True, finished=float(number),
         )  # fmt: skip
         records.append(record)
-        view.observe(record, state)
+        view.observe(record)
 
     middle = {"normalization": "gdpo", "group_size": 8, "learning_rate": 1e-4, "gamma": 0.5}
     train(spec.space.complete({**middle, **dict.fromkeys(WEIGHTS, 1.0)}), "published")
@@ -116,7 +116,7 @@ def simulate(kind: str, seed: int, count: int, sampler: str) -> tuple[float, lis
             train(spec.space.complete(params), "search")
         else:
             suggestion = view.propose()
-            train(suggestion.params, "search", suggestion.sampler_state)
+            train(suggestion.params, "search")
     effects = estimate_effects(records, spec.list_objectives(), dimensions)
     assert (effects.step, effects.trainings) == (STEP, count)
     rows, misses = [], False

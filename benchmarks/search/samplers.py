@@ -27,7 +27,7 @@ from gdpo_tune.spec.model import ObjectiveSpec, Search
 from gdpo_tune.spec.space import Choices, Domain, Space, Uniform
 from gdpo_tune.tuning.proposals import SamplerView
 
-OURS = ("auto", "gp", "tpe", "nsga2", "nsga3", "random")
+OURS = ("auto", "gp", "tpe", "random")
 PEERS = ("optuna random", "optuna tpe", "optuna nsga2", "optuna gp", "botorch qnehvi")
 FULL = Plan(
     "samplers",
@@ -82,14 +82,14 @@ def time_proposals(sampler: str, objectives: int, trials: int) -> AskTime:
         for number, row in enumerate(values)
     ]
     records += [_build_record(spec, trials + number, {}) for number in range(RUNNING)]
-    projection.load((record, {}) for record in records)
+    projection.load(records)
     seconds: list[float] = []
     for number in range(len(records), len(records) + ASKS):
         started = time.perf_counter()
         suggestion = projection.propose()
         seconds.append(time.perf_counter() - started)
         record = replace(_build_record(spec, number, {}), params=suggestion.params)
-        projection.observe(record, suggestion.sampler_state)
+        projection.observe(record)
     return AskTime(sampler, objectives, trials, median(seconds), max(seconds))
 
 

@@ -62,7 +62,7 @@ class Product:
             proposer=suggestion.proposer,
         )
         self._records[number] = record
-        self._projection.observe(record, suggestion.sampler_state)
+        self._projection.observe(record)
         return suggestion.params
 
     def observe(self, number: int, level: int, values: Estimates) -> None:
@@ -212,8 +212,6 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "gdpo_tune auto": _build_product("auto", most_seeds=10),
     "gdpo_tune gp": _build_product("gp"),
     "gdpo_tune tpe": _build_product("tpe"),
-    "gdpo_tune nsga2": _build_product("nsga2"),
-    "gdpo_tune nsga3": _build_product("nsga3"),
     "gdpo_tune random": _build_product("random"),
     "optuna random": _build_optuna("random"),
     "optuna tpe": _build_optuna("tpe"),

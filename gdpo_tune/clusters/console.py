@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import uuid
 import zoneinfo
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,8 +18,9 @@ from gdpo_tune.clusters.scheduler import TICK_TOLERANCE, Clock, SweepScheduler
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import GdpoTuneError, SpecError
 from gdpo_tune.core.http import find_webhook_problem
-from gdpo_tune.core.object_store import build_store_error, is_url, open_filesystem
+from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.text import align_columns
+from gdpo_tune.ledger.sweep_store import check_store_writable
 from gdpo_tune.spec.machine import find_machine_problems, find_unset_webhook
 
 UTC_TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -110,13 +110,7 @@ def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:
 
 def _check_storage(sweep: ScheduledSweep) -> None:
     if is_url(sweep.storage):
-        files, root = open_filesystem(sweep.storage)
-        probe = f"{root}/.probe-{uuid.uuid4().hex}"
-        try:
-            files.pipe_file(probe, b"")
-            files.rm_file(probe)
-        except Exception as error:  # each store has its own errors for credentials and networks
-            raise build_store_error(sweep.storage, error) from error
+        check_store_writable(sweep.storage)
     with ScheduleHistory(sweep.state_directory).hold():
         pass
 

@@ -55,14 +55,10 @@ Hours = Annotated[FiniteFloat, Ge(0)]
 Number = Annotated[int, Ge(0), Le(2**53)]
 
 
-def _store_as(key: str) -> Any:
-    return Field(validation_alias=key, serialization_alias=key)
-
-
 class Record(BaseModel):
     """JSON that is refused if it was damaged or forged: other code relies on its types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class JobHandle(Record):
@@ -87,7 +83,7 @@ class ScheduledRun(Record):
     """Identity of the sweep's spec: runs of one identity can be compared."""
     began: Time
     """When it was started, or resumed by `run` after its end."""
-    is_manual: Annotated[bool, _store_as("by_name")] = False
+    is_manual: bool = False
     """True if `schedule run` has started it, not the schedule."""
     gpu_hours_limit: Hours | None = None
     """GPU-hours that it may spend, over all its attempts."""
@@ -100,7 +96,7 @@ class ScheduledRun(Record):
     """When the newest attempt may be submitted; None: at once."""
     job: JobHandle | None = None
     """Its newest attempt; None until a backend has taken it."""
-    state_problem: Annotated[str, _store_as("unknown")] = ""
+    state_problem: str = ""
     """Why it is unknown whether the job runs, and what to do; empty if it is known."""
     stop_reason: str = ""
     """Why it is to stop; empty if it is not."""
@@ -145,7 +141,7 @@ class ScheduleState(Record):
     """Latest time of the schedule that was started, skipped or queued; so were all before it."""
     queued: Time | None = None
     """Time whose run waits until the active one ends."""
-    is_queued_manually: Annotated[bool, _store_as("queued_by_name")] = False
+    is_queued_manually: bool = False
     runs: list[ScheduledRun] = []
     """In the order of their last start or resumption. Only the last one can be active."""
     notices: list[Notice] = []

@@ -57,11 +57,6 @@ TASKS: dict[str, str] = {
     "tools": "gdpo_tune.tasks.tools:TASK",
 }
 """Task -> its `TaskInfo`, which `describe_task` loads."""
-REMOVED_TASKS: dict[str, str] = {
-    "code_bug_free": "write task: code, and give the reward a weight in space, such as "
-    "reward_weights: {bug_free: [0, 1]}",
-}
-"""Name of a task that is gone -> what to write instead."""
 PUBLISHED_LENGTH_WEIGHTS = (0.75, 0.5, 0.25)
 """Weights that the method's paper tries besides equal ones; for every task with a length reward."""
 
@@ -90,8 +85,6 @@ SAMPLERS: dict[str, SamplerInfo] = {
     ),
     "gp": SamplerInfo(f"{_SAMPLERS}:build_gp", "Gaussian process, expected hypervolume"),
     "tpe": SamplerInfo(f"{_SAMPLERS}:build_tpe", "multi-objective Parzen estimator"),
-    "nsga2": SamplerInfo(f"{_SAMPLERS}:build_nsga2", "genetic, crowding distance"),
-    "nsga3": SamplerInfo(f"{_SAMPLERS}:build_nsga3", "genetic, reference points"),
     "random": SamplerInfo(f"{_SAMPLERS}:build_random", "uniform over the space", learns=False),
     "qmc": SamplerInfo(
         f"{_SAMPLERS}:build_qmc", "even over the space: a Sobol sequence", learns=False
@@ -106,10 +99,6 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
     "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers:Scheduler", "every trial to its end"),
 }
 REMOVED_SCHEDULERS: dict[str, tuple[str, str]] = {
-    "pbt": (
-        "population-based training has left: at equal completions it led on no task",
-        "leave search.scheduler out, or write type: fifo",
-    ),
     **dict.fromkeys(
         ("asha", "growth"),
         (

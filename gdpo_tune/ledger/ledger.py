@@ -40,7 +40,6 @@ from gdpo_tune.core.trials import (
     Part,
     Proposer,
     Role,
-    Rung,
     State,
     TrialRecord,
 )
@@ -109,7 +108,7 @@ class Ledger(CloseableResource):
             self._study_id = storage.get_study_id_from_name(study.study_name)
             spec = pin_template_date(study, spec, writable=lease is not None)
             self.spec = self._file_spec = spec
-            self._records, self._next_order = self._load()
+            self._records = self._load()
             self._resolve_spec()
             if lease is not None:
                 write_spec(spec)
@@ -227,15 +226,13 @@ class Ledger(CloseableResource):
         proposer: Proposer,
         seed: int,
         replicate_of: int | None = None,
-        sampler_state: Mapping[str, Any] | None = None,
         parts: Sequence[Part] = (),
         request: str = "",
     ) -> TrialRecord:
         """Record a new trial as running, in one write; delete its directory if there is one.
 
         `params` are complete, or empty for a merge; `replicate_of` is the number of the trial that
-        it repeats, and `sampler_state` is JSON that the sampler needs after a restart. `request`
-        is the id of the request that added it.
+        it repeats, and `request` the id of the request that added it.
         """
         attributes = {
             "role": role,
@@ -243,7 +240,6 @@ class Ledger(CloseableResource):
             "seed": seed,
             "replicate_of": replicate_of,
             "params": dict(params),
-            "sampler_state": dict(sampler_state or {}),
             **({"parts": [astuple(part) for part in parts]} if parts else {}),
             **({"request": request} if request else {}),
         }
@@ -270,17 +266,8 @@ class Ledger(CloseableResource):
         key = f"{encoding.RUNG}{measurement.cost.completions}"
         if key in self._get_trial(number).user_attrs:
             return False
-        self._set(number, key, encoding.encode_rung(measurement, self._next_order, self.spec))
-        self._next_order += 1
+        self._set(number, key, encoding.encode_rung(measurement, self.spec))
         return True
-
-    def get_rungs(self) -> list[tuple[int, Rung]]:
-        """Return every rung of comparable trials with its trial's number, in order of recording."""
-        comparable = {r.number for r in self.get_records() if r.is_comparable}
-        trials = (trial for trial in self._get_trials() if trial.number in comparable)
-        stored = [(t.number, rung) for t in trials for rung in encoding.list_stored_rungs(t)]
-        stored.sort(key=lambda entry: entry[1]["order"])
-        return [(number, encoding.decode_rung(rung, self.spec)) for number, rung in stored]
 
     def pause(self, number: int) -> TrialRecord:
         """Record that a trial waits at its last rung for a promotion."""
@@ -424,10 +411,6 @@ class Ledger(CloseableResource):
     def _compute_hours(self, records: Sequence[TrialRecord], now: float | None) -> float:
         return compute_hours(self.get_sessions(), records, now, self.steering.pauses)
 
-    def get_sampler_state(self, number: int) -> dict[str, Any]:
-        """Return the sampler's data that `start` recorded."""
-        return dict(self._get_trial(number).user_attrs["trial"]["sampler_state"])
-
     def refresh_checkpoints(self, numbers: Sequence[int]) -> None:
         """Read again which of these trials have a checkpoint."""
         self._stale.update(numbers)
@@ -440,17 +423,14 @@ class Ledger(CloseableResource):
         """Return the directory of a trial's checkpoint, which may not exist."""
         return self.get_trial_directory(number) / f"{CHECKPOINT_PREFIX}{step}"
 
-    def _load(self) -> tuple[list[TrialRecord], int]:
-        """Return the records of all trials, and the order of the next rung.
+    def _load(self) -> list[TrialRecord]:
+        """Return the records of all trials; close those whose end a crash has left half written.
 
         Raises:
             UsageError: another version wrote the ledger.
         """
         try:
-            trials = self._get_trials()
-            rungs = [rung for trial in trials for rung in encoding.list_stored_rungs(trial)]
-            next_order = 1 + max((rung["order"] for rung in rungs), default=-1)
-            for trial in trials:
+            for trial in self._get_trials():
                 has_ended = trial.user_attrs.keys() & {"outcome", "end"}
                 if self._lease is not None and trial.state == TrialState.RUNNING and has_ended:
                     self._close_trial(trial.number)  # a crash has kept its state from being written
@@ -465,7 +445,7 @@ class Ledger(CloseableResource):
                 f"{self._journal.path}: another version of gdpo_tune wrote this ledger ({reason}); "
                 "move the sweep aside with --fresh, or choose another --name"
             ) from error
-        return records, next_order
+        return records
 
     def _resolve_spec(self) -> None:
         """Apply requests to the spec; give bounds that refer to a baseline its value."""

@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import NonFiniteError
-from gdpo_tune.core.metrics import COST_METRICS, add_costs, estimate_mean
+from gdpo_tune.core.metrics import add_costs
 from gdpo_tune.core.object_store import join_address
 from gdpo_tune.core.text import format_list
 from gdpo_tune.core.trial_files import TRIALS
@@ -72,14 +72,14 @@ def decode_trial(
     end = trial.user_attrs.get("end", {})
     pause: Mapping[str, Any] = trial.user_attrs.get("pause", {"at": 0, "waits": False})
     state = STATES[trial.state]
-    decoded = (decode_rung(rung, spec) for rung in list_stored_rungs(trial))
+    attributes = trial.user_attrs.items()
+    decoded = (decode_rung(value, spec) for key, value in attributes if key.startswith(RUNG))
     rungs = tuple(sorted(decoded, key=lambda rung: rung.step))
     measured = {"cost": vars(rungs[-1].cost)} if rungs else {}
     cost = Cost(**(outcome or end or measured).get("cost", {}))
-    prompts = (spec.training.validation_prompts, spec.training.test_prompts)
     splits = {
-        split: add_judged_costs(decode_estimates(outcome[split], n), cost, spec) if outcome else {}
-        for split, n in zip(("validation", "test"), prompts, strict=True)
+        split: add_judged_costs(decode_estimates(outcome[split]), cost, spec) if outcome else {}
+        for split in ("validation", "test")
     }
     # A merge that was stopped has been judged by its rung.
     judged = splits["validation"] or (rungs[-1].validation if rungs and "parts" in stored else {})
@@ -176,10 +176,8 @@ def encode_outcome(outcome: Outcome, directory: Path) -> dict[str, Any]:
     }
 
 
-def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[str, Any]:
+def encode_rung(measurement: Measurement, spec: SweepSpec) -> dict[str, Any]:
     """Return a measurement on validation prompts, and the costs that are judged, as JSON.
-
-    `order` is the number of rungs that all trials recorded before this one.
 
     Raises:
         NonFiniteError: a value is NaN or infinite, so it cannot be compared.
@@ -192,20 +190,14 @@ def encode_rung(measurement: Measurement, order: int, spec: SweepSpec) -> dict[s
         "step": step,
         "validation": encode_estimates(add_judged_costs(measurement.validation, cost, spec)),
         "cost": vars(cost),
-        "order": order,
         "time": time.time(),
     }
-
-
-def list_stored_rungs(trial: FrozenTrial) -> list[dict[str, Any]]:
-    """Return the rungs of a trial as JSON."""
-    return [value for key, value in trial.user_attrs.items() if key.startswith(RUNG)]
 
 
 def decode_rung(stored: Mapping[str, Any], spec: SweepSpec) -> Rung:
     """Return a rung from JSON."""
     cost = Cost(**stored["cost"])
-    estimates = decode_estimates(stored["validation"], spec.training.validation_prompts)
+    estimates = decode_estimates(stored["validation"])
     validation = add_judged_costs(estimates, cost, spec)
     return Rung(stored["step"], validation, cost, stored["time"])
 
@@ -215,17 +207,9 @@ def encode_estimates(estimates: Mapping[str, Estimate]) -> dict[str, list[float]
     return {n: [e.mean, e.se, e.low, e.high, e.is_constant] for n, e in estimates.items()}
 
 
-def decode_estimates(stored: Mapping[str, Any], prompts: int = 0) -> dict[str, Estimate]:
-    """Return estimates from JSON.
-
-    Older versions recorded `[mean, standard error]`; an error of 0 becomes that of `prompts`.
-    """
-    estimates = {name: Estimate(*values) for name, values in stored.items()}
-    for name in estimates.keys() - COST_METRICS if prompts else ():
-        if stored[name][1:] == [0.0]:
-            mean = estimates[name].mean
-            estimates[name] = estimate_mean(mean, 0.0, prompts, mean, mean)
-    return estimates
+def decode_estimates(stored: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return estimates from JSON."""
+    return {name: Estimate(*values) for name, values in stored.items()}
 
 
 def add_judged_costs(

@@ -191,8 +191,6 @@ def check_task(name: object, weighted: Iterable[str], problems: Problems) -> Tas
         except TaskFileError as error:
             reason = str(error).removeprefix(f"{name}: ")
             fix = "correct the file; docs/own_task.md has an example"
-    elif isinstance(name, str) and name in registry.REMOVED_TASKS:
-        reason, fix = "no longer a task of its own", registry.REMOVED_TASKS[name]
     else:
         reason, fix = explain_unknown_name("task", name, registry.TASKS)
     problems.refuse("task", reason, fix)

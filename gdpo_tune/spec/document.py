@@ -37,7 +37,9 @@ MOST_VALUES = 100_000
 """Most values of one file, aliases written out: a few lines can expand to billions."""
 DEEPEST = 50
 """Most levels of nesting; the functions that read documents are recursive."""
-DOMAIN_KEYS = ("range", "log", "choices", "value", "step", "when")
+KINDS = ("range", "log", "choices", "value")
+"""Notations of a domain."""
+DOMAIN_KEYS = (*KINDS, "step", "when")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """Control characters except tabs and line breaks, and halves of surrogate pairs."""
 MAX_CHARACTERS = 300

@@ -17,7 +17,7 @@ from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.text import join_names, show, suggest
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.spec.document import KeyPath, Problems, ReportedError
+from gdpo_tune.spec.document import DOMAIN_KEYS, KINDS, KeyPath, Problems, ReportedError
 from gdpo_tune.spec.space import (
     Choices,
     Domain,
@@ -34,7 +34,6 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Smallest number with all its digits in a 32-bit float, and the largest such float."""
 MOST_VALUES = 100_000
 """Most values of a finite domain: some functions list them."""
-KINDS = ("range", "log", "choices", "value")
 SYNTAX = "write 3 (fixed), [1, 2] (choices), {range: [1, 2]} or {log: [1, 2]}"
 PUBLISHED = "published"
 """Word of `enqueue:` for the settings of the method's paper, besides the baseline."""
@@ -62,7 +61,7 @@ class DomainReader:
             return self._read_list(data)
         if not isinstance(data, dict):
             return Fixed(value=self.read_value(data))
-        unknown = [key for key in data if key not in (*KINDS, "step", "when")]
+        unknown = [key for key in data if key not in DOMAIN_KEYS]
         for key in unknown:
             self._reject("unknown key of a domain", f"{suggest(key, KINDS)}{SYNTAX}", key)
         if unknown:

@@ -48,6 +48,11 @@ class Problem:
     text of it, distinct from those of other conversations."""
 
 
+def join_turns(turns: Sequence[Mapping[str, str]]) -> str:
+    """Return a text of the turns of a chat, distinct from those of other ones."""
+    return "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
+
+
 class Sample(NamedTuple):
     """One completion with everything that a reward or a metric may look at."""
 

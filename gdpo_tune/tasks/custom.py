@@ -45,6 +45,7 @@ from gdpo_tune.tasks.base import (
     RewardFunction,
     Scores,
     Split,
+    join_turns,
     read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
@@ -416,11 +417,6 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
 
 def _is_text(prompt: Any) -> bool:
     return isinstance(prompt, str) and not SURROGATE.search(prompt)
-
-
-def join_turns(turns: Sequence[Mapping[str, str]]) -> str:
-    """Return a text of the turns of a chat, distinct from those of other ones."""
-    return "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
 
 
 def is_open_conversation(prompt: Any) -> bool:

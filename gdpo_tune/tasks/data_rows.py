@@ -40,7 +40,7 @@ from gdpo_tune.core.files import (
 )
 from gdpo_tune.core.task_info import LayoutInfo
 from gdpo_tune.core.text import list_template_columns
-from gdpo_tune.tasks.base import Problem, Split
+from gdpo_tune.tasks.base import Problem, Split, join_turns
 from gdpo_tune.tasks.columns import Row, RowError, get_text, parse_json, require_mapping
 from gdpo_tune.tasks.generation import choose_split
 
@@ -447,5 +447,4 @@ def convert_row(layout: LayoutInfo, row: Row) -> Problem:
     if len(turns) < 2:
         return problem
     turns[-1] = {**turns[-1], "content": problem.prompt.strip()}
-    text = "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
-    return replace(problem, prompt=f"{text}\n", turns=turns)
+    return replace(problem, prompt=f"{join_turns(turns)}\n", turns=turns)

@@ -19,9 +19,9 @@ from gdpo_tune.core.text import join_names
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import read_position_limit
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.tasks.base import Problem, Task
+from gdpo_tune.tasks.base import Problem, Task, join_turns
 from gdpo_tune.tasks.columns import RowError, get_text
-from gdpo_tune.tasks.custom import is_open_conversation, join_turns
+from gdpo_tune.tasks.custom import is_open_conversation
 from gdpo_tune.tasks.data_rows import LARGEST_SHARE_LEFT_OUT, read_local
 from gdpo_tune.tasks.references import read_references
 

@@ -344,7 +344,7 @@ class Lifecycle:
         if planned is None:
             return None
         if planned.params is not None:
-            suggestion = Suggestion(planned.params, planned.proposer, {})
+            suggestion = Suggestion(planned.params, planned.proposer)
         else:
             suggestion = self._proposals.poll(idle=not self._running)
             if suggestion is None:
@@ -357,11 +357,10 @@ class Lifecycle:
             suggestion.proposer,
             plan.derive_seed(self._ledger.spec, len(self._ledger.get_records())),
             planned.replicate_of,
-            suggestion.sampler_state,
             planned.parts,
             planned.request,
         )
-        self._proposals.observe(record, suggestion.sampler_state)
+        self._proposals.observe(record)
         return record
 
     def _build_config(self, record: TrialRecord) -> TrialConfig:
@@ -399,7 +398,7 @@ class Lifecycle:
         ledger = self._ledger
         view = SamplerView(ledger.spec, self.slots)
         view.load_earlier(load_earlier_trials(ledger.spec))
-        view.load((r, ledger.get_sampler_state(r.number)) for r in ledger.get_records())
+        view.load(ledger.get_records())
         return Proposals(view)
 
     # Verdicts.

@@ -14,9 +14,9 @@ from a new in-memory study with one entry for each configuration:
     out of space     left out (the published baseline may be)
 
 The Gaussian process and TPE keep away from pending points. So they neither propose what runs, nor
-return to a configuration that failed. The genetic algorithms read only finished trials, and a
-sampler without a model none. No configuration is proposed twice while a new one is near. Every
-entry has a value in every dimension; a parameter without effect has its domain's middle.
+return to a configuration that failed. A sampler without a model reads no trial. No configuration is
+proposed twice while a new one is near. Every entry has a value in every dimension; a parameter
+without effect has its domain's middle.
 
 A proposal is computed in a thread, so that Ray's loop keeps running, when a slot is free. If
 results arrive meanwhile, it is computed once more with them. So a slow sampler misses no result,
@@ -31,7 +31,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from optuna import Study
 from optuna.samplers import RandomSampler
@@ -78,9 +77,9 @@ class Proposals(CloseableResource):
         self._repeated = False  # True if the computation was repeated because results arrived
         self._missed = 0  # number of records that arrived during the computation
 
-    def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
+    def observe(self, record: TrialRecord) -> None:
         """Take in a record that is new or has changed; a computation under way does not see it."""
-        self._view.observe(record, sampler_state)
+        self._view.observe(record)
         self._missed += 1
 
     def poll(self, *, idle: bool) -> Suggestion | None:
@@ -110,8 +109,6 @@ class Suggestion:
 
     params: Params
     proposer: Proposer
-    sampler_state: Mapping[str, Any]
-    """State for the ledger, from which a new process rebuilds the same view."""
 
 
 class SamplerView:
@@ -127,8 +124,8 @@ class SamplerView:
         self._draw = draw_startup_point if self._factory.has_model else draw_point
         self._domains = spec.space.searched_domains
         self._distributions = {n: convert_to_distribution(d) for n, d in self._domains.items()}
-        self._trials: dict[int, tuple[Point, TrialRecord, Mapping[str, Any]]] = {}
-        """Those of this sweep that a sampler may learn from, each with its sampler state."""
+        self._trials: dict[int, tuple[Point, TrialRecord]] = {}
+        """Those of this sweep that a sampler may learn from."""
         self._baselines: list[TrialRecord] = []  # to which constraints may refer
         self._earlier: dict[Point, list[TrialRecord]] = {}  # trials of earlier sweeps
 
@@ -137,15 +134,14 @@ class SamplerView:
         """Number of trials of this sweep that a sampler may learn from."""
         return len(self._trials)
 
-    def observe(self, record: TrialRecord, sampler_state: Mapping[str, Any] | None = None) -> None:
+    def observe(self, record: TrialRecord) -> None:
         """Take in a record that is new or has changed."""
         if record.role not in ("search", "replicate"):
             self._baselines.append(record)
         usable = record.is_training and record.is_comparable
         point = self._find_point(record.params) if usable else None
         if point is not None:
-            _, _, known = self._trials.get(record.number, (point, record, {}))
-            self._trials[record.number] = point, record, sampler_state or known
+            self._trials[record.number] = point, record
 
     def load_earlier(self, records: Iterable[TrialRecord]) -> None:
         """Take in complete trials of earlier sweeps.
@@ -157,10 +153,10 @@ class SamplerView:
             if point is not None:
                 self._earlier.setdefault(point, []).append(record)
 
-    def load(self, records: Iterable[tuple[TrialRecord, Mapping[str, Any]]]) -> None:
-        """Take in the records of a ledger, each with its sampler state."""
-        for record, sampler_state in records:
-            self.observe(record, sampler_state)
+    def load(self, records: Iterable[TrialRecord]) -> None:
+        """Take in the records of a ledger."""
+        for record in records:
+            self.observe(record)
 
     @property
     def study(self) -> Study:
@@ -170,13 +166,13 @@ class SamplerView:
     def propose(self) -> Suggestion:
         """Propose a configuration; trials that arrive meanwhile do not count.
 
-        A new process with the same records proposes the same, but for the children of a generation.
+        A new process with the same records proposes the same.
         """
         trials = list(self._trials.values())
-        known = {point for point, _, _ in trials}
-        drawn = sum(record.proposer == "startup" for _, record, _ in trials)
+        known = {point for point, _ in trials}
+        drawn = sum(record.proposer == "startup" for _, record in trials)
         if not self._domains:
-            return Suggestion(self._spec.space.complete({}), "startup", {})
+            return Suggestion(self._spec.space.complete({}), "startup")
         study = self.build_study(trials)
         finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         is_startup = len(finished) < self._factory.startup
@@ -186,10 +182,7 @@ class SamplerView:
         # a new one for each proposal: a restart would lose its memory
         study.sampler = self._factory.build(derive_seed(self._spec, len(trials)))
         trial = study.ask(self._distributions)
-        attrs = study.get_trials(deepcopy=False)[trial.number].system_attrs
-        # without the pieces of a copy of the proposal
-        state = {key: value for key, value in attrs.items() if ":relative_params" not in key}
-        made = self._complete(trial.params, "startup" if is_startup else "model", state)
+        made = self._complete(trial.params, "startup" if is_startup else "model")
         if self._find_point(made.params) not in known:
             return made
         # A converged sampler repeats itself; the plan decides about replicates. A new point near
@@ -203,18 +196,16 @@ class SamplerView:
                 return near
         return self._propose_unseen(known, drawn) or made
 
-    def build_study(self, trials: Sequence[tuple[Point, TrialRecord, Mapping[str, Any]]]) -> Study:
+    def build_study(self, trials: Sequence[tuple[Point, TrialRecord]]) -> Study:
         """Build the study that the sampler reads, with one entry for each configuration."""
         spec = self._spec.resolve_constraints(self._baselines)
         study = create_study(InMemoryStorage(), "projection", spec, RandomSampler())
         if not self._factory.has_model:
             return study
         seeds: dict[Point, list[TrialRecord]] = {point: [] for point in self._earlier}
-        states: dict[Point, Mapping[str, Any]] = {}
-        for point, record, state in trials:
+        for point, record in trials:
             seeds.setdefault(point, []).append(record)
-            states.setdefault(point, state)
-        complete = [record for _, record, _ in trials if record.state == "complete"]
+        complete = [record for _, record in trials if record.state == "complete"]
         for point, own in seeds.items():
             values = list_seed_values(own, complete, spec.required_metrics)
             if not values:
@@ -229,7 +220,6 @@ class SamplerView:
                     values=[mean[name] for name in spec.objectives] if values else None,
                     params=dict(zip(self._distributions, point, strict=True)),
                     distributions=self._distributions,
-                    system_attrs={**self._factory.attrs, **states.get(point, {})},
                     constraints={n: compute_violation(bound, mean[n]) for n, bound in bounds},
                 )
             )
@@ -246,10 +236,8 @@ class SamplerView:
             for name, domain in self._domains.items()
         )
 
-    def _complete(
-        self, values: Params, proposer: Proposer, state: Mapping[str, Any] | None = None
-    ) -> Suggestion:
-        return Suggestion(self._spec.space.complete(values), proposer, state or {})
+    def _complete(self, values: Params, proposer: Proposer) -> Suggestion:
+        return Suggestion(self._spec.space.complete(values), proposer)
 
     def _propose_unseen(self, known: Collection[Point], first: int) -> Suggestion | None:
         """Propose the next new point of the quasi-random sequence; None if none is near."""

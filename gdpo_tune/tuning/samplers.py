@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from optuna import Study
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseSampler,
     GPSampler,
-    NSGAIIISampler,
-    NSGAIISampler,
     RandomSampler,
     TPESampler,
 )
@@ -34,8 +30,6 @@ from gdpo_tune.spec.first_trials import list_spanning_weights
 
 NEVER = sys.maxsize
 """The start-up of a sampler without a model."""
-FIRST_GENERATION = {f"{kind.__name__}:generation": 0 for kind in (NSGAIISampler, NSGAIIISampler)}
-"""Attributes by which Optuna's genetic algorithms accept a trial as a parent."""
 BOX_SHARE = 0.5
 """Share of the proposals that come from a box."""
 BOX_STARTUP = 10
@@ -58,8 +52,6 @@ class SamplerFactory:
     """Number of complete configurations from which the sampler's model proposes."""
     quasi_random: bool
     """True if the start-up is our Sobol sequence, False if the sampler has its own start-up."""
-    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Attributes that a trial needs to count, if the sampler did not propose it."""
 
     @property
     def has_model(self) -> bool:
@@ -167,31 +159,6 @@ def build_tpe(spec: SweepSpec) -> SamplerFactory:
     return SamplerFactory(
         lambda seed: ParzenEstimator(dimensions, seed, startup), startup, quasi_random=True
     )
-
-
-def build_nsga2(spec: SweepSpec) -> SamplerFactory:
-    """Build the genetic algorithm with crowding distance; its first generation is uniform."""
-    return _build_genetic(spec, NSGAIISampler)
-
-
-def build_nsga3(spec: SweepSpec) -> SamplerFactory:
-    """Build the genetic algorithm with reference points; its first generation is uniform."""
-    return _build_genetic(spec, NSGAIIISampler)
-
-
-def _build_genetic(
-    spec: SweepSpec, kind: type[NSGAIISampler] | type[NSGAIIISampler]
-) -> SamplerFactory:
-    # small enough for several generations within the sweep
-    population = min(50, max(4, spec.search.trials // 5))
-
-    def build(seed: int) -> BaseSampler:
-        with warnings.catch_warnings():
-            # "experimental" since 2023; the version of Optuna is capped
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            return kind(seed=seed, population_size=population)
-
-    return SamplerFactory(build, population, quasi_random=False, attrs=FIRST_GENERATION)
 
 
 def build_random(_: SweepSpec) -> SamplerFactory:

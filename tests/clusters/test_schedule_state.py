@@ -44,8 +44,8 @@ def test_a_state_comes_back(tmp_path: Path):
 
 def test_the_keys_of_a_stored_state_stay(tmp_path: Path):
     run = {"name": "nightly-1", "due": "2026-01-01T02:00:00Z", "identity": "x"}
-    run |= {"began": "2026-01-01T02:00:00Z", "by_name": True, "unknown": "slurm is away"}
-    stored = {"number": 1, "queued_by_name": True, "runs": [run]}
+    run |= {"began": "2026-01-01T02:00:00Z", "is_manual": True, "state_problem": "slurm is away"}
+    stored = {"number": 1, "is_queued_manually": True, "runs": [run]}
     history = ScheduleHistory(tmp_path)
     history.file.write_text(json.dumps(stored))
     with history.hold():

@@ -31,7 +31,7 @@ CHOICES = (
         ((FOUR,), 2, "tpe", "4 objectives are too many"),
         (CHOICES, 2, "tpe", "every parameter is a choice"),
         (("search.trials=100",), 33, "tpe", "33 slots would wait"),
-        (("search.sampler=nsga2",), 2, "nsga2", "as requested"),
+        (("search.sampler=tpe",), 2, "tpe", "as requested"),
     ],
 )
 def test_auto_picks_by_what_is_asked_and_says_why(

@@ -1,8 +1,5 @@
 """Optional rewards in a sweep file: on where the space has a weight for them, else absent."""
 
-import pytest
-
-from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning.plan import build_published
@@ -39,12 +36,3 @@ def test_published_points_have_the_optional_reward():
     )
     assert len(spec.enqueue) == 3
     assert {point["reward_weights.bug_free"] for point in spec.enqueue} == {1.0}
-
-
-def test_the_removed_task_says_what_to_write():
-    with pytest.raises(SpecError) as caught:
-        load_spec(CODE, ["task=code_bug_free", ON])
-    (problem,) = caught.value.problems
-    assert (problem.key, problem.value) == ("task", "code_bug_free")
-    assert "task: code" in problem.fix
-    assert "reward_weights: {bug_free: " in problem.fix

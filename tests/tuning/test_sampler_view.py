@@ -100,8 +100,8 @@ def test_merges_and_checkpoints_change_no_proposal(spec: SweepSpec):
     again = replace(checkpoint, number=2, role="replicate", replicate_of=1)
     merge = replace(checkpoint, number=3, role="merge", params={}, parts=(Part(0, 20, 0.5),) * 2)
     alone, beside = SamplerView(spec), SamplerView(spec)
-    alone.load([(trained, {})])
-    beside.load((record, {}) for record in (trained, checkpoint, again))
+    alone.load([trained])
+    beside.load([trained, checkpoint, again])
     beside.observe(merge)
     assert list_entries(beside) == list_entries(alone)
     assert beside.propose() == alone.propose()
@@ -115,7 +115,7 @@ def run_trials(view: SamplerView, trials: int, width: int = 2) -> list[Suggestio
         suggestion = view.propose()
         suggestions.append(suggestion)
         flying.append(build_record(number, suggestion.params, proposer=suggestion.proposer))
-        view.observe(flying[-1], suggestion.sampler_state)
+        view.observe(flying[-1])
         if len(flying) == width:
             done = flying.pop(0)
             measured = build_trade_off(done.params)
@@ -232,7 +232,7 @@ def test_a_model_avoids_a_configuration_that_failed(tmp_path: Path):
 
 def load_view(spec: SweepSpec, records: Iterable[TrialRecord]) -> SamplerView:
     view = SamplerView(spec)
-    view.load((record, {}) for record in records)
+    view.load(records)
     return view
 
 
@@ -254,49 +254,11 @@ def test_a_new_process_continues_the_startup_of_the_old_one(spec: SweepSpec):
     assert load_view(spec, records).propose().params == whole[2].params
 
 
-def test_a_genetic_algorithm_restores_its_generations(tmp_path: Path):
-    spec = load_code_spec(tmp_path, ["search.sampler=nsga2", "search.trials=20"])
-    view = SamplerView(spec)
-    suggestions = run_trials(view, 14, width=1)
-    assert max(read_generation(s) for s in suggestions) >= 2
-    again = SamplerView(spec)
-    again.load(
-        (build_record(n, s.params, build_trade_off(s.params), proposer=s.proposer), s.sampler_state)
-        for n, s in enumerate(suggestions)
-    )
-    assert read_generation(again.propose()) >= max(read_generation(s) for s in suggestions)
-
-
-@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
-def test_the_model_of_a_genetic_algorithm_is_its_second_generation(tmp_path: Path, sampler: str):
-    spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=20"])
-    view = SamplerView(spec)
-    for number in (100, 101):
-        params = build_point(spec, learning_rate=number * 1e-6)
-        view.observe(build_record(number, params, build_outcome(), "published", "baseline"))
-    suggestions = run_trials(view, 6, width=1)
-    assert [s.proposer for s in suggestions] == ["startup"] * 2 + ["model"] * 4
-    assert [read_generation(s) for s in suggestions] == [0] * 2 + [1] * 4
-
-
-@pytest.mark.parametrize("sampler", ["gp", "tpe"])
-def test_a_model_proposal_has_no_sampler_state(tmp_path: Path, sampler: str):
-    view = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
-    suggestions = run_trials(view, 6)
-    assert suggestions[-1].proposer == "model"
-    assert [s.sampler_state for s in suggestions] == [{}] * 6
-
-
 def test_the_registry_lists_the_samplers_that_learn(tmp_path: Path):
     for name, info in registry.SAMPLERS.items():
         if name != "auto":
             sampling = registry.load(info.target)(load_code_spec(tmp_path))
             assert sampling.has_model == info.learns
-
-
-def read_generation(suggestion: Suggestion) -> int:
-    state = suggestion.sampler_state.items()
-    return next((value for key, value in state if key.endswith("generation")), 0)
 
 
 def test_a_finite_space_is_searched_without_repeats_until_it_is_exhausted(tmp_path: Path):
@@ -376,13 +338,6 @@ def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec
     assert sum(halves) == 4
 
 
-@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
-def test_a_genetic_algorithm_without_interruption_is_deterministic(tmp_path: Path, sampler: str):
-    spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
-    one, two = ([s.params for s in run_trials(SamplerView(spec), 10)] for _ in range(2))
-    assert one == two
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "qmc"])
 def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
@@ -395,11 +350,11 @@ def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
         suggestion = view.propose()
         assert again.propose().params == suggestion.params
         started = build_record(number, suggestion.params, proposer=suggestion.proposer)
-        view.observe(started, suggestion.sampler_state)
+        view.observe(started)
         measured = build_trade_off(suggestion.params)
         done = build_record(number, suggestion.params, measured, proposer=suggestion.proposer)
         view.observe(done)
-        records.append((done, suggestion.sampler_state))
+        records.append(done)
 
 
 def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_own_does(
@@ -524,7 +479,7 @@ def test_a_new_process_builds_the_same_study(spec: SweepSpec):
             watching, loading = SamplerView(spec), SamplerView(spec)
             for record in records:
                 watching.observe(record)
-            loading.load((record, {}) for record in records)
+            loading.load(records)
             assert list_estimates(watching) == list_estimates(loading)
 
 

@@ -126,25 +126,6 @@ def test_candidates_and_their_replicates_are_not_loaded(tmp_path: Path):
     assert [r.number for r in load_earlier_trials(load_warm_spec(tmp_path, spec))] == [0, 1]
 
 
-@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
-def test_earlier_trials_are_parents_of_a_genetic_algorithm(
-    tmp_path: Path, earlier: SweepSpec, sampler: str
-):
-    spec = load_warm_spec(tmp_path, earlier, f"search.sampler={sampler}")
-    records = load_earlier_trials(spec)
-    rates = [float(record.params["learning_rate"]) for record in records]
-    inherited = 0
-    for seed in range(10):
-        search = spec.search.model_copy(update={"seed": seed})
-        projection = SamplerView(spec.model_copy(update={"search": search}))
-        projection.load_earlier(records)
-        suggestion = projection.propose()
-        assert suggestion.proposer == "model"
-        rate = float(suggestion.params["learning_rate"])
-        inherited += any(rate == pytest.approx(parent, rel=1e-9) for parent in rates)
-    assert inherited >= 3  # a uniform draw would hit none
-
-
 def test_a_moved_sweep_is_loaded(tmp_path: Path, earlier: SweepSpec):
     elsewhere = tmp_path / "elsewhere"
     earlier.directory.rename(elsewhere)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from gdpo_tune.clusters.backends import ray_jobs
 from gdpo_tune.core import addresses
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
-from gdpo_tune.core.http import build_retry
+from gdpo_tune.core.http import OUTAGE_SECONDS, build_retry
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import TRACKING_VARIABLES
 
@@ -32,8 +32,6 @@ POLL_SECONDS = 0.5
 """Interval between polls of a job that is followed."""
 RETRY_SECONDS = 5.0
 """Interval between calls to a cluster that stopped answering while a job was followed."""
-OUTAGE_SECONDS = 600.0
-"""Seconds for which a cluster that stopped answering is called again."""
 
 
 @dataclass(frozen=True)
