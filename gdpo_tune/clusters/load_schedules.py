@@ -246,7 +246,7 @@ Fault = tuple[tuple[str, ...], str, str]
 """Key, reason, fix."""
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """RFC 1035, which names of RayJobs must meet: RFC 1123 without a digit at the start."""
-MANY = re.compile(r"(?<!\S)(-a|--ar|-W|--wait(?!-)|:(?!\S))")
+MULTI_JOB_OPTIONS = re.compile(r"(?<!\S)(-a|--ar|-W|--wait(?!-)|:(?!\S))")
 """Options of sbatch for an array, a heterogeneous job, and to stay until the job has ended."""
 MAX_NAME = 47 - len("-20260329t010000z-a100")
 """Characters of a schedule's name: KubeRay allows 47 for a RayJob, time and attempt included."""
@@ -272,7 +272,7 @@ def find_backend_problems(settings: ScheduleSettings, project: Path) -> Iterator
                 fix = "write each option like --constraint=a100"
                 if not option.startswith("-") or "\n" in option:
                     yield ("backend", "options"), f"{option!r} is not an option of sbatch", fix
-                elif MANY.search(option):
+                elif MULTI_JOB_OPTIONS.search(option):
                     reason = f"{option!r} makes several jobs, or waits: a run is one job of its own"
                     yield ("backend", "options"), reason, "remove it"
 

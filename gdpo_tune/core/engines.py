@@ -58,7 +58,7 @@ class VLLM:
         return _parse_release(OLDEST) <= _parse_release(self.version) <= _parse_release(NEWEST)
 
     @property
-    def must_be_told_v2(self) -> bool:
+    def needs_v2_variable(self) -> bool:
         """True if it would sample Qwen2 on a GPU with the V1 runner, although it has V2."""
         return not self.on_cpu and _parse_release(self.version) < _parse_release(V2_FOR_DENSE)
 

@@ -33,7 +33,8 @@ _NEARLY_FULL = 64 * 1024
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Replace a file in one step: a reader, or a crash, sees the old content or the new one.
 
-    The directory of `path` exists; text is written as UTF-8, and what UTF-8 lacks as an escape.
+    The directory of `path` exists; text is written as UTF-8, with escapes for
+    what that cannot encode.
     """
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -93,7 +93,7 @@ def find_webhook_problem(address: str) -> str:
 
 
 def bypass_proxies_on_loopback() -> None:
-    """Let no client of this process and its children ask a proxy for this machine itself."""
+    """Exclude this machine from proxies, in this process and in its children."""
     # Not every client reads networks, and Debian gives 127.0.1.1 to the host's own name.
     here = "localhost,127.0.0.1,127.0.1.1,127.0.0.0/8,::1"
     present = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")

@@ -196,7 +196,7 @@ class Replicate:
 
 
 class Provenance:
-    """What made a policy: base of trials, and of what those of a configuration have in common."""
+    """Role and parts of a policy: base of `TrialRecord` and of `Configuration`."""
 
     role: Role
     parts: tuple[Part, ...]

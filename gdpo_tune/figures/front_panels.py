@@ -75,8 +75,8 @@ class Axis(NamedTuple):
         return (value - first) / (last - first)
 
 
-class Look(NamedTuple):
-    """Look of a layer: lengths in pixels (HTML) and in points (PNG)."""
+class LayerStyle(NamedTuple):
+    """LayerStyle of a layer: lengths in pixels (HTML) and in points (PNG)."""
 
     pixels: float
     points: float
@@ -87,13 +87,13 @@ class Look(NamedTuple):
     """The higher one covers the lower one."""
 
 
-LOOKS: Mapping[Layer, Look] = {
-    "violating": Look(6, 3.5, 1.2, 0.9, 0.55, 2),
-    "dominated": Look(8, 5, 1.2, 0.9, 0.35, 3),
-    "member": Look(11, 7, 2, 1.5, 1.0, 4),
-    "published": Look(15, 13, 1.2, 0.9, 1.0, 5),
-    "start": Look(10, 7.5, 0.0, 0.6, 1.0, 4),
-    "untrained": Look(10, 7.5, 0.0, 0.6, 1.0, 4),
+LOOKS: Mapping[Layer, LayerStyle] = {
+    "violating": LayerStyle(6, 3.5, 1.2, 0.9, 0.55, 2),
+    "dominated": LayerStyle(8, 5, 1.2, 0.9, 0.35, 3),
+    "member": LayerStyle(11, 7, 2, 1.5, 1.0, 4),
+    "published": LayerStyle(15, 13, 1.2, 0.9, 1.0, 5),
+    "start": LayerStyle(10, 7.5, 0.0, 0.6, 1.0, 4),
+    "untrained": LayerStyle(10, 7.5, 0.0, 0.6, 1.0, 4),
 }
 
 
@@ -259,7 +259,7 @@ STARTS = list(product((8.0, 30.0), (1, 0, -1), (1, 0, -1)))
 """Distance and direction (up, right) from which the search for positions starts, in this order."""
 ITERATIONS = 20
 """Steps from one start. With a limit of time, labels would depend on the machine's speed."""
-CLASH = 5
+OVERLAP_COST = 5
 """Points that a label would rather cover than another label."""
 
 
@@ -311,10 +311,10 @@ def place_labels(
 
 
 def _count_overlaps(labels: Sequence[Bbox], anchors: Floats, squares: Sequence[Bbox]) -> int:
-    """Count points under labels, and `CLASH` for each label that touches another or its line."""
+    """Count points under labels; a label on another one or its line costs `OVERLAP_COST` points."""
     covered = sum(label.count_overlaps(squares) for label in labels)
     clashes = 0
     for (label, anchor), (other, _) in permutations(zip(labels, anchors, strict=True), 2):
         line = Path([anchor, label.get_points().mean(axis=0)])
         clashes += label.overlaps(other) or line.intersects_bbox(other)
-    return covered + CLASH * clashes
+    return covered + OVERLAP_COST * clashes

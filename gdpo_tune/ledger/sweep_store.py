@@ -92,8 +92,8 @@ class LedgerCopy:
             return
         if not stored.startswith(own):
             raise IdentityError(
-                f"{address} was continued on another machine, and {path} has records of which "
-                "that one did not know\n"
+                f"two machines have continued this sweep: {address} and {path} each have records "
+                "that the other lacks\n"
                 f"    fix: remove {path.parent} to go on from there, or choose another --name"
             )
         write_atomically(path, stored)
@@ -109,8 +109,8 @@ class LedgerCopy:
         try:
             if self._files.get_size(JOURNAL) != self._size:
                 raise LedgerHeldError(
-                    f"{self._files.address} goes on on another machine, which has written its "
-                    "ledger there; this process ends"
+                    f"{self._files.address}: another machine runs this sweep now and has written "
+                    "its ledger there; this process ends"
                 )
             content = self._path.read_bytes()
             self._files.write(JOURNAL, content)

@@ -50,7 +50,7 @@ from gdpo_tune.core.text import (
     suggest,
 )
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
-from gdpo_tune.spec.first_trials import BEGINNINGS, count_least_wide
+from gdpo_tune.spec.first_trials import TRAININGS_PER_CHOICE, count_least_wide
 from gdpo_tune.spec.model import (
     FULL_TRAININGS,
     LEAST_RESOURCE,
@@ -89,11 +89,11 @@ class Finding(NamedTuple):
     reason: str
     fix: str
     inputs: tuple[str, ...] = ()
-    """Keys without whose own problems alone this can be judged."""
+    """Further keys that have to be valid: a problem in one of them drops this finding."""
     value: object = None
     """Shown instead of the key's value in the file."""
-    instead: str | KeyPath = ""
-    """Key to name where the file does not have `key`."""
+    fallback_key: str | KeyPath = ""
+    """Key to name where the file does not write `key`."""
 
 
 Findings = Iterator[Finding]
@@ -277,7 +277,7 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
         limits.append((("search", "target", name), bound))
         if bound.baseline:
             fix = 'write a number, such as ">= 0.6"'
-            yield Finding(limits[-1][0], "a target is no difference to a baseline", fix)
+            yield Finding(limits[-1][0], "search.target takes a number, not a baseline", fix)
     for path, constraint in limits:
         name = path[-1]
         if name not in metrics:
@@ -347,7 +347,7 @@ def check_group_sizes(spec: SweepSpec) -> Findings:
             divisors = [size for size in divisors if domain.low <= size <= domain.high] or divisors
         reason = f"{_shorten(uneven)} does not divide {TOTAL} = {total}"
         fix = f"use group sizes among {show(divisors)}, or change {TOTAL}"
-        yield Finding("space.group_size", reason, fix, (TOTAL,), instead=TOTAL)
+        yield Finding("space.group_size", reason, fix, (TOTAL,), fallback_key=TOTAL)
 
 
 def check_resource_settings(spec: SweepSpec) -> Findings:
@@ -370,7 +370,7 @@ def check_resource_settings(spec: SweepSpec) -> Findings:
             shown = f"{name}=***"
         if reason:
             path = ("resources", "env")
-            yield Finding((*path, name), reason, fix, (), shown, instead=(*path, index))
+            yield Finding((*path, name), reason, fix, (), shown, fallback_key=(*path, index))
         seen.add(name)
     if workers > 1 and gpus not in (0.0, 1.0):
         reason = f"each of the {workers} workers of a trial trains on one GPU of its own"
@@ -479,7 +479,7 @@ def _explain_wide(spec: SweepSpec) -> str:
     if not widest:
         return "those that span what can be traded"
     count = len(spec.space.list_reachable(widest) or ())
-    return f"each choice begins at least {BEGINNINGS} times, and {widest} has {count}"
+    return f"each choice needs {TRAININGS_PER_CHOICE} trainings, and {widest} has {count} choices"
 
 
 def _check_storage(spec: SweepSpec) -> Findings:
@@ -690,7 +690,9 @@ def _check_model(spec: SweepSpec) -> Findings:
         path = ("model", "chat_template_kwargs", name)
         is_finite = isinstance(value, float) and math.isfinite(value)
         if not isinstance(value, str | int) and not is_finite:
-            yield Finding(path, "no such value", "write a word, a number, true or false")
+            yield Finding(
+                path, "neither a text nor a number", "write a word, a number, true or false"
+            )
         if not name.isidentifier() or name in RESERVED_ARGUMENTS or name.endswith("_token"):
             reason = "a chat template gets this from Transformers, or cannot read such a name"
             fix = "write the name of a variable of the template, such as enable_thinking"
@@ -699,7 +701,7 @@ def _check_model(spec: SweepSpec) -> Findings:
         try:
             date.fromisoformat(own.template_date)
         except ValueError:
-            yield Finding("model.template_date", "no date", "write one such as '2026-01-31'")
+            yield Finding("model.template_date", "not a date", "write one such as '2026-01-31'")
     if own.revision and policy in registry.POLICIES:
         reason = f"policy {policy} ships with the package and has no revisions"
         fix = "remove the key, or give a Hub id as the policy"

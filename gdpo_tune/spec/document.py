@@ -50,7 +50,7 @@ RESERVED = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 """Words that some parser of YAML reads as another value."""
 PROJECT = "project"
 """Last key of the file that a sweep keeps: the directory in which the sweep's command ran."""
-PLACES = ("policy", "data.source", "data.validation.source", "data.test.source")
+MAYBE_PATH_KEYS = ("policy", "data.source", "data.validation.source", "data.test.source")
 """Keys whose value may be a path, and may be a name."""
 _PARTS = re.compile(r"(?s)(sqlite(?:\+\w+)?:///|)(.*?)((?<=\.py):\w+|)")
 """Beginning of an address, a path, and the class of a task."""
@@ -368,7 +368,7 @@ def resolve_paths(root: YamlMap, file: Path) -> dict[str, str]:
             "search.warm_start": True,
             "start.demonstrations": text != "data",
         }.get(key, False)
-        if not is_certain and key not in PLACES:
+        if not is_certain and key not in MAYBE_PATH_KEYS:
             return value
         place = expand_path(written)
         below = place.relative_to(was) if place.is_relative_to(was) else place

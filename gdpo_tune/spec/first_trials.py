@@ -36,7 +36,7 @@ UNKNOWN_BUDGET = 8
 """Part of the bound at which trainings first wait where the budget is not in completions."""
 EVALUATED = 0.3
 """Share of the first rung's completions that its evaluation may cost, where a budget allows it."""
-BEGINNINGS = 2
+TRAININGS_PER_CHOICE = 2
 """Least number of times that each choice begins in the wide rung."""
 FROM_MODEL = 4
 """Least number of configurations of a whole wide rung that a model proposes."""
@@ -83,8 +83,8 @@ def list_startup_choices(spec: SweepSpec) -> tuple[dict[str, ParamValue], ...]:
     """Return the choices of the start-up points of a divided budget, from the first on.
 
     The points that span what can be traded come first, then as many as each choice of each
-    dimension needs to begin `BEGINNINGS` times, the published setting and `enqueue:` counted. Each
-    point takes the choices that are short, of these the ones that met least often.
+    dimension needs to begin `TRAININGS_PER_CHOICE` times, the published setting and `enqueue:`
+    counted. Each point takes the choices that are short, of these the ones that met least often.
     """
     space, begun = spec.space, Counter[tuple[str, ParamValue]]()
     met, points = Counter[frozenset[tuple[str, ParamValue]]](), list[dict[str, ParamValue]]()
@@ -104,9 +104,10 @@ def list_startup_choices(spec: SweepSpec) -> tuple[dict[str, ParamValue], ...]:
         if (
             len(points) >= len(spanning)
             and min(
-                (begun[n, c] for n, d in dimensions.items() for c in d.choices), default=BEGINNINGS
+                (begun[n, c] for n, d in dimensions.items() for c in d.choices),
+                default=TRAININGS_PER_CHOICE,
             )
-            >= BEGINNINGS
+            >= TRAININGS_PER_CHOICE
         ):
             break
         point: dict[str, ParamValue] = {}
@@ -117,7 +118,7 @@ def list_startup_choices(spec: SweepSpec) -> tuple[dict[str, ParamValue], ...]:
                 continue
             ranks = [
                 (
-                    min(begun[name, choice] - BEGINNINGS, 0),
+                    min(begun[name, choice] - TRAININGS_PER_CHOICE, 0),
                     sum(met[frozenset(((name, choice), taken))] for taken in point.items()),
                     begun[name, choice],
                     index,

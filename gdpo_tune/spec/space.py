@@ -112,7 +112,7 @@ class Uniform(ConditionalDomain):
         return tuple((start + index * distance) / scale for index in range(count))
 
     def align(self, value: ParamValue) -> ParamValue:
-        """Return the value of the grid that `value` is up to float rounding, else `value`."""
+        """Return the grid point that `value` equals up to float rounding, else `value`."""
         if isinstance(value, bool | str) or self.step is None or not self.grid:
             return value
         steps = (value - self.low) / self.step

@@ -265,7 +265,8 @@ def score_by_functions(names: Sequence[str], call: CallReward, batch: RewardBatc
     """Return the scores by functions of N completions.
 
     A function that raises is called once more, because a service may have been away, then for each
-    completion alone, as is one that ends its process. What it raises for alone is not scored.
+    completion alone, as is one that ends its process. A completion on which it still raises
+    gets no score.
     """
     results: dict[str, CallResult] = {}
     failures: dict[str, RewardFailures] = {}

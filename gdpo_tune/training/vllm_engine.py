@@ -162,7 +162,7 @@ def _choose_options(
         options["enable_sleep_mode"] = True
     if torch.cuda.is_available():
         vllm = find_vllm()
-        if vllm is not None and vllm.must_be_told_v2 and model.config.model_type == "qwen2":
+        if vllm is not None and vllm.needs_v2_variable and model.config.model_type == "qwen2":
             os.environ.setdefault(V2_RUNNER, "1")  # it stays, because vLLM reads it again later
         parts = _divide_gpu(config, model)
         options["kv_cache_memory_bytes"], needed = parts

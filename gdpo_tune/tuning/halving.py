@@ -23,9 +23,9 @@ from gdpo_tune.tuning.survivors import (
     Survivors,
     choose_survivors,
     find_corner,
-    is_wide_over,
+    is_wide_rung_measured,
     list_levels,
-    list_wide,
+    list_wide_rung_trials,
 )
 
 END = "no next part fits into what is left of the budget"
@@ -79,7 +79,7 @@ class Halving(Scheduler):
         records, survivors = self._ledger.get_records(), self._find_survivors()
         if survivors is None:
             return ()
-        wide = list_wide(self._ledger.spec, records)
+        wide = list_wide_rung_trials(self._ledger.spec, records)
         return [r.number for r in wide if r.state == "paused" and r.number not in survivors.numbers]
 
     def find_ending(self) -> tuple[int, str] | None:
@@ -100,10 +100,14 @@ class Halving(Scheduler):
     def _find_survivors(self) -> Survivors | None:
         """Return what goes on, computed again only if the wide rung has changed; None before."""
         spec, records = self._ledger.spec, self._ledger.get_records()
-        if not is_wide_over(spec, records):
+        if not is_wide_rung_measured(spec, records):
             return None
         ended = [r.number for r in records if r.role in GROWING and r.ends_at is not None]
-        key = spec.search, [(r.number, bool(r.rungs)) for r in list_wide(spec, records)], ended
+        key = (
+            spec.search,
+            [(r.number, bool(r.rungs)) for r in list_wide_rung_trials(spec, records)],
+            ended,
+        )
         if self._chosen is None or self._chosen[0] != key:
             self._chosen = key, choose_survivors(spec, records)
         return self._chosen[1]

@@ -35,7 +35,12 @@ from gdpo_tune.spec.first_trials import (
 )
 from gdpo_tune.spec.model import FULL_TRAININGS, MERGES_PER_TRAINING
 from gdpo_tune.tuning.schedulers import MAX_NAMED, read_values, tighten_references
-from gdpo_tune.tuning.survivors import choose_survivors, find_corner, is_wide_over, list_wide
+from gdpo_tune.tuning.survivors import (
+    choose_survivors,
+    find_corner,
+    is_wide_rung_measured,
+    list_wide_rung_trials,
+)
 
 DEAD_STARTS = 3
 """Trainings without a signal after which a sweep stops, if it had no other ones."""
@@ -132,7 +137,7 @@ def _plan_divided(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTri
     First the wide rung, then the corners that begin anew. Once all that trains has ended come
     merges and checkpoints, then further configurations one by one, then replicates.
     """
-    wide = list_wide(spec, records)
+    wide = list_wide_rung_trials(spec, records)
     if len(wide) < count_wide(spec, records):
         point = _find_enqueued_point(spec, records)
         if point is not None:
@@ -142,7 +147,7 @@ def _plan_divided(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTri
             params = spec.space.complete(draw_startup_point(spec, drawn))
             return PlannedTrial("search", "startup", params)
         return PlannedTrial("search", "model", None)
-    if not is_wide_over(spec, records):
+    if not is_wide_rung_measured(spec, records):
         return None
     corner = find_corner(choose_survivors(spec, records), records)
     if corner is not None:
@@ -167,7 +172,7 @@ def can_begin(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
     if count_completions_left(spec, records) < max(r.cost.completions for r in records):
         return False
     corners = sum(record.proposer == "corner" for record in records)
-    further = count_started(records) - len(list_wide(spec, records)) - corners
+    further = count_started(records) - len(list_wide_rung_trials(spec, records)) - corners
     patience = spec.search.patience or DEFAULT_PATIENCE
     return further < patience or not has_stagnated(records, spec.list_objectives(), patience)
 
@@ -290,7 +295,7 @@ def estimate_outlook(
         under_way = sum(r.cost.completions for r in trained if r.is_open)
         count = max(0, search.trials + 1 - ended)
         training = max(0, count * settings.steps * each - under_way)
-    elif not is_wide_over(spec, records) or any(r.is_open for r in trained):
+    elif not is_wide_rung_measured(spec, records) or any(r.is_open for r in trained):
         whole = spec.search_completions or FULL_TRAININGS * settings.steps * each
         training = max(0, whole - spent)
     else:
@@ -313,7 +318,7 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
     search = max(spec.search.trials, count_started(records))
     if spec.search.is_divided:
         anew = len(list_long_weights(spec))
-        if is_wide_over(spec, records):
+        if is_wide_rung_measured(spec, records):
             anew = len(choose_survivors(spec, records).begun)
         search = max(count_wide(spec, records) + anew, count_started(records))
     search += len(added) + sum(bool(record.request) for record in records)

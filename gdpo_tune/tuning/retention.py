@@ -21,7 +21,7 @@ from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.machine import MOST_KEPT, list_evaluated_steps
 from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoint, remove_all_but
-from gdpo_tune.tuning.survivors import choose_survivors, is_wide_over, list_levels
+from gdpo_tune.tuning.survivors import choose_survivors, is_wide_rung_measured, list_levels
 
 
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
@@ -74,7 +74,7 @@ def list_kept_steps(
     a candidate needs.
     """
     if record.role == "search" and spec.search.is_divided:
-        if not list_evaluated_steps(spec) or not is_wide_over(spec, records):
+        if not list_evaluated_steps(spec) or not is_wide_rung_measured(spec, records):
             return ()
         end, every = choose_survivors(spec, records).end, spec.training.evaluate_every
         steps = {*list_levels(spec, records, end)[1:-1], *range(every, end, every)}

@@ -65,8 +65,8 @@ def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[f
 def tighten_references(spec: SweepSpec) -> tuple[Objective, ...]:
     """Return the objectives, with a constraint on one of them as its reference.
 
-    A merge gains nothing beyond it. A parent may break a constraint: what lies between it and
-    others may not.
+    Hypervolume beyond a constraint is worth nothing. A parent may break the constraint, because a
+    merge of it may meet it.
     """
     stricter = {("maximize", ">="): max, ("minimize", "<="): min}
     goals = list(spec.list_objectives())

@@ -14,9 +14,9 @@ close together by then. So three kinds of trainings go on:
    it is worse than the initial policy in every objective by then.
 3. The configurations whose own values add most to that front.
 
-A policy moves on as it began: its values are taken `sqrt(end / first)` times as far from those of
-the initial policy as they are at the rung, within the range of the metric. Else a configuration
-that has hardly moved would look as good as one that trades much.
+Values at the rung are extrapolated to the end: the change since the initial policy is multiplied by
+`sqrt(end / first)`, within the range of the metric. Else a configuration that has hardly moved
+would look as good as one that trades much.
 
 All grow to the same length, which the budget divided by their number pays for. The choice depends
 on the spec and the rungs alone: every process makes the same.
@@ -71,7 +71,7 @@ class Survivors:
     """Steps at which they end, if all get there."""
 
 
-def list_wide(spec: SweepSpec, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+def list_wide_rung_trials(spec: SweepSpec, records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return the configurations of the wide rung that have begun, without the published setting."""
     wide = [
         record
@@ -84,9 +84,9 @@ def list_wide(spec: SweepSpec, records: Sequence[TrialRecord]) -> list[TrialReco
     return wide[: count_wide(spec, records)]
 
 
-def is_wide_over(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
+def is_wide_rung_measured(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
     """Return whether all configurations of the wide rung were measured there, or have ended."""
-    wide = list_wide(spec, records)
+    wide = list_wide_rung_trials(spec, records)
     growing = [*wide, *(r for r in records if r.role == "published" and r.is_comparable)]
     waits = any(r.state == "running" and not find_wide_rung(spec, records, r) for r in growing)
     return not waits and len(wide) >= count_wide(spec, records)
@@ -103,11 +103,11 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
     published = [r for r in records if r.role == "published" and r.is_comparable]
     rungs = {
         record.number: rung
-        for record in (*published, *list_wide(spec, records))
+        for record in (*published, *list_wide_rung_trials(spec, records))
         if (rung := find_wide_rung(spec, records, record))
     }
     published = [record for record in published if record.number in rungs]
-    rows = [*published, *(r for r in list_wide(spec, records) if r.number in rungs)]
+    rows = [*published, *(r for r in list_wide_rung_trials(spec, records) if r.number in rungs)]
     if not rows:
         return Survivors(frozenset(), (), spec.training.steps)
     goals = tighten_references(spec)

@@ -189,7 +189,7 @@ def test_another_machine_goes_on_from_the_copy_and_the_first_one_ends(
             start_trial(second)
             before = store.read(JOURNAL)
             for _ in range(2):  # what the end of a session writes fails at once too
-                with pytest.raises(LedgerHeldError, match="goes on on another machine"):
+                with pytest.raises(LedgerHeldError, match="another machine runs this sweep now"):
                     start_trial(first)
             assert store.read(JOURNAL) == before
     move_to("a", tmp_path, monkeypatch)

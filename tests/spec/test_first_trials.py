@@ -14,9 +14,9 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.trials import Cost, Params, Rung, TrialRecord
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.first_trials import (
-    BEGINNINGS,
     EVALUATED,
     FROM_MODEL,
+    TRAININGS_PER_CHOICE,
     UNKNOWN_BUDGET,
     count_least_wide,
     count_wide,
@@ -92,7 +92,7 @@ def test_each_choice_begins_twice(tmp_path: Path, merges: int):
     spec = load(tmp_path, "budget: {completions: 89600}", f"search.merges.budget={merges}")
     begun = count_beginnings(spec)
     assert {choice: begun[choice] for choice in list_choices(spec)} == begun
-    assert min(begun.values()) >= BEGINNINGS
+    assert min(begun.values()) >= TRAININGS_PER_CHOICE
     assert len(list_startup_choices(spec)) == (8 if merges else 5), "the corners, and no more"
 
 
@@ -106,8 +106,10 @@ def test_a_choice_counts_only_where_it_has_an_effect(tmp_path: Path):
     space = SPACE + "  length_shape: {choices: [step, overlong], when: {normalization: grpo}}\n"
     spec = load(tmp_path, space=space)
     begun = count_beginnings(spec)
-    assert min(begun["length_shape", value] for value in ("step", "overlong")) >= BEGINNINGS
-    assert begun["normalization", "grpo"] >= 2 * BEGINNINGS, "each with one of two values"
+    assert (
+        min(begun["length_shape", value] for value in ("step", "overlong")) >= TRAININGS_PER_CHOICE
+    )
+    assert begun["normalization", "grpo"] >= 2 * TRAININGS_PER_CHOICE, "each with one of two values"
 
 
 def test_what_is_enqueued_counts(tmp_path: Path):
@@ -115,7 +117,9 @@ def test_what_is_enqueued_counts(tmp_path: Path):
     points = ["{normalization: grpo, group_size: 8}", "{normalization: grpo_no_std}"]
     spec = load(tmp_path, "budget: {completions: 89600}", f"enqueue=[{', '.join(points * 2)}]")
     assert len(list_startup_choices(spec)) < len(list_startup_choices(plain))
-    assert min(count_beginnings(spec)[choice] for choice in list_choices(spec)) >= BEGINNINGS
+    assert (
+        min(count_beginnings(spec)[choice] for choice in list_choices(spec)) >= TRAININGS_PER_CHOICE
+    )
     assert count_least_wide(spec) == 2 + len(list_startup_choices(spec)), "a point trains once"
 
 
@@ -205,7 +209,7 @@ def test_too_small_a_budget_names_what_takes_it(tmp_path: Path):
     key, reason, fix = read_problem(tmp_path, plain + "{completions: 3000}")
     assert key == "search.budget.completions"
     assert "the wide rung of 9 trainings may take 0.25 of them, 2 or more each" in reason
-    assert "each choice begins at least 2 times, and normalization has 3" in reason
+    assert "each choice needs 2 trainings, and normalization has 3 choices" in reason
     assert "or fix space.normalization at one value" in fix
     enough = fix.split()[1]
     assert find_wide_step(load(tmp_path, f"{plain}{{completions: {enough}}}")) == 2
@@ -223,7 +227,7 @@ def test_fewer_trials_than_the_wide_rung_needs_are_refused(tmp_path: Path):
     search = "scheduler: {type: halving}, budget: {completions: 89600}, trials: "
     key, reason, fix = read_problem(tmp_path, f"{search}7")
     assert key == "search.trials"
-    assert reason.startswith("the wide rung needs 8 configurations: each choice begins at least 2")
+    assert reason.startswith("the wide rung needs 8 configurations: each choice needs 2 trainings")
     assert fix == "write 8 or more, or remove the key; or search fewer choices"
     assert count_wide(load(tmp_path, f"{search}8")) == 8
 

@@ -37,7 +37,7 @@ def test_arguments_count_in_the_identity_only_where_they_are_set(load):
         ("chat_template_kwargs={bos_token: x}", "gets this from Transformers"),
         ("chat_template_kwargs={thinking: [1]}", "true or false"),
         ("chat_template_kwargs={thinking: .nan}", "true or false"),
-        ("template_date=yesterday", "no date"),
+        ("template_date=yesterday", "not a date"),
     ],
 )
 def test_what_no_template_could_read_is_refused(load, override, reason):

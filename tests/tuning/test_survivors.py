@@ -24,7 +24,7 @@ from gdpo_tune.tuning.survivors import (
     Survivors,
     choose_survivors,
     find_corner,
-    is_wide_over,
+    is_wide_rung_measured,
     list_levels,
 )
 from tests.support.tuning import load_halving_spec
@@ -186,7 +186,7 @@ def test_what_happens_later_leaves_the_choice_as_it_is(tmp_path: Path):
     assert find_corner(expected, records) is None
     further = TrialRecord(len(records), "search", "running", records[3].params, 0, "model")
     assert choose_survivors(spec, [*records, further]) == expected
-    assert is_wide_over(spec, [*records, further])
+    assert is_wide_rung_measured(spec, [*records, further])
 
 
 def test_an_extended_budget_keeps_the_length_of_those_that_have_ended(tmp_path: Path):
@@ -217,13 +217,15 @@ def test_what_breaks_a_constraint_is_no_gain(tmp_path: Path, bound: str, is_chos
 def test_the_wide_rung_is_over_once_all_were_measured_or_have_ended(tmp_path: Path):
     spec = load_halving_spec(tmp_path)
     records = measure_wide(spec)
-    assert is_wide_over(spec, records)
-    assert not is_wide_over(spec, records[:-1])
+    assert is_wide_rung_measured(spec, records)
+    assert not is_wide_rung_measured(spec, records[:-1])
     for number in (PUBLISHED, 4):
         running = replace(records[number], state="running", rungs=())
-        assert not is_wide_over(spec, [r if r.number != number else running for r in records])
+        assert not is_wide_rung_measured(
+            spec, [r if r.number != number else running for r in records]
+        )
         failed = replace(running, state="failed")
-        assert is_wide_over(spec, [r if r.number != number else failed for r in records])
+        assert is_wide_rung_measured(spec, [r if r.number != number else failed for r in records])
 
 
 def test_a_training_without_a_rung_is_not_chosen(tmp_path: Path):
@@ -247,4 +249,4 @@ def test_without_any_rung_nothing_goes_on(tmp_path: Path):
 def test_trials_before_a_change_of_content_do_not_count(tmp_path: Path):
     spec = load_halving_spec(tmp_path)
     records = measure_wide(spec)
-    assert not is_wide_over(spec, [replace(r, is_comparable=False) for r in records])
+    assert not is_wide_rung_measured(spec, [replace(r, is_comparable=False) for r in records])
