@@ -13,10 +13,10 @@ What follows next depends on the records alone. The first line that holds decide
 
     a baseline has not begun                      it begins           plan.find_next_trial
     the wide rung lacks configurations            the next one begins plan.find_next_trial
-    some of it are not measured there             wait                survivors.is_wide_rung_measured
+    some of it are not measured there             wait  survivors.is_wide_rung_measured
     a chosen corner has not begun                 it begins           survivors.find_corner
     one that was not chosen waits                 it ends             Halving.list_stopped
-    the next level of one fits into the budget    the shortest goes on Halving.find_promotable
+    the next level of one fits into the budget    the shortest goes onHalving.find_promotable
     a training waits                              it ends, with test  Halving.find_ending
     a merge or checkpoint is worth a look         it is evaluated     plan.plan_merge_or_checkpoint
     the budget pays for one more whole training   one begins          plan.can_begin
