@@ -11,17 +11,17 @@ Then each one ends where it waits: it is evaluated on test prompts, and merges b
 
 What follows next depends on the records alone. The first line that holds decides:
 
-    a baseline has not begun                      it begins           plan.find_next_trial
-    the wide rung lacks configurations            the next one begins plan.find_next_trial
-    some of it are not measured there             wait  survivors.is_wide_rung_measured
-    a chosen corner has not begun                 it begins           survivors.find_corner
-    one that was not chosen waits                 it ends             Halving.list_stopped
-    the next level of one fits into the budget    the shortest goes onHalving.find_promotable
-    a training waits                              it ends, with test  Halving.find_ending
-    a merge or checkpoint is worth a look         it is evaluated     plan.plan_merge_or_checkpoint
-    the budget pays for one more whole training   one begins          plan.can_begin
-    a merge or checkpoint is worth a test         the best is tested  plan.choose_tested
-    a place on the front is uncertain             a fresh seed        replicates.choose_replicate
+    a baseline has not begun               it begins             plan.find_next_trial
+    the wide rung lacks configurations     the next one begins   plan.find_next_trial
+    some were not measured there           wait                  survivors.is_wide_rung_measured
+    a chosen corner has not begun          it begins             survivors.find_corner
+    one that was not chosen waits          it ends               Halving.list_stopped
+    a next level fits into the budget      the shortest goes on  Halving.find_promotable
+    a training waits                       it ends, with a test  Halving.find_ending
+    a merge or checkpoint is worth a look  it is evaluated       plan.plan_merge_or_checkpoint
+    the budget pays for a whole training   one begins            plan.can_begin
+    a merge or checkpoint is worth a test  the best is tested    plan.choose_tested
+    a place on the front is uncertain      a fresh seed trains   replicates.choose_replicate
 """
 
 from __future__ import annotations
