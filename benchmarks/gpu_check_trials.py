@@ -49,7 +49,7 @@ from gdpo_tune.training.self_check import FollowingFigures
 from gdpo_tune.training.trial import build_trainer
 from gdpo_tune.training.worker_cache import open_worker_cache
 
-UNSTEADY = ("gpu_utilisation", "gpu_memory")
+UNSTEADY = ("gpu_utilisation", "gpu_memory", "gpu_peak")
 """Metrics that differ from run to run."""
 PIECES = 40
 """Pieces in which a neighbour takes its share of the memory."""

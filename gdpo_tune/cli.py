@@ -300,17 +300,12 @@ def name_file(file: str) -> Generator[None]:
         raise type(error)(text if text.startswith(file) else f"{file}: {text}") from error
 
 
-def find_problems(spec: SweepSpec, file: str) -> Iterator[UsageError]:
-    """Yield what a sweep lacks on this machine: resources, packages, variables and disk."""
-    from gdpo_tune.policies.load_policy import measure_policy
-    from gdpo_tune.spec.machine import check_disk, find_machine_problems, find_unset_webhook
+def find_problems(spec: SweepSpec) -> Iterator[UsageError]:
+    """Yield what a sweep lacks on this machine: resources, packages and variables."""
+    from gdpo_tune.spec.machine import find_machine_problems, find_unset_webhook
 
     yield from find_machine_problems(spec)
     yield from find_unset_webhook(spec)
-    try:
-        check_disk(spec, measure_policy(spec.policy, spec.model.revision), file)
-    except ResourcesError as error:
-        yield error
 
 
 def preflight(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:

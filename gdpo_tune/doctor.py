@@ -161,7 +161,7 @@ def _check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
         spec = load_spec(file, overrides, needs=needs)
         cli.set_written_variables(spec)
         place = next(p for p in (spec.directory.absolute() / "x").parents if p.exists())
-        problems = [*needs, *cli.find_problems(spec, file)]
+        problems = [*needs, *cli.find_problems(spec)]
         if not spec.address and not os.access(place, os.W_OK):
             problems += [f"{place} is not writable\n    fix: name another one with storage:"]
         found = {} if problems else cli.preflight(spec)

@@ -97,18 +97,13 @@ def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapte
             merge, or another process merges there.
     """
     from gdpo_tune.display.training import print_merge
-    from gdpo_tune.policies.load_policy import measure_policy
     from gdpo_tune.results.merge_request import MERGE_FILE, read_progress
-    from gdpo_tune.spec.machine import check_merge_room
 
     settings = request.list_decisive_settings(adapters=adapters)
     progress = read_progress(directory, settings)
     if progress.result is None:
         request.choose(progress.evaluations)  # refuses a target before any work
         cli.prepare_machine(request.spec)
-        # Room for the best merge so far and the next one.
-        policy = measure_policy(request.spec.policy, request.spec.model.revision)
-        check_merge_room(request.spec, policy, directory, min(count, 2), whole=not adapters)
         with cli.hold_directory(directory, LOCK):
             try:
                 progress = _search(request, directory, settings, count)

@@ -46,12 +46,12 @@ def main(arguments: Sequence[str]) -> int:
     spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):
-            return _print_dry_run(spec, str(options.space), needs or ())
+            return _print_dry_run(spec, needs or ())
     if options.submit is not None:
         return _submit_sweep(spec, options)
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
-        print_environment(spec, str(options.space))
+        print_environment(spec)
     once = ("--fresh", "--accept-changes", "--one-front")
     words = [word for word in arguments if word not in once]
     return _run_here(spec, options, shlex.join(["python", "-m", "gdpo_tune.sweep", *words]))
@@ -138,7 +138,7 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()) -> int:
+def _print_dry_run(spec: SweepSpec, needs: Sequence[SpecProblem] = ()) -> int:
     from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.spec.dry_run import render_dry_run, render_needs
@@ -149,7 +149,7 @@ def _print_dry_run(spec: SweepSpec, file: str, needs: Sequence[SpecProblem] = ()
     template = read_chat_template(spec.policy, spec.model.revision)
     check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     print(render_dry_run(spec, size, description))
-    print(f"\n{render_needs([*needs, *cli.find_problems(spec, file)])}")
+    print(f"\n{render_needs([*needs, *cli.find_problems(spec)])}")
     print_cluster()
     cli.check_share(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
@@ -180,11 +180,11 @@ def print_cluster() -> bool:
     return bool(address)
 
 
-def print_environment(spec: SweepSpec, file: str = "") -> None:
+def print_environment(spec: SweepSpec) -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
     from gdpo_tune.spec.machine import list_other_sweeps, list_sandbox_warnings
 
-    for problem in cli.find_problems(spec, file):
+    for problem in cli.find_problems(spec):
         raise problem
     others = () if print_cluster() else list_other_sweeps()
     for warning in (*list_sandbox_warnings(spec), *others):

@@ -72,7 +72,7 @@ _FIELDS = {
     r"|sampler_state|session:\d+|started|finished|slots|gaps|provenance|packages|cpus|memory_bytes"
     r"|request:\d+|arguments|number|force|asked|applied"
     rf"|effect|stop|point|paused|settings|(?:budget\.)?(?:{_BUDGET})|file|content:\d+|digests|first"
-    rf"|one_front|train/(?:{'|'.join(KEPT)}|gpu_utilisation|gpu_memory_gib)"
+    rf"|one_front|train/(?:{'|'.join(KEPT)}|gpu_utilisation|gpu_memory_gib|gpu_peak_gib)"
     rf"|train/{REWARDS}WORD/(?:mean|std|share|failed|{ZERO_STD})": NUMBER,
     "reason|ending|changes|sampler|data|rows_left_out|resumed|unchanged": FREE,
     "worker_id": r"[0-9a-f-]{36}-\d+",

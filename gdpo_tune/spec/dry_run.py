@@ -14,7 +14,7 @@ from gdpo_tune.core.text import align_columns, format_bytes, format_duration, jo
 from gdpo_tune.core.trials import EVALUATED_WORK
 from gdpo_tune.spec.first_trials import count_wide, divide_budget, find_wide_step
 from gdpo_tune.spec.gpu import choose_sampler, measure_trial
-from gdpo_tune.spec.machine import count_local_slots, find_pace, measure_disk
+from gdpo_tune.spec.machine import count_local_slots, find_pace
 from gdpo_tune.spec.model import SweepSpec, dump_public_yaml
 from gdpo_tune.spec.space import Uniform, format_domain
 from gdpo_tune.spec.spec_warnings import list_warnings
@@ -69,7 +69,6 @@ def render_dry_run(spec: SweepSpec, size: PolicyShapes | None = None, policy: st
         f"# Tracking: {redact_passwords(tracking.uri)} ({tracking.origins.get('uri', 'default')}), "
         f"experiment {tracking.experiment} ({tracking.origins.get('experiment', 'name')}); "
         "without a call to MLflow or a test run",
-        f"# Disk: {_describe_peak(spec, size)}",
         *([f"# GPU memory: {_describe_gpu_memory(spec, size)}"] if spec.resources.gpus else []),
         "",
         "# Warnings" + ("" if warnings else ": none"),
@@ -218,32 +217,20 @@ def _describe_rollouts(spec: SweepSpec) -> str:
     return f"{settings.engine}; vLLM gets {part}{asleep}"
 
 
-def _describe_peak(spec: SweepSpec, size: PolicyShapes | None) -> str:
-    if size is None:
-        return "unknown until the policy is on this machine"
-    slots = count_local_slots(spec)
-    disk = measure_disk(spec, size, slots or 1)
-    more = "" if slots else "; each further slot of the cluster "
-    if not slots:
-        more += f"adds up to {format_bytes(disk.training - disk.ended)}"
-    if spec.keep == "front":
-        more += "; keep: front leaves the front's, and merges of an extended sweep use no other"
-    return f"at most {format_bytes(disk.peak)} of checkpoints ({disk}){more}"
-
-
 def _describe_gpu_memory(spec: SweepSpec, size: PolicyShapes | None) -> str:
     if size is None:
         return "unknown until the policy is on this machine"
     memory = measure_trial(spec, size)
-    asleep = memory.engine_share and memory.sleeps
-    kept = memory.engine.workspace if asleep else 0
-    text = f"{format_bytes(memory.total + kept)} to train"
+    states = memory.weights + memory.gradients + memory.reference
+    text = f"about {format_bytes(memory.total)} to train"
     if memory.workers > 1:
         part = f"1/{memory.shards} of the policy" if memory.shards > 1 else "the whole policy"
         text += f" on each of {memory.workers} GPUs, with {part}"
-    text += ", computed" + (f", {format_bytes(kept)} of it for vLLM asleep" if asleep else "")
-    if not memory.engine_share:
+    text += f": {format_bytes(states)} of weights, gradients, moments and reference, "
+    text += f"{format_bytes(memory.activations)} of activations"
+    if not memory.has_engine:
         return text
-    before = f"; while it samples, {format_bytes(memory.at_rest)}" if asleep else ""
-    least = format_bytes(memory.engine.least)
-    return f"{text}{before}, and {least} for vLLM, whose cache takes what its share leaves"
+    engine = memory.engine
+    text += f"; at least {format_bytes(engine.least)} for vLLM"
+    kept = format_bytes(engine.workspace)
+    return text + (f", of which {kept} stay while it sleeps" if spec.rollout.sleep else "")

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.errors import ResourcesError
-from gdpo_tune.core.gpu_memory import GIB, MOMENTS, NUMBER_BYTES, TrialMemory
+from gdpo_tune.core.gpu_memory import GIB, TrialMemory
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec.checks import check_lengths_and_batches, check_resource_settings
@@ -42,32 +43,19 @@ class Choice(NamedTuple):
 
 
 def measure_trial(spec: SweepSpec, policy: PolicyShapes) -> TrialMemory:
-    """Return the memory of a process of a trial, as the file asks for it."""
-    model, training, resources, rollout = spec.model, spec.training, spec.resources, spec.rollout
+    """Estimate the memory of a process of a trial, for the largest group of the space."""
+    model, rollout = spec.model, spec.rollout
     betas, sizes = (spec.space.list_reachable(name) for name in ("beta", "group_size"))
     may_use_engine = rollout.engine == "vllm" or (rollout.engine == "auto" and find_vllm())
-    has_engine = may_use_engine and rollout.vllm_mode == "colocate"
     return TrialMemory(
-        policy=policy,
-        completions=training.completions_per_step,
-        prompt_tokens=spec.data.max_prompt_length,
-        completion_tokens=training.max_completion_length,
-        group_size=max((int(size) for size in sizes or ()), default=1),
-        shares_prompts=model.shared_prompts != "off",
-        micro_batch=training.micro_batch_size,
-        mini_batch=training.mini_batch_size,
-        rank=model.lora_rank,
-        engine_rank=spec.engine_rank,
-        targets=model.lora_targets,
-        number_bytes=NUMBER_BYTES[model.dtype],
-        moment_bytes=MOMENTS[training.optimizer],
-        has_reference=not model.lora_rank
-        and (betas is None or any(float(beta) > 0 for beta in betas)),
+        spec.build_trial_config({}, 0, Path()),
+        policy,
+        bfloat16=model.dtype != "float32",
         recomputes=model.gradient_checkpointing != "off",
-        workers=resources.workers,
-        shards=resources.workers if resources.shards_policy else 1,
-        engine_share=rollout.vllm_memory_share if has_engine else 0.0,
-        sleeps=rollout.sleep,
+        may_have_reference=betas is None or any(float(beta) > 0 for beta in betas),
+        has_engine=bool(may_use_engine) and rollout.vllm_mode == "colocate",
+        workers=spec.resources.workers,
+        group_size=max((int(size) for size in sizes or ()), default=1),
     )
 
 
@@ -84,73 +72,57 @@ def check_gpu_share(spec: SweepSpec, policy: PolicyShapes | None, device: int | 
     least = memory.least_room / device
     if gpus >= least:
         return
+    parts = {
+        "weights, gradients and moments": memory.weights + memory.gradients,
+        "the reference": memory.reference,
+        "copies to compute with": memory.least - memory.at_rest - memory.gradients,
+        "vLLM": memory.engine.least if memory.has_engine else 0,
+    }
     raise ResourcesError(
         f"resources.gpus = {gpus:g}: to train {policy.parameters / 1e6:,.1f} million parameters "
-        f"takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, "
-        f"without activations ({_describe_least(memory)})\n"
-        f"    fix: {', or '.join(list_gpu_remedies(spec, memory, device))}"
+        f"takes at least {_round_up(least):g} of a GPU of {device / GIB:.0f} GiB, without "
+        f"activations ({', '.join(f'{format_bytes(n)} for {k}' for k, n in parts.items() if n)})\n"
+        f"    fix: {', or '.join(_list_remedies(spec, memory, device))}"
     )
 
 
-def list_gpu_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list[str]:
+def _list_remedies(spec: SweepSpec, memory: TrialMemory, device: int) -> list[str]:
     """Return changes of which each suffices: a larger share or GPU, then what asks for less."""
-    resources, room = spec.resources, spec.resources.gpus * device
-    enough = _round_up(memory.least_room / device)
+    gpus, enough = spec.resources.gpus, _round_up(memory.least_room / device)
     remedies = [f"--set resources.gpus={enough:g}" if enough <= 1 else "a GPU with more memory"]
-    share = _round_up(memory.engine.least / (memory.least + memory.engine.least))
-    ranked = spec.replace(model=spec.model.replace(lora_rank=RANK))
-    with_adapters = replace(memory, rank=RANK, engine_rank=ranked.engine_rank, has_reference=False)
-    alternatives = [
-        (
-            bool(memory.engine_share),
-            replace(memory, engine_share=share),
-            f"divide it otherwise: --set rollout.vllm_memory_share={share:g}",
-        ),
-        (
-            bool(memory.engine_share) and resources.gpus >= 1,
-            replace(memory, sleeps=True),
-            "let vLLM sleep during a step: --set rollout.sleep=true",
-        ),
-        (
-            memory.has_reference,
-            replace(memory, has_reference=False),
-            "do without the reference policy: --set space.beta=0",
-        ),
-        (not memory.rank, with_adapters, f"train adapters: --set model.lora_rank={RANK}"),
-    ]
-    remedies += [text for helps, other, text in alternatives if helps and other.least_room <= room]
-    if workers := _count_sufficient_workers(spec, memory, device):
-        remedies.append(f"divide the policy: --set resources.workers={workers}, each with a GPU")
-    return remedies
+    alternatives: list[tuple[str, TrialMemory]] = []
 
+    def propose(text: str, **changes: object) -> None:
+        changed = measure_trial(spec.replace(**changes), memory.policy)
+        alternatives.append((text, changed))
 
-def _count_sufficient_workers(spec: SweepSpec, memory: TrialMemory, device: int) -> int:
-    """Return the fewest workers, each with a whole GPU, that could share the policy; 0 if none."""
-    resources = spec.resources
-    if resources.gpus < 1 or resources.sharding == "none":
-        return 0
-    for count in (count for count in WORKERS if count > resources.workers):
-        asked = spec.replace(resources=resources.replace(workers=count))
-        fits = replace(memory, workers=count, shards=count).least_room <= device
-        if fits and not [*check_resource_settings(asked), *check_lengths_and_batches(asked)]:
-            return count
-    return 0
+    if memory.has_engine:
+        share = _round_up(memory.engine.least / (memory.least + memory.engine.least))
+        text = f"divide it otherwise: --set rollout.vllm_memory_share={share:g}"
+        propose(text, rollout=spec.rollout.replace(vllm_memory_share=share))
+    if memory.has_engine and gpus >= 1:
+        text = "let vLLM sleep during a step: --set rollout.sleep=true"
+        propose(text, rollout=spec.rollout.replace(sleep=True))
+    if memory.reference:
+        text = "do without the reference policy: --set space.beta=0"
+        alternatives.append((text, replace(memory, may_have_reference=False)))
+    if not memory.rank:
+        text = f"train adapters: --set model.lora_rank={RANK}"
+        propose(text, model=spec.model.replace(lora_rank=RANK))
+    if gpus >= 1 and spec.resources.sharding != "none":
+        for count in (count for count in WORKERS if count > spec.resources.workers):
+            resources = spec.resources.replace(workers=count)
+            asked = spec.replace(resources=resources)
+            if not [*check_resource_settings(asked), *check_lengths_and_batches(asked)]:
+                text = f"divide the policy: --set resources.workers={count}, each with a GPU"
+                propose(text, resources=resources)
+                if alternatives[-1][1].least_room <= device:
+                    break
+    return remedies + [text for text, each in alternatives if each.least_room <= gpus * device]
 
 
 def _round_up(share: float) -> float:
     return math.ceil(share * 100) / 100
-
-
-def _describe_least(memory: TrialMemory) -> str:
-    parts = [("weights, gradients and moments", memory.weights + memory.gradients)]
-    parts += [("their bfloat16 copies", memory.compute_copies), ("the reference", memory.reference)]
-    if memory.last_gradients > memory.compute_copies:
-        parts[1] = ("gradients of embedding and head", memory.last_gradients)
-    if memory.least == memory.full_policy:
-        parts = [("the whole policy, with which Transformers samples", memory.full_policy)]
-    text = ", ".join(f"{format_bytes(count)} for {name}" for name, count in parts if count)
-    least = format_bytes(memory.engine.least)
-    return f"{text}, and {least} for vLLM" if memory.engine_share else text
 
 
 def read_device_memory() -> int | None:

@@ -1,20 +1,11 @@
-"""Resources and disk of the local machine, checked before a sweep starts.
-
-A running trial has its two newest checkpoints, and one that is being written; of up to two others,
-at which it was evaluated, it keeps the weights. The last checkpoint of a trial has no optimizer
-state. A trial that has ended keeps one at most, because it may join the front until the sweep ends.
-"""
+"""Resources of the local machine, checked before a sweep starts."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import shutil
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -27,25 +18,16 @@ from gdpo_tune.core.engines import (
     select_engine,
 )
 from gdpo_tune.core.errors import GdpoTuneError, ResourcesError, UsageError
-from gdpo_tune.core.files import is_directory
-from gdpo_tune.core.gpu_memory import MOMENTS, NUMBER_BYTES
-from gdpo_tune.core.gpu_memory import TRAINED_PARAMETER_BYTES as TRAINED
 from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.system import (
     SHARE_FOR_CANDIDATES,
     count_local_cpus,
     count_parallel_candidates,
     read_machine_memory,
 )
-from gdpo_tune.core.text import format_bytes
-from gdpo_tune.core.trial_files import NEWEST_KEPT, StepsReader
-from gdpo_tune.spec.first_trials import count_wide, list_long_weights
-from gdpo_tune.spec.gpu import RANK
+from gdpo_tune.core.trial_files import StepsReader
 from gdpo_tune.spec.model import (
-    Checkpoints,
-    Merges,
     Resources,
     SweepSpec,
 )
@@ -233,115 +215,6 @@ def find_unset_webhook(spec: SweepSpec) -> Iterator[UsageError]:
         )
 
 
-MOST_KEPT = 2
-"""Evaluated checkpoints before its end that a trial keeps."""
-
-
-@dataclass(frozen=True)
-class SweepDisk:
-    """Bytes of the checkpoints of a sweep, at most."""
-
-    running: int
-    """One checkpoint of a trial that will continue: trained weights and optimizer."""
-    last: int
-    """The last checkpoint of a trial: trained weights alone."""
-    ended: int
-    """Checkpoints of one trial that has ended, or that waits without a process."""
-    slots: int
-    """Trials that train side by side."""
-    trials: int
-    """Trainings of the sweep, baselines and replicates included."""
-    evaluated: int = 0
-    """Weights that a trial keeps until its end because it was evaluated with them."""
-    candidates: int = 0
-    """Merges, and checkpoints of trials that have ended, over the whole sweep."""
-    start: int = 0
-    """The policy after the supervised start."""
-    whole: int = 0
-    """A policy with the weights below its adapter, as commands write it."""
-
-    @property
-    def training(self) -> int:
-        """Bytes of one trial while it trains."""
-        return NEWEST_KEPT * self.running + self.evaluated + max(self.running, self.last)
-
-    @property
-    def peak(self) -> int:
-        """Bytes when the last trials train and all others have ended."""
-        side_by_side = min(self.slots, self.trials)
-        ended = (self.trials - side_by_side) * self.ended
-        return side_by_side * self.training + ended + self.candidates + self.start
-
-    def __str__(self) -> str:
-        parallel = min(self.slots, self.trials)
-        training = format_bytes(self.training)
-        parts = [f"{NEWEST_KEPT + 1} checkpoints of {parallel} that train: {training} each"]
-        if others := self.trials - parallel:
-            kept = f"{format_bytes(self.ended)} each" if self.ended else "nothing"
-            parts.append(f"{others} others: {kept}")
-        if self.start:
-            parts.append(f"the start: {format_bytes(self.start)}")
-        if self.candidates:
-            parts.append(f"merges and earlier checkpoints: {format_bytes(self.candidates)}")
-        return "; ".join(parts)
-
-
-def measure_disk(spec: SweepSpec, size: PolicyShapes, slots: int) -> SweepDisk:
-    """Compute the disk of a sweep from the size of its policy."""
-    model, search, parameters = spec.model, spec.search, size.parameters
-    rank, most_parts = model.lora_rank, search.merges.most_parts
-    trained = size.count_adapter_parameters(rank, model.lora_targets) if rank else parameters
-    on_gpu = spec.resources.gpus > 0
-    frozen = NUMBER_BYTES[model.dtype] if on_gpu or model.dtype != "auto" else TRAINED
-    running, weights = (TRAINED + MOMENTS["adamw"]) * trained, TRAINED * trained
-    last = frozen * trained if rank else weights  # an adapter is rounded in the end
-    whole = frozen * parameters + weights if rank else weights  # with the adapter in it
-    ended = 0 if spec.keep == "none" else last
-    if spec.keep == "all":  # a trial that was stopped early keeps its newest checkpoint
-        ended = max(last, running)
-    if search.is_divided:
-        ended = max(ended, NEWEST_KEPT * running)  # it waits with what it needs to continue
-    evaluated, candidates = list_evaluated_steps(spec), 0
-    if spec.has_candidates:
-        merges = min(spec.most_merges, search.merges.budget)
-        seeds = search.replicates.max_trainings if merges else 0
-        checkpoints = search.checkpoints.budget if evaluated else 0
-        # a merge of adapters has the ranks of all its parts
-        merged = last * (most_parts if rank else 1)
-        candidates = (merges + seeds) * merged + checkpoints * weights
-    every, steps = spec.training.checkpoint_every, spec.training.steps
-    newest = sorted({*range(every, steps, every), *evaluated})[-NEWEST_KEPT:]
-    # Configurations, replicates and the baseline.
-    planned = search.replicates.max_trainings + 1
-    planned += (
-        count_wide(spec) + len(list_long_weights(spec)) if search.is_divided else search.trials
-    )
-    return SweepDisk(
-        running=running,
-        last=last,
-        ended=ended,
-        slots=slots,
-        trials=min(planned, search.budget.trials or planned),
-        evaluated=len({*evaluated} - {*newest}) * weights,
-        candidates=candidates,
-        start=whole if spec.start else 0,
-        whole=whole,
-    )
-
-
-def list_evaluated_steps(spec: SweepSpec) -> list[int]:
-    """Return the last `MOST_KEPT` steps before its end at which a search trial is evaluated.
-
-    It keeps these checkpoints to choose from: earlier ones are seldom on the front.
-    """
-    steps = spec.training.steps
-    if not spec.has_candidates or not spec.search.checkpoints.budget:
-        return []
-    rungs = [math.ceil(steps / 2), math.ceil(steps / 4)] if spec.search.is_divided else []
-    every = spec.training.evaluate_every
-    return sorted({*range(every, steps, every), *rungs})[-MOST_KEPT:]
-
-
 def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.environ) -> int | None:
     """Return how many trials train side by side here, at least 1; None on a cluster."""
     if environment.get("RAY_ADDRESS"):
@@ -351,83 +224,3 @@ def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.envir
     if spec.rollout.vllm_mode == "server":
         return 1
     return max(1, fit)
-
-
-def check_disk(spec: SweepSpec, size: PolicyShapes | None, source: str = "") -> None:
-    """Refuse a local disk that cannot hold the checkpoints of a sweep; `source` names its file.
-
-    What the sweep has on it already counts as room. An unknown `size` and an object store pass. On
-    a cluster, one trial at a time is counted: the number of its slots is not known yet.
-
-    Raises:
-        ResourcesError: the disk is too small; the message has changes of which each suffices.
-    """
-    if size is None or spec.address:
-        return
-    disk = measure_disk(spec, size, count_local_slots(spec) or 1)
-    present = nearest_existing(spec.directory.absolute())
-    free = shutil.disk_usage(present).free
-    room = free + count_present_bytes(spec.directory)
-    if disk.peak <= room:
-        return
-    remedies = ["--set storage=DIRECTORY, on a larger disk"]
-    for changed, text in (
-        (
-            spec.replace(model=spec.model.replace(lora_rank=spec.model.lora_rank or RANK)),
-            f"train adapters: --set model.lora_rank={RANK}",
-        ),
-        (spec.replace(keep="none"), "keep no policy: --set keep=none"),
-        (
-            spec.replace(
-                search=spec.search.replace(
-                    merges=Merges(budget=0), checkpoints=Checkpoints(budget=0)
-                )
-            ),
-            "only the ends of trainings: --set search.merges.budget=0 "
-            "--set search.checkpoints.budget=0",
-        ),
-    ):
-        if measure_disk(changed, size, disk.slots).peak <= room:
-            remedies.append(text)
-    others = disk.trials - spec.search.trials
-    spent = disk.slots * disk.training + disk.candidates
-    fits = math.floor((room - spent) / disk.ended) if disk.ended else 0
-    if fits + disk.slots > others and not spec.search.is_divided:
-        remedies.append(f"fewer trials: --set search.trials={fits + disk.slots - others}")
-    where = f"{source}: " if source else ""
-    raise ResourcesError(
-        f"{where}storage = {spec.storage}: the checkpoints of this sweep need up to "
-        f"{format_bytes(disk.peak)} ({disk}), and {present} has room for "
-        f"{format_bytes(room)}\n    fix: {', or '.join(remedies)}"
-    )
-
-
-def check_merge_room(
-    spec: SweepSpec, size: PolicyShapes | None, directory: Path, count: int, *, whole: bool = True
-) -> None:
-    """Raise `ResourcesError` for a disk without room for merges; an unknown `size` passes."""
-    if size is None:
-        return
-    disk, present = measure_disk(spec, size, 1), nearest_existing(directory)
-    needed = count * (disk.whole if whole else disk.last * spec.search.merges.most_parts)
-    free = shutil.disk_usage(present).free
-    if needed > free:
-        raise ResourcesError(
-            f"merges of these policies need up to {format_bytes(needed)}, and {present} has room "
-            f"for {format_bytes(free)}\n    fix: --out DIRECTORY, on a larger disk"
-        )
-
-
-def nearest_existing(directory: Path) -> Path:
-    """Return the closest directory above that exists."""
-    return next(path for path in (directory, *directory.parents) if is_directory(path))
-
-
-def count_present_bytes(directory: Path) -> int:
-    """Return the bytes of a sweep's trials that are there already."""
-    total = 0
-    for path in (directory / "trials").rglob("*"):
-        with suppress(OSError):  # a sweep that runs meanwhile trims its trials
-            status = path.stat()
-            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return total

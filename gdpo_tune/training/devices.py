@@ -53,21 +53,27 @@ def read_gpu_metrics() -> dict[str, float]:
     """Read utilisation and memory of this process's GPUs, other trials on them included.
 
     Returns:
-        `train/gpu_utilisation`, share of the last moments in which the GPU worked (0 to 1, mean
-        over GPUs), and `train/gpu_memory_gib`, memory in use of the fullest GPU. Empty without a
-        GPU or NVIDIA's library, or for a slice of a GPU, of which it tells nothing.
+        `train/gpu_peak_gib`, most that this process has taken of its GPU so far, CUDA's context
+        aside: the first step tells what a trial needs. With NVIDIA's library, and not of a slice of
+        a GPU, also `train/gpu_utilisation`, share of the last moments in which the GPU worked (0 to
+        1, mean over GPUs), and `train/gpu_memory_gib`, memory in use of the fullest GPU. Empty
+        without a GPU.
     """
     gpus = list_gpus()
-    library = load_nvml() if gpus else None
-    if library is None:
+    if not gpus:
         return {}
+    metrics = {"train/gpu_peak_gib": torch.cuda.max_memory_reserved() / GIB}
+    library = load_nvml()
+    if library is None:
+        return metrics
     try:
         handles = [library.nvmlDeviceGetHandleByUUID(gpu) for gpu in gpus]
         busy = [library.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
         used = [library.nvmlDeviceGetMemoryInfo(handle).used / GIB for handle in handles]
     except library.NVMLError:
-        return {}
-    return {"train/gpu_utilisation": statistics.fmean(busy), "train/gpu_memory_gib": max(used)}
+        return metrics
+    busiest = {"train/gpu_utilisation": statistics.fmean(busy), "train/gpu_memory_gib": max(used)}
+    return metrics | busiest
 
 
 def list_gpus() -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
-from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOMENTS, TrialMemory
+from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, TrialMemory
 from gdpo_tune.core.http import OUTAGE_SECONDS
 from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.policy_shapes import PolicyShapes
@@ -56,25 +56,16 @@ class MicroBatchLimit(NamedTuple):
 
 
 def estimate_memory(config: TrialConfig, model: Any) -> TrialMemory:
-    """Return the memory of a trial's process; `model` is without adapters."""
-    training, rank, workers = config.training, config.model.lora_rank, distributed.count_processes()
+    """Estimate the memory of a trial's process; `model` is without adapters."""
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     return TrialMemory(
+        config,
         PolicyShapes(shapes, model.config.to_dict()),
-        training.completions_per_step,
-        prompt_tokens=config.data.max_prompt_length,
-        completion_tokens=training.max_completion_length,
-        rank=rank,
-        engine_rank=config.largest_rank,
-        targets=config.model.lora_targets,
-        number_bytes=2 if uses_bfloat16(config) else 4,
-        moment_bytes=MOMENTS[training.optimizer],
-        has_reference=not (rank or config.supervised) and float(config.params["beta"]) > 0,
+        bfloat16=uses_bfloat16(config),
         recomputes=recomputes_activations(config.model),
-        workers=workers,
-        shards=workers if config.sharded else 1,
-        engine_share=config.rollout.vllm_memory_share if uses_engine_in_process(config) else 0.0,
-        sleeps=config.rollout.sleep,
+        may_have_reference=not config.supervised and float(config.params["beta"]) > 0,
+        has_engine=uses_engine_in_process(config),
+        workers=distributed.count_processes(),
     )
 
 
@@ -86,7 +77,7 @@ def choose_limit(config: TrialConfig, model: Any) -> MicroBatchLimit:
     memory = estimate_memory(config, model)
     if torch.cuda.is_available():
         whole = int(config.gpu_share * torch.cuda.mem_get_info()[1])
-        room = USED * (memory.get_trainer_room(whole) - memory.total + memory.activations)
+        room = USED * (memory.get_trainer_room(whole) - memory.least - memory.head)
     tokens = min(MOST_TOKENS, int(room / max(1, memory.position_bytes)))
     return MicroBatchLimit(max(tokens, memory.tokens), counts_tokens=True)
 

@@ -140,6 +140,8 @@ def _prepare_process(config: TrialConfig) -> None:
     distributed.join_process_group()
     memory.limit_gpu_memory(config.gpu_share)
     memory.free_garbage()
+    if torch.cuda.is_initialized():  # by an earlier trial in this process
+        torch.cuda.reset_peak_memory_stats()
     # Progress bars and notes about checkpoints would disturb the display of a sweep.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

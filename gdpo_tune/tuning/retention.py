@@ -6,6 +6,7 @@ runs these are at most as many, over all trials, as `search.checkpoints.budget` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,11 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.machine import MOST_KEPT, list_evaluated_steps
 from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoint, remove_all_but
 from gdpo_tune.tuning.survivors import choose_survivors, is_wide_rung_measured, list_levels
+
+MOST_KEPT = 2
+"""Evaluated checkpoints before its end that a trial keeps."""
 
 
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
@@ -87,6 +90,19 @@ def list_kept_steps(
     # a configuration may have been trained under several numbers
     steps = {part.step for part in parts if records[part.trial].params == record.params}
     return tuple(sorted(step for step in steps if step < spec.training.steps))
+
+
+def list_evaluated_steps(spec: SweepSpec) -> list[int]:
+    """Return the last `MOST_KEPT` steps before its end at which a search trial is evaluated.
+
+    It keeps these checkpoints to choose from: earlier ones are seldom on the front.
+    """
+    steps = spec.training.steps
+    if not spec.has_candidates or not spec.search.checkpoints.budget:
+        return []
+    rungs = [math.ceil(steps / 2), math.ceil(steps / 4)] if spec.search.is_divided else []
+    every = spec.training.evaluate_every
+    return sorted({*range(every, steps, every), *rungs})[-MOST_KEPT:]
 
 
 def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]]:

@@ -134,7 +134,6 @@ def test_a_shipped_space_for_gpus_is_valid(space, run_here):
     """What this machine lacks for it, such as data, packages and a GPU, is noted."""
     shown = run_here(["gdpo_tune.sweep", str(space), "--dry-run"], ROOT)
     assert "# Needed where it trains, and missing on this machine" in shown
-    assert "# Disk: at most" in shown
     assert "# GPU memory: " in shown
     assert "vllm; vLLM gets" in shown
     assert "policy: Qwen/Qwen2.5" in shown

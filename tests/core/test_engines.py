@@ -284,24 +284,21 @@ def policy_of(numbers):
 
 
 def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
-    small, large = policy_of(10**6), policy_of(10**9)
+    small, large, device = policy_of(10**6), policy_of(10**9), 80 * GIB
+
+    def measure(spec, policy=large):
+        return measure_trial(spec, policy).least_room / device
+
     # The engine decides: half a GiB of graphs and 2 bytes a number, in .45 of the trial's memory.
-    assert measure_trial(load(), small).least_room / (80 * GIB) == pytest.approx(
-        (GIB / 2 + 2 * 10**6) / 0.45 / (80 * GIB)
-    )
+    assert measure(load(), small) == pytest.approx((GIB / 2 + 2 * 10**6) / 0.45 / device)
     # The trainer decides: half a GiB, 4 numbers of 4 bytes, and a copy in bfloat16.
-    assert measure_trial(load(), large).least_room / (80 * GIB) == pytest.approx(
-        (GIB / 2 + 18 * 10**9) / 0.55 / (80 * GIB)
-    )
-    alone = measure_trial(load("rollout.engine=transformers"), large).least_room / (80 * GIB)
-    assert alone == pytest.approx((GIB / 2 + 18 * 10**9) / (80 * GIB))
-    wide = measure_trial(load("model.dtype=float32"), large).least_room / (80 * GIB)
-    assert wide == pytest.approx((GIB / 2 + 16 * 10**9) / 0.55 / (80 * GIB))
+    assert measure(load()) == pytest.approx((GIB / 2 + 18 * 10**9) / 0.55 / device)
     spec = load("rollout.engine=transformers")
+    assert measure(spec) == pytest.approx((GIB / 2 + 18 * 10**9) / device)
+    wide = measure(load("model.dtype=float32"))
+    assert wide == pytest.approx((GIB / 2 + 16 * 10**9) / 0.55 / device)
     adapters = spec.model_copy(update={"model": ModelSettings(lora_rank=8)})  # peft may be missing
-    assert measure_trial(adapters, large).least_room / (80 * GIB) == pytest.approx(
-        (GIB / 2 + 2 * 10**9) / (80 * GIB)
-    )
+    assert measure(adapters) == pytest.approx((GIB / 2 + 2 * 10**9) / device)
 
 
 @pytest.mark.parametrize("beta", ["0.01", "[0, 0.01]", "{log: [1e-4, 0.01]}"])
@@ -363,7 +360,7 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_
         (["rollout.vllm_memory_share=0.9"], 10**9, "rollout.vllm_memory_share"),
         (["space.beta=0.01"], 2_300_000_000, "space.beta"),
         (["space.beta=0.01"], 3 * 10**9, None),  # too large without a reference, too
-        ([], 4 * 10**9, "resources.workers=8"),
+        ([], 4 * 10**9, "resources.workers=2"),
         (["training.completions_per_step=16", "space.group_size=8"], 4 * 10**9, None),
     ],
 )

@@ -116,8 +116,9 @@ def measure_step(policy: PretrainedConfig, memory: TrialMemory, directory: Path)
     Weights, moments and gradients of the first micro-batch are there. A micro-batch has the
     positions of `memory`, all completions of full length.
     """
-    prompt, completion = memory.prompt_tokens, memory.completion_tokens
-    prompts, count = memory.micro_batch_size
+    asked, shares_prompts = memory.config, memory.config.model.shared_prompts != "off"
+    prompt, completion = asked.data.max_prompt_length, asked.training.max_completion_length
+    prompts, count = memory.micro_batch
     config = build_trial_config(
         "policy",
         directory,
@@ -126,11 +127,11 @@ def measure_step(policy: PretrainedConfig, memory: TrialMemory, directory: Path)
         learning_rate=1e-5,
     )
     model_settings = ModelSettings(
-        dtype="bfloat16" if memory.number_bytes == 2 else "float32",
+        dtype="bfloat16" if memory.bfloat16 else "float32",
         lora_rank=memory.rank,
-        lora_targets=memory.targets,
+        lora_targets=asked.model.lora_targets,
         gradient_checkpointing="on" if memory.recomputes else "off",
-        shared_prompts="on" if memory.shares_prompts else "off",
+        shared_prompts="on" if shares_prompts else "off",
     )
     config = replace(config, model=model_settings)
     arguments = build_trainer_arguments(config, ("hits", "vowels", "length"))
@@ -147,10 +148,10 @@ def measure_step(policy: PretrainedConfig, memory: TrialMemory, directory: Path)
         rows = torch.arange(count * MICRO_BATCHES)
         prompt_ids = (rows % prompts)[:, None].expand(-1, prompt).contiguous()
         completion_ids = torch.zeros(len(rows), completion, dtype=torch.long)
-        if memory.shares_prompts:
+        if shares_prompts:
             ids = torch.cat([prompt_ids, completion_ids], dim=1)[:count]
             row = shared_prompts.build_row(ids, torch.ones_like(ids), completion)
-            assert len(row.texts.seen) > len(row.tokens) == memory.positions
+            assert len(row.texts.seen) > len(row.tokens) == prompts * prompt + count * completion
             patch(shared_prompts, "build_row", lambda *_: row)
         patch(micro_batches, "measure_width", lambda mask: mask.shape[1])
         patch(FakeTensor, "is_cuda", True, create=True)

@@ -37,13 +37,13 @@ class Library:
         (["GPU-a"], {"train/gpu_utilisation": 0.4, "train/gpu_memory_gib": 3.0}),
         (["GPU-a", "GPU-b"], {"train/gpu_utilisation": 0.6, "train/gpu_memory_gib": 9.0}),
         (["GPU-c"], {}),
-        ([], {}),
     ],
 )
 def test_metrics_are_those_of_the_gpus_of_the_process(monkeypatch, gpus, expected):
     monkeypatch.setattr(devices, "list_gpus", lambda: gpus)
     monkeypatch.setattr(devices, "load_nvml", Library)
-    assert read_gpu_metrics() == pytest.approx(expected)
+    monkeypatch.setattr(devices.torch.cuda, "max_memory_reserved", lambda: 5 * GIB)
+    assert read_gpu_metrics() == pytest.approx({"train/gpu_peak_gib": 5.0, **expected})
 
 
 def test_without_gpus_the_library_is_not_loaded(monkeypatch):
@@ -55,7 +55,7 @@ def test_without_gpus_the_library_is_not_loaded(monkeypatch):
     assert read_gpu_metrics() == {}
 
 
-def test_without_the_library_or_its_driver_there_are_no_metrics(monkeypatch):
+def test_without_the_library_or_its_driver_torch_tells_the_peak_alone(monkeypatch):
     library = SimpleNamespace(NVMLError=Library.NVMLError)
 
     def no_driver() -> None:
@@ -74,7 +74,8 @@ def test_without_the_library_or_its_driver_there_are_no_metrics(monkeypatch):
     assert devices.load_nvml.__wrapped__() is None
     monkeypatch.setattr(devices, "list_gpus", lambda: ["GPU-a"])
     monkeypatch.setattr(devices, "load_nvml", lambda: None)
-    assert read_gpu_metrics() == {}
+    monkeypatch.setattr(devices.torch.cuda, "max_memory_reserved", lambda: 5 * GIB)
+    assert read_gpu_metrics() == {"train/gpu_peak_gib": 5.0}
 
 
 def test_gpus_have_the_names_that_the_library_knows(monkeypatch):

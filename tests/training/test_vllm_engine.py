@@ -27,9 +27,8 @@ from gdpo_tune.core.errors import (
     ResourcesError,
     TrialFailure,
 )
-from gdpo_tune.core.gpu_memory import TrialMemory
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
-from gdpo_tune.policies.load_policy import load_policy, measure_policy
+from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import (
     engine as engines,
 )
@@ -296,11 +295,12 @@ def test_a_start_reserves_what_a_dry_run_states_for_adapters(config, policy, eng
     for model in (config.model, adapters):
         start(replace(config, model=model), policy, bf16=True)
     plain, adapted = (one["kv_cache_memory_bytes"] for one in engine)
-    stated = TrialMemory(
-        measure_policy(policy), completions=16, prompt_tokens=64, completion_tokens=64
+    model = load_policy(policy)[0]
+    stated, with_adapters = (
+        gpu_module.estimate_memory(replace(config, model=settings), model).engine.weights
+        for settings in (config.model, adapters)
     )
-    with_adapters = replace(stated, rank=24, targets=targets)
-    assert plain - adapted == with_adapters.engine.weights - stated.engine.weights > 0
+    assert plain - adapted == with_adapters - stated > 0
 
 
 def test_the_cache_is_computed_and_nothing_is_measured(config, policy, engine, gpu):
@@ -324,11 +324,14 @@ def test_more_completions_than_vllm_batches_wait(
     training = config.training.replace(completions_per_step=completions)
     start(replace(config, training=training), policy)
     assert engine[0]["max_num_seqs"] == side_by_side
-    stated = TrialMemory(
-        measure_policy(policy), completions, prompt_tokens=64, completion_tokens=64
+    stated, fewer = (
+        gpu_module.estimate_memory(
+            replace(config, training=config.training.replace(completions_per_step=count)),
+            load_policy(policy)[0],
+        ).engine.workspace
+        for count in (completions, side_by_side)
     )
-    fewer = replace(stated, completions=side_by_side)
-    assert stated.engine.workspace == fewer.engine.workspace
+    assert stated == fewer
 
 
 def test_a_policy_too_large_for_the_engines_part_is_refused(config, policy, engine, gpu):
