@@ -402,22 +402,6 @@ def check_disk(spec: SweepSpec, size: PolicyShapes | None, source: str = "") -> 
     )
 
 
-def check_merge_room(
-    spec: SweepSpec, size: PolicyShapes | None, directory: Path, count: int, *, whole: bool = True
-) -> None:
-    """Raise `ResourcesError` for a disk without room for merges; an unknown `size` passes."""
-    if size is None:
-        return
-    disk, present = measure_disk(spec, size, 1), nearest_existing(directory)
-    needed = count * (disk.whole if whole else disk.last * spec.search.merges.most_parts)
-    free = shutil.disk_usage(present).free
-    if needed > free:
-        raise ResourcesError(
-            f"merges of these policies need up to {format_bytes(needed)}, and {present} has room "
-            f"for {format_bytes(free)}\n    fix: --out DIRECTORY, on a larger disk"
-        )
-
-
 def nearest_existing(directory: Path) -> Path:
     """Return the closest directory above that exists."""
     return next(path for path in (directory, *directory.parents) if is_directory(path))
