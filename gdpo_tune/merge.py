@@ -5,40 +5,42 @@
     python -m gdpo_tune.merge runs/code --weights 7=0.3,12@40=0.7
 
 A merge is a weighted mean of the weights of trained policies: it costs an evaluation and no
-training. The command chooses the one that best reaches the target, by a model of merges that each
-of a few evaluations on validation prompts corrects. It evaluates the best on test prompts and
-writes it as a policy that `from_pretrained` loads. The sweep stays as it is. After an interruption,
-run the same command to resume.
+training. The command chooses the one that is expected to meet the target best, and asks the sweep
+for it, as `steer` does. A running sweep evaluates it once a slot is free, an interrupted one when
+it is run again; of a finished one the command runs it. The merge is a trial of the sweep from then
+on. After an interruption, run the same command to resume. Each further call evaluates another
+merge, whose choice has learnt from those before.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.core.errors import TrialFailure, UsageError
-from gdpo_tune.core.system import clear_rendezvous
+from gdpo_tune.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.trial_config import TrainedPart
-    from gdpo_tune.core.trials import Outcome, Part
-    from gdpo_tune.results.merge_request import MergeProgress, MergeRequest, MergeResult
+    from gdpo_tune.core.metrics import Condition
+    from gdpo_tune.core.trials import Estimate, Part
+    from gdpo_tune.results.open_sweep import Sweep
 
-LOCK = "merge.lock"
-ADAPTERS, PARENTS = "adapters", "parents"
-"""Directories in that of a merge: the adapters of `--adapters`, and copies from an object store."""
+
+REMOVED_OPTIONS = {
+    "--out": "the merge is a trial of the sweep: leave it out",
+    "--evaluations": "a call evaluates one merge: leave it out, and run the command again",
+    "--adapters": "a merge of adapters is an adapter in PEFT's format: leave it out",
+    "--set": "a merge is evaluated as the sweep's trials are: leave it out",
+}
+"""Option that is gone -> what stands in its place."""
 
 
 def build_parser() -> cli.Parser:
     """Build the command line."""
     parser = cli.Parser(__name__)
     add = parser.add_argument
-    add("sweep", metavar="SWEEP", help="its directory, name under runs/, or address")
+    parser.file("sweep", cli.SWEEP, metavar="SWEEP")
     text = "what the merge has to meet, such as 'length >= 0.6, format >= 0.8'"
     add("--toward", metavar="CONDITIONS", default="", help=text)
     add(
@@ -50,190 +52,103 @@ def build_parser() -> cli.Parser:
     )
     text = "the merge itself: ends of trials (7) or checkpoints (12@40); the weights sum to 1"
     add("--weights", metavar="TRIAL=WEIGHT,...", default="", help=text)
-    text = "merges to evaluate on validation prompts at most (default: 4)"
-    add("--evaluations", metavar="N", type=cli.integer(1, 1000), default=4, help=text)
-    text = "write a set of LoRA adapters with weights, for servers that mix them, and no policy"
-    parser.flag("--adapters", text)
-    parser.flag("--dry-run", "print the first choice and its prediction alone")
-    parser.overrides()
-    add("--out", type=Path, help="directory (default: <storage>/<name>-merge-<target>)")
+    parser.flag("--dry-run", "print the merge, its prediction and its parents alone")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Merge as `arguments` say and return the exit status."""
+    """Ask for the merge that `arguments` describe, and return the exit status."""
+    for name in (word.partition("=")[0] for word in arguments):
+        if name in REMOVED_OPTIONS:
+            raise UsageError(f"{name} is gone\n    fix: {REMOVED_OPTIONS[name]}")
     parser = build_parser()
     options = parser.parse_args(arguments)
     if bool(options.weights) == bool(options.toward or options.prefer):
         parser.error("write --toward, --prefer or both; or --weights alone")
 
-    from gdpo_tune.display.training import print_choice
-    from gdpo_tune.results.merge_request import build_merge_request
+    from gdpo_tune.core.text import format_estimate
+    from gdpo_tune.core.trials import format_parts
+    from gdpo_tune.ledger.requests import read_parts
+    from gdpo_tune.results.merge_request import choose_wished_merge, parse_shares, parse_wish
+    from gdpo_tune.results.open_sweep import find_sweep
+    from gdpo_tune.results.steering import Steering
+    from gdpo_tune.steer import print_answer
+    from gdpo_tune.sweep import main as run_sweep
 
-    request = build_merge_request(
-        options.sweep, options.toward, options.prefer, options.weights, options.overrides
-    )
-    if options.adapters and not request.spec.model.lora_rank:
-        raise UsageError(
-            "--adapters: that sweep trained whole policies, and only adapters can be mixed at run "
-            "time (model.lora_rank = 0)\n    fix: leave --adapters out"
-        )
-    if options.dry_run:
-        if choice := request.choose():
-            print_choice(request, choice)
-        return 0
-    name = f"{request.spec.name}-merge-{request.label}{'-adapters' * options.adapters}"
-    directory = (options.out or request.spec.output_directory / name).expanduser().absolute()
-    count = options.evaluations if request.wish else 1
-    _merge_or_show(request, directory, count, adapters=options.adapters)
-    return 0
-
-
-def _merge_or_show(request: MergeRequest, directory: Path, count: int, *, adapters: bool) -> None:
-    """Merge in `directory` after `count` evaluations, or show its result if it has one.
-
-    Raises:
-        UsageError: nothing reaches the target, the policies do not fit, the directory holds another
-            merge, or another process merges there.
-    """
-    from gdpo_tune.display.training import print_merge
-    from gdpo_tune.results.merge_request import MERGE_FILE, read_progress
-
-    settings = request.list_decisive_settings(adapters=adapters)
-    progress = read_progress(directory, settings)
-    if progress.result is None:
-        request.choose(progress.evaluations)  # refuses a target before any work
-        cli.prepare_machine(request.spec)
-        with cli.hold_directory(directory, LOCK):
-            try:
-                progress = _search(request, directory, settings, count)
-            except UsageError:
-                _delete_drafts(directory)  # evaluations that a later call can use stay
-                if not (directory / MERGE_FILE).exists():
-                    (directory / LOCK).unlink(missing_ok=True)
-                    with suppress(OSError):  # it has other files
-                        directory.rmdir()
-                raise
-    elif progress.result.most_evaluations < count:
-        raise UsageError(
-            f"{directory} has the best of {progress.result.most_evaluations} evaluations already\n"
-            f"    fix: leave --evaluations {count} out, or choose another --out"
-        )
+    steering, sweep = Steering(options.sweep), find_sweep(options.sweep)
+    limits: tuple[Condition, ...] = ()
+    prediction: Mapping[str, Estimate] = {}
+    if options.weights:
+        shares = parse_shares(options.weights, "--weights", "7=0.3,12@40=0.7")
+        parts = read_parts(sweep.records, shares)
     else:
-        print("already finished: nothing was started")
-    result = progress.result
-    assert result is not None, "the search ends with one"
-    place = directory / f"merge-{result.index + 1}"
-    for path in sorted(place.iterdir()) if place.is_dir() else ():
-        if result.policy == ADAPTERS and path.name.startswith("checkpoint-"):
-            shutil.rmtree(path)
-        else:
-            path.replace(directory / path.name)
-    _delete_drafts(directory)
-    print_merge(request, progress, directory)
+        wish = parse_wish(options.toward, options.prefer)
+        chosen = choose_wished_merge(sweep, wish, options.sweep)
+        parts, prediction, limits = chosen.parts, chosen.prediction, chosen.limits
+    print(f"merge: {format_parts(parts)}", flush=True)
+    values = {"predicted on validation": prediction} if prediction else {}
+    if options.dry_run:
+        _print_values(sweep, parts, values)
+        return ExitCode.DONE
+    kept = (r for r in sweep.records if r.role == "merge" and r.parts == parts and r.checkpoint)
+    record = next(kept, None)
+    if record is None:
+        request = steering.request_merge(parts)
+        if steering.is_running or not _is_over(sweep):
+            return print_answer(steering, request)
+        if pause := steering.pause:
+            print(
+                f"{request.text}: stored; {pause.author} has paused the sweep: run\n"
+                f"  python -m gdpo_tune.steer {quote(options.sweep)} resume\nand this command again"
+            )
+            return ExitCode.DONE
+        words = [str(steering.file), "--name", sweep.spec.name, "--set", sweep.storage_override]
+        if status := run_sweep(words):
+            return status
+        sweep = find_sweep(options.sweep)
+        record = next(r for r in sweep.records if r.request == request.id)
+    print(f"{record.name}: {' '.join(filter(None, [record.state, record.reason]))}")
+    if record.state != "complete":
+        return ExitCode.FAILED
+    values |= {"validation": record.validation, "test": record.test}
+    _print_values(sweep, parts, values)
+    for limit in limits:
+        estimate = record.test[limit.metric]
+        holds = "holds" if limit.holds(estimate.mean) else "does not hold"
+        print(f"{limit} {holds} on test prompts: {format_estimate(estimate)}")
+    print(f"policy: {record.policy}")
+    return ExitCode.DONE
 
 
-def _delete_drafts(directory: Path) -> None:
-    for path in (*directory.glob("merge-*"), directory / PARENTS):
-        shutil.rmtree(path, ignore_errors=True)
+def _is_over(sweep: Sweep) -> bool:
+    from gdpo_tune.ledger import Ledger
+    from gdpo_tune.tuning.plan import is_over
+
+    with Ledger.open(sweep.spec, read_only=True) as ledger:
+        return is_over(ledger.spec, ledger.get_records(), ledger.compute_hours())
 
 
-def _search(
-    request: MergeRequest, directory: Path, settings: dict[str, Any], count: int
-) -> MergeProgress:
-    from gdpo_tune.display.training import print_evaluation
-    from gdpo_tune.results.merge_request import read_progress, write_progress
+def _print_values(
+    sweep: Sweep, parts: Sequence[Part], values: Mapping[str, Mapping[str, Estimate]]
+) -> None:
+    """Print values of a merge, by what they are, beside those of its parts."""
+    from gdpo_tune.core.text import abbreviate_parameter, format_estimate
+    from gdpo_tune.display.tables import build_console, make_table
 
-    progress = read_progress(directory, settings)
-    while len(progress.evaluations) < count and progress.result is None:
-        done = progress.evaluations
-        choice = request.choose(done)
-        if choice is None:
-            break
-        place, whole = directory / f"merge-{len(done) + 1}", not settings["adapters"]
-        outcome = _evaluate(request, choice.parts, place, whole=whole)
-        evaluation = replace(choice, validation=outcome.validation, cost=outcome.cost)
-        progress = replace(progress, evaluations=(*done, evaluation))
-        write_progress(directory, settings, progress)
-        print_evaluation(request, len(progress.evaluations), evaluation)
-        best = request.find_best(progress.evaluations)
-        for index in set(range(len(progress.evaluations))) - {best}:
-            shutil.rmtree(directory / f"merge-{index + 1}", ignore_errors=True)
-    if progress.result is None:
-        best = request.find_best(progress.evaluations)
-        found = progress.evaluations[best]
-        if request.find_broken(found.validation):
-            raise request.build_error("was found to", found, found.validation)
-        result = _test(request, progress, best, directory, adapters=settings["adapters"])
-        progress = replace(progress, result=replace(result, most_evaluations=count))
-        write_progress(directory, settings, progress)
-    return progress
-
-
-def _test(
-    request: MergeRequest, progress: MergeProgress, best: int, directory: Path, *, adapters: bool
-) -> MergeResult:
-    from gdpo_tune.core.trials import sum_costs
-    from gdpo_tune.results.merge_request import MergeResult
-    from gdpo_tune.training.checkpoints import create_draft
-    from gdpo_tune.training.merging import write_mixture
-
-    parts, place = progress.evaluations[best].parts, directory / f"merge-{best + 1}"
-    outcome = _evaluate(request, parts, place, whole=not adapters, with_test=True)
-    assert outcome.checkpoint is not None, "a merge is kept"
-    if adapters:
-        shutil.rmtree(place / ADAPTERS, ignore_errors=True)
-        with create_draft(place) as draft:
-            write_mixture([_find_part(request, part, directory) for part in parts], draft)
-            draft.rename(place / ADAPTERS)
-    others = [e.cost for i, e in enumerate(progress.evaluations) if i != best]
-    return MergeResult(
-        index=best,
-        test=outcome.test,
-        cost=sum_costs([*others, outcome.cost]),
-        policy=ADAPTERS if adapters else outcome.checkpoint.name,
-        parents=request.describe_parents(parts),
-        environment=outcome.environment,
-    )
-
-
-def _evaluate(
-    request: MergeRequest,
-    parts: Sequence[Part],
-    place: Path,
-    *,
-    whole: bool,
-    with_test: bool = False,
-) -> Outcome:
-    from gdpo_tune.training import train
-    from gdpo_tune.training.checkpoints import find_newest_checkpoint
-    from gdpo_tune.training.merging import check_parts
-
-    clear_rendezvous()  # a merge is made by one process
-    resume = find_newest_checkpoint(place)
-    trained = [_find_part(request, part, place.parent, fetch=resume is None) for part in parts]
-    if resume is None:
-        try:
-            check_parts(trained)
-        except TrialFailure as error:
-            raise UsageError(f"these policies cannot be merged: {error}") from error
-    config = request.build_config(place, trained, whole=whole)
-    return train(config, resume=resume, report=lambda _step, _path: None, with_test=with_test)
-
-
-def _find_part(
-    request: MergeRequest, part: Part, directory: Path, *, fetch: bool = True
-) -> TrainedPart:
-    from gdpo_tune.core.trial_config import TrainedPart
-    from gdpo_tune.ledger.sweep_store import SweepStore
-
-    path = request.policies[part.trial, part.step].checkpoint
-    assert path is not None, "a merge is chosen among the policies that exist"
-    if request.spec.address and fetch:
-        trial = path.parent.name
-        store, copies = SweepStore(request.spec), directory / PARENTS / trial
-        path = store.fetch_checkpoint(int(trial), path.name, copies)
-    return TrainedPart(path, part.weight)
+    rows = {f"merge, {title}": estimates for title, estimates in values.items()}
+    for part in parts:
+        record, name = sweep.records[part.trial], f"{part.trial}@{part.step}"
+        rung = next(rung for rung in record.rungs if rung.step == part.step)
+        rows[f"{name}, validation"] = rung.validation
+        if part.step == record.last_step:
+            rows[f"{name}, test"] = record.test
+    metrics = dict.fromkeys([*sweep.spec.objectives, *values.get("predicted on validation", ())])
+    table = make_table("")
+    for metric in metrics:
+        table.add_column(abbreviate_parameter(metric), no_wrap=True, justify="right")
+    for title, estimates in rows.items():
+        table.add_row(title, *(format_estimate(estimates.get(name)) for name in metrics))
+    build_console().print(table)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from gdpo_tune import cli
 from gdpo_tune.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from gdpo_tune.core.events import Request
     from gdpo_tune.results.steering import Steering
 
 WAIT_SECONDS = 10.0
@@ -69,6 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.no_wait:
         print(f"{request.text}: stored as request {request.id}")
         return 0
+    return print_answer(steering, request)
+
+
+def print_answer(steering: Steering, request: Request) -> int:
+    """Print what became of a request that was stored, and return the exit status."""
     if not steering.is_running:
         print(
             f"{request.text}: stored; no process works on the sweep, so it is applied when the "

@@ -383,6 +383,21 @@ def round_mixture(mixture: Mixture) -> Rounded:
 # The choice for a wish
 
 
+def list_merge_parents(
+    records: Sequence[TrialRecord], metrics: Sequence[Objective]
+) -> tuple[list[Merge], list[Merge]]:
+    """List the policies that a wished merge may consist of, and all that was measured.
+
+    A merge that runs counts as not measured, so that the choice stays the same until it has ended.
+    """
+    ended = [record for record in records if not record.is_open]
+    known = [entry for entry in read_merges(ended, metrics) if entry.is_measured]
+    ends = [entry for entry in known if len(entry.mixture) == 1]
+    policies = [*ends, *_read_rungs(ended, metrics, ends)]
+    measured = [entry for entry in policies if entry.is_measured]
+    return select_parents(measured), [*measured, *(e for e in known if len(e.mixture) > 1)]
+
+
 @dataclass(frozen=True)
 class Aim:
     """A wish in numbers."""
@@ -427,56 +442,32 @@ class MergeChooser:
     known: Sequence[Merge]
     """Measured policies, the parents among them, and measured merges."""
 
-    def predict(self, mixtures: Sequence[Mixture], evaluated: Sequence[Merge] = ()) -> list[Merge]:
-        """Predict merges, given further evaluations."""
-        means, errors = predict_losses(mixtures, self.parents, [*self.known, *evaluated])
-        return [Merge(*row) for row in zip(mixtures, means, errors, strict=True)]
-
-    def choose_next(
-        self, most_parts: int, evaluated: Sequence[Merge] = ()
-    ) -> tuple[Merge, bool] | None:
+    def choose_next(self, most_parts: int) -> tuple[Merge, bool] | None:
         """Choose and predict the merge to evaluate next; None if every merge is evaluated.
 
         True with it if it may keep every limit; otherwise it is the closest to the limits.
         """
-        done = {round_mixture(entry.mixture) for entry in evaluated}
+        merges = [entry for entry in self.known if len(entry.mixture) > 1]
+        done = {round_mixture(entry.mixture) for entry in merges}
         mixtures = list_mixtures([parent.policy for parent in self.parents], most_parts, done)
         if not mixtures:
             return None
         count = len(mixtures)
-        seen = [*self.parents, *(e for e in [*self.known, *evaluated] if len(e.mixture) > 1)]
-        asked = self.predict([*mixtures, *(entry.mixture for entry in seen)], evaluated)
-        means, errors = np.array([c.losses for c in asked]), np.array([c.errors for c in asked])
+        asked = [*mixtures, *(entry.mixture for entry in [*self.parents, *merges])]
+        means, errors = predict_losses(asked, self.parents, self.known)
         excess, spread = self.aim.compute_excess(means), self._get_spread(errors)
         hopeful = (excess[:count] <= LIMIT_Z * spread[:count]).all(axis=1)
         if not hopeful.any():
-            return asked[int(np.argmin(np.round(self._sum(excess[:count]), 12)))], False
+            closest = int(np.argmin(np.round(self._sum(excess[:count]), 12)))
+            return Merge(mixtures[closest], means[closest], errors[closest]), False
         chance = ndtr(-excess[:count] / spread[:count]).prod(axis=1)
         value, error = self._compute_preferred(means, errors)
-        best = value[count:][(excess[count:] <= 0).all(axis=1)]
-        if len(best):
-            gains = compute_shortfalls(-best.max(keepdims=True), -value[:count], error[:count])
+        kept = value[count:][(excess[count:] <= 0).all(axis=1)]
+        if len(kept):
+            gains = compute_shortfalls(-kept.max(keepdims=True), -value[:count], error[:count])
             chance = chance * gains[:, 0]
-        return asked[int(np.argmax(np.where(hopeful, chance, -1.0)))], True
-
-    def find_best(self, measured: Sequence[Merge]) -> int:
-        """Return the index of the measured merge that best meets the wish.
-
-        One that keeps every limit comes before one that does not. Of those, the best has the
-        largest product of its chance to keep them and of how far U lies above that of the worst
-        parent; of the others, it is the closest to the limits.
-        """
-        losses = np.array([entry.losses for entry in measured])
-        errors = np.array([entry.errors for entry in measured])
-        excess = self.aim.compute_excess(losses)
-        breaks = (excess > 0).any(axis=1)
-        worst = min(
-            self._compute_preferred(p.losses[None], p.errors[None])[0][0] for p in self.parents
-        )
-        gain = self._compute_preferred(losses, errors)[0] - worst
-        chance = ndtr(-excess / self._get_spread(errors)).prod(axis=1)
-        gain = np.where(gain > 0, gain * chance, gain)
-        return int(np.lexsort((np.where(breaks, self._sum(excess), -gain), breaks))[0])
+        best = int(np.argmax(np.where(hopeful, chance, -1.0)))
+        return Merge(mixtures[best], means[best], errors[best]), True
 
     def _get_spread(self, errors: Floats) -> Floats:
         """Return the errors `[N, L]` of the metrics of the limits."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gdpo_tune.core.text import format_parameter
-from gdpo_tune.core.trials import Measurement, Params, TrialRecord
+from gdpo_tune.core.trials import Measurement, Params, Part, TrialRecord
 
 WAS_LOST = "was lost"
 """End of the description of an incident in which a node was lost."""
@@ -93,6 +93,8 @@ class RequestEffect:
     """Number of a trial that has to end."""
     point: Params | None = None
     """Parameters of a trial to start next; a missing one gets a quasi-random value."""
+    parts: tuple[Part, ...] = ()
+    """Trained policies of a merge to evaluate next."""
     settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
     """`trials` or `budget.<name>` -> its new value."""
     paused: bool | None = None

@@ -66,7 +66,7 @@ class TrialConfig:
     parts: tuple[TrainedPart, ...] = ()
     """Policies to merge and evaluate, where `train` is False; their weights sum to 1."""
     writes_whole: bool = False
-    """True adds the weights below an adapter to the last checkpoint, and to a merge of adapters."""
+    """True adds the weights below an adapter to the last checkpoint."""
     measured: Rung | None = None
     """The merge on validation prompts, where an earlier attempt has evaluated it."""
     keep_at: tuple[int, ...] = ()

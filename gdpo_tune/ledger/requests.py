@@ -31,7 +31,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.core.files import is_directory, write_atomically
 from gdpo_tune.core.text import format_count, join_names, suggest
-from gdpo_tune.core.trials import Params, TrialRecord
+from gdpo_tune.core.trials import Part, TrialRecord, check_part_weights
 from gdpo_tune.ledger.budget import compute_spending, count_started, describe_spent_budget
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.load import read_point
@@ -115,6 +115,61 @@ def _decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     return _add(sweep, RequestEffect(point=point))
 
 
+def _decide_merge(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
+    spec = sweep.spec
+    if not spec.has_candidates:
+        why = "keep: none keeps no policy" if spec.keep == "none" else "it judges costs of training"
+        raise UsageError(f"this sweep evaluates no merges: {why}")
+    parts = read_parts(sweep.records, _read_mapping(arguments, "weights", "7=0.3 12@40=0.7"))
+    if earlier := find_open_merge(sweep, parts):
+        raise UsageError(f"{earlier.author} has asked for this merge already")
+    when = "the sweep is resumed" if sweep.state.pause else "a slot is free"
+    return Decision(RequestEffect(parts=parts), f"it is evaluated once {when}")
+
+
+def read_parts(records: Sequence[TrialRecord], weights: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts of a merge: `{"7": 0.3, "12@40": 0.7}`, by trial and step.
+
+    Raises:
+        UsageError: a name is no trained policy that was kept, or the weights do not sum to 1.
+    """
+    parts: dict[tuple[int, int], Part] = {}
+    for name, weight in weights.items():
+        word, _, step = name.partition("@")
+        number = int(word) if word.isdecimal() and len(word) < 10 else -1
+        if not 0 <= number < len(records) or (step and not step.isdecimal()):
+            raise UsageError(f"{name}: a part of a merge is a trial (7) or a checkpoint (12@40)")
+        record = records[number]
+        is_whole = record.is_training and record.state == "complete" and record.is_comparable
+        steps = record.policy_steps if is_whole else ()
+        wanted = int(step) if step else record.last_step or 0
+        if wanted not in steps:
+            kept = join_names([f"{number}@{each}" for each in steps]) if steps else "no policy"
+            raise UsageError(
+                f"{name}: there is no such policy; of trial {number} ({record.role}, "
+                f"{record.state}) the sweep has {kept}"
+            )
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1:
+            raise UsageError(f"{name} = {weight!r}: the weight of a part is above 0 and below 1")
+        if (number, wanted) in parts:
+            raise UsageError(f"{name}: this policy stands twice; add up its weights")
+        parts[number, wanted] = Part(number, wanted, float(weight))
+    if len(parts) < 2:
+        raise UsageError("a merge has two parts or more, such as 7=0.3 12@40=0.7")
+    try:
+        check_part_weights([part.weight for part in parts.values()])
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return tuple(parts[key] for key in sorted(parts))
+
+
+def find_open_merge(sweep: SweepSnapshot, parts: Sequence[Part]) -> RecordedRequest | None:
+    """Return the request for this merge whose trial waits or runs; None if there is none."""
+    ended = {record.request for record in sweep.records if not record.is_open}
+    asked = (r for r in sweep.requests if r.effect.parts == parts and r.id not in ended)
+    return next(asked, None)
+
+
 def _decide_trials(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     number, started = arguments["number"], count_started(sweep.records)
     if isinstance(number, int) and number < started:
@@ -162,6 +217,7 @@ ACTIONS: dict[str, tuple[Rule, Sequence[str] | None]] = {
     "stop": (_decide_stop, ("trial",)),
     "add": (_decide_add, ("params", "force")),
     "clone": (_decide_clone, ("trial", "changes", "force")),
+    "merge": (_decide_merge, ("weights",)),
     "trials": (_decide_trials, ("number",)),
     "budget": (_decide_budget, None),
     "pause": (_decide_pause, ()),
@@ -265,32 +321,32 @@ class SteeringState:
 
     stopped: Mapping[int, str] = field(default_factory=dict[int, str])
     """Number of a trial that has to end -> the reason."""
-    added: Mapping[str, Params] = field(default_factory=dict[str, Params])
-    """Id of a request -> the configuration that it adds."""
+    added: Mapping[str, RequestEffect] = field(default_factory=dict[str, RequestEffect])
+    """Id of a request -> the configuration or the merge that it adds."""
     pause: RecordedRequest | None = None
     """The request that paused the sweep; None if it is not paused."""
     pauses: tuple[tuple[float, float], ...] = ()
     """Start and end of each pause in Unix seconds; the end of one that lasts is infinite."""
 
-    def list_waiting(self, records: Iterable[TrialRecord]) -> list[tuple[str, Params]]:
-        """Return the added configurations that no trial has yet, each with its request's id."""
+    def list_waiting(self, records: Iterable[TrialRecord]) -> list[tuple[str, RequestEffect]]:
+        """Return the added configurations and merges without a trial, by their request's id."""
         if not self.added:
             return []
         started = {record.request for record in records}
-        return [(id, point) for id, point in self.added.items() if id not in started]
+        return [(id, effect) for id, effect in self.added.items() if id not in started]
 
 
 def fold_requests(requests: Sequence[RecordedRequest]) -> SteeringState:
     """Return what requests, in order, have asked for."""
-    stopped, added = dict[int, str](), dict[str, Params]()
+    stopped, added = dict[int, str](), dict[str, RequestEffect]()
     pause: RecordedRequest | None = None
     pauses: list[tuple[float, float]] = []
     for request in requests:
         effect = request.effect
         if effect.stop is not None:
             stopped[effect.stop] = f"stopped by {request.author}"
-        if effect.point is not None:
-            added[request.id] = effect.point
+        if effect.point is not None or effect.parts:
+            added[request.id] = effect
         if effect.paused:
             pause = request
         elif effect.paused is not None and pause is not None:
@@ -331,6 +387,7 @@ def decode_recorded(stored: Mapping[str, Any]) -> RecordedRequest:
     """Return a recorded request from JSON."""
     values, effect = dict(stored), dict[str, Any](stored["effect"])
     effect["settings"] = {name: Setting(**value) for name, value in effect["settings"].items()}
+    effect["parts"] = tuple(Part(**part) for part in effect["parts"])
     values["effect"] = RequestEffect(**effect)
     return RecordedRequest(**values)
 

@@ -80,7 +80,7 @@ class Sweep:
         return list_result_warnings(self.spec, self.front)
 
     def reload(self, changes: Sequence[str], *, to_run: bool = True) -> SweepSpec:
-        """Load its file with changes, for one training or merge: without budget and scheduler.
+        """Load its file with changes, for one training: without budget and scheduler.
 
         Without `to_run` this machine may lack its data and packages.
         """

@@ -9,6 +9,7 @@ Actions and their arguments:
     stop    {"trial": 7}
     add     {"params": {"learning_rate": 1e-4}}
     clone   {"trial": 7, "changes": {"learning_rate": 2e-4}}
+    merge   {"weights": {"7": 0.3, "12@40": 0.7}}
     trials  {"number": 24}
     budget  {"completions": 100000}     one or more of trials, completions, gpu_hours, hours
     pause   {}
@@ -18,7 +19,7 @@ Actions and their arguments:
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,14 @@ from gdpo_tune.core.addresses import refuse_published
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request
 from gdpo_tune.core.locks import LOCK, is_locked
+from gdpo_tune.core.trials import Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import (
+    SweepSnapshot,
     build_request,
     check_request,
     check_requests_writable,
+    find_open_merge,
     leave_request,
     list_pending,
     preview_request,
@@ -67,9 +71,8 @@ class Steering:
 
     @property
     def pause(self) -> RecordedRequest | None:
-        """The request that paused the sweep; None if it is not paused."""
-        with self._open() as ledger:
-            return ledger.steering.pause
+        """The request that paused the sweep, or that will; None if it is not paused."""
+        return self._take_snapshot().state.pause
 
     def request(
         self, action: str, arguments: Mapping[str, Any], author: str | None = None
@@ -79,18 +82,29 @@ class Steering:
         `author` is by default the user of this process. A UsageError says why it cannot be carried
         out, and what can be done.
         """
-        request, now = build_request(action, arguments, author), time.time()
-        files = list_pending(self.directory)  # before the ledger, so that none is in neither
+        request = build_request(action, arguments, author)
         with self._open() as ledger:
             self._check_sweep(ledger, request)
+        check_request(self._take_snapshot(), request)
+        leave_request(self.directory, request)
+        return request
+
+    def request_merge(self, parts: Sequence[Part]) -> Request:
+        """Return the request for a merge that waits or runs, or leave one as `request` does."""
+        weights = {f"{part.trial}@{part.step}": part.weight for part in parts}
+        earlier = find_open_merge(self._take_snapshot(), tuple(parts))
+        return earlier or self.request("merge", {"weights": weights})
+
+    def _take_snapshot(self) -> SweepSnapshot:
+        """Return the sweep as it will be once the requests that wait have been applied."""
+        files, now = list_pending(self.directory), time.time()  # first, so that none is in neither
+        with self._open() as ledger:
             snapshot = ledger.take_snapshot(now if self.is_running else None)
         recorded = {earlier.id for earlier in snapshot.requests}
         for file in files:
             if file.request is not None and file.request.id not in recorded:
                 snapshot = preview_request(snapshot, file.request, now)
-        check_request(snapshot, request)
-        leave_request(self.directory, request)
-        return request
+        return snapshot
 
     def find(self, id: str) -> RecordedRequest | None:
         """Return what came of a request; None as long as the driver has not taken it."""
@@ -128,14 +142,17 @@ class Steering:
         check_requests_writable(self.directory)
         if self.is_running:
             return
+        sessions = ledger.get_sessions()
+        ending = sessions[-1].get("ending", "") if sessions else ""
+        has_finished = ending and not any(record.is_open for record in ledger.get_records())
+        if has_finished and request.action in ("merge", "resume"):
+            return  # a merge trains nothing, and runs once no pause holds it
         if ledger.spec.address:
             raise UsageError(
                 f"{name} is on an object store, and no process of this machine works on it\n"
                 "    fix: steer it on the machine on which its command runs"
             )
-        sessions = ledger.get_sessions()
-        ending = sessions[-1].get("ending", "") if sessions else ""
-        if ending and not any(record.is_open for record in ledger.get_records()):
+        if has_finished:
             raise UsageError(
                 f"{name} has finished ({ending}), so nothing can be steered\n"
                 "    fix: extend it: run its file again with a larger limit, such as "

@@ -48,8 +48,6 @@ from gdpo_tune.training.checkpoints import (
 
 LARGEST_FILE = "5GB"
 """A merged policy is written to several files if it is larger."""
-MIXTURE_FILE = "mixture.json"
-"""File beside unmerged adapters with the directory and the weight of each."""
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _TRAINING_STATE = (MARKER, OPTIMIZER_FILE, SCHEDULER_FILE, TRAINER_STATE_FILE, "rng_state*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "README.md", ADAPTER_CONFIG, ADAPTER)
@@ -155,34 +153,6 @@ def write_whole_policy(
     write_merge(parts, directory, lambda: base)
     with explain_full_disk(directory, "a policy"):
         restore_base_files(directory, policy, revision)
-
-
-def write_mixture(parts: Sequence[TrainedPart], directory: Path) -> None:
-    """Write the adapters of parts that `check_parts` accepts unmerged, for servers that mix them.
-
-    `directory` exists and is empty. `mixture.json` in it names the directory and the weight of each
-    adapter: PEFT's `add_weighted_adapter` with the combination `cat` gives the same policy as
-    `write_merge`.
-
-    Raises:
-        DiskFullError: there is no room for it.
-        TrialFailure: a part is no adapter.
-    """
-    mixture: list[dict[str, str | float]] = []
-    with explain_full_disk(directory, "a mixture of adapters"):
-        for number, part in enumerate(parts):
-            adapter, name = find_adapter(part.checkpoint), f"{ADAPTER}-{number}"
-            if adapter is None:
-                raise TrialFailure(
-                    f"{part.checkpoint} has no adapter, and nothing else can be mixed at run time: "
-                    "write the merge as a policy"
-                )
-            (directory / name).mkdir()
-            for file in (ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
-                shutil.copyfile(adapter / file, directory / name / file)
-            mixture.append({"adapter": name, "weight": part.weight})
-        text = json.dumps(mixture, indent=2)
-        (directory / MIXTURE_FILE).write_text(text, encoding="utf-8")
 
 
 class _Weights:

@@ -99,7 +99,7 @@ def train(
     a checkpoint of the step just done is on disk.
 
     The last checkpoint of a trial that trains an adapter is the adapter, unless
-    `config.writes_whole`; so is a merge of adapters.
+    `config.writes_whole`. A merge of adapters is an adapter.
 
     With `config.parts` and without `config.train`, it merges these policies and evaluates the merge
     on validation prompts. `report` gets that as step 0 and may end the trial, of which no policy
@@ -324,7 +324,7 @@ def merge_and_validate(
     token = TrialWriterToken(config.directory) if distributed.is_first() else None
     with create_draft(config.directory, is_writer=token is not None) as draft:
         if token is not None:
-            write_merge(config.parts, draft, cache.take_policy if config.writes_whole else None)
+            write_merge(config.parts, draft)
             with explain_full_disk(config.directory, "the settings of a merge"):
                 restore_base_files(draft, config.policy, config.model.revision)
         distributed.broadcast_from_first(None)  # it is written

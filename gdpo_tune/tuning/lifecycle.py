@@ -434,7 +434,7 @@ class Lifecycle:
         if not record.parts:
             return self._scheduler.decide(record, rung)
         spec = self._ledger.spec
-        if record.ends_at is not None:  # it has waited
+        if record.ends_at is not None or record.request:  # it has waited, or a person wants it
             return "continue"
         _, reason = plan.judge_candidate(record, rung, self._ledger.get_records(), spec)
         if reason:

@@ -1,7 +1,8 @@
 """Plan of a sweep: the next trial follows from the spec and the records alone.
 
-The order is baselines, configurations that requests have added, enqueued points, the sampler's
-proposals, then replicates of the front. Merges and checkpoints come between them, as trainings end.
+The order is merges that requests have added, baselines, configurations that requests have added,
+enqueued points, the sampler's proposals, then replicates of the front. Merges and checkpoints of
+the sweep's own come between them, as trainings end.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdpo_tune.analysis.front import has_stagnated
 from gdpo_tune.analysis.merge_choice import choose_checkpoint, choose_merge
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
 from gdpo_tune.analysis.replicates import choose_replicate
 from gdpo_tune.core import task_files
-from gdpo_tune.core.events import Outlook
+from gdpo_tune.core.events import Outlook, RequestEffect
 from gdpo_tune.core.text import format_first
 from gdpo_tune.core.trial_config import Params
 from gdpo_tune.core.trials import EVALUATED_WORK, Part, Proposer, Role, Rung, TrialRecord
@@ -69,8 +70,8 @@ class PlannedTrial:
     """Id of the request that added it."""
 
 
-Added = Sequence[tuple[str, Params]]
-"""Configurations that requests have added and no trial has yet: id of the request, parameters."""
+Added = Sequence[tuple[str, RequestEffect]]
+"""Configurations and merges that requests have added and no trial has yet, by the request's id."""
 
 
 def find_next_trial(
@@ -79,8 +80,14 @@ def find_next_trial(
     """Find the next trial to start; None if there is none at present.
 
     `hours` is the running time of the sweep so far, for its budget. Once any other part of the
-    budget is spent, merges and checkpoints still follow: they train nothing.
+    budget is spent, merges and checkpoints still follow: they train nothing. A merge that a person
+    asked for starts whatever is spent, and nothing else is planned by it: a sweep that has finished
+    stays so.
     """
+    for request, effect in added:
+        if effect.parts:
+            return PlannedTrial("merge", "candidate", {}, parts=effect.parts, request=request)
+    records = [replace(r, is_comparable=False) if is_asked_merge(r) else r for r in records]
     budget = spec.search.budget
     if budget.hours and hours >= budget.hours:
         return None
@@ -101,10 +108,10 @@ def find_next_trial(
             return PlannedTrial(role, "baseline", build_published(spec)) if may_begin else None
     if has_to_wait:
         return None
-    for request, point in added:
-        return PlannedTrial(
-            "search", "enqueued", _fill_point(spec, point, records), request=request
-        )
+    for request, effect in added:
+        if effect.point is not None:
+            filled = _fill_point(spec, effect.point, records)
+            return PlannedTrial("search", "enqueued", filled, request=request)
     if spec.search.is_divided:
         return _plan_divided(spec, records)
     if planned := plan_merge_or_checkpoint(spec, records):
@@ -119,6 +126,11 @@ def find_next_trial(
         if planned := plan_merge_or_checkpoint(spec, records, at_end=True):
             return planned
     return _plan_replicate(spec, records)
+
+
+def is_asked_merge(record: TrialRecord) -> bool:
+    """Return whether a trial evaluates a merge that a person asked for."""
+    return bool(record.parts and record.request)
 
 
 def _plan_replicate(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
@@ -265,6 +277,12 @@ def is_finished(
     return not open_trials and find_next_trial(spec, records, hours, added) is None
 
 
+def is_over(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> bool:
+    """Return whether nothing is left to run besides merges that people asked for."""
+    waits = any(record.is_open and not is_asked_merge(record) for record in records)
+    return not waits and find_next_trial(spec, records, hours) is None
+
+
 def explain_end(spec: SweepSpec, records: Sequence[TrialRecord], hours: float = 0.0) -> str:
     """Explain why no trial is left to run; `hours` as for `find_next_trial`."""
     if reason := describe_spent_budget(spec, records, hours):
@@ -305,8 +323,9 @@ def estimate_outlook(
     training += max(0, more) * (longest or settings.steps) * each
     rungs = (settings.steps / 2 if search.is_divided else settings.evaluate_every) * each
     evaluated = training / rungs * validation + training / (settings.steps * each) * test
-    candidates = sum(bool(r.parts) and not r.is_open for r in records)
-    waiting = count_merges_and_checkpoints(spec) - candidates
+    candidates = sum(bool(r.parts) and not r.request and not r.is_open for r in records)
+    asked = sum(bool(effect.parts) for _, effect in added)
+    waiting = count_merges_and_checkpoints(spec) - candidates + asked
     work = training + EVALUATED_WORK * (evaluated + max(0, waiting) * (validation + test / 2))
     limit = search.budget.hours
     left = max(0.0, limit - hours) if limit else None
@@ -321,11 +340,12 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
         if is_wide_rung_measured(spec, records):
             anew = len(choose_survivors(spec, records).begun)
         search = max(count_wide(spec, records) + anew, count_started(records))
-    search += len(added) + sum(bool(record.request) for record in records)
+    asked = sum(map(is_asked_merge, records)) + sum(bool(effect.parts) for _, effect in added)
+    search += len(added) + sum(bool(record.request) for record in records) - asked
     again = sum(record.role in spec.baselines and not record.is_comparable for record in records)
     trained = len(spec.baselines) + again + search + spec.search.replicates.max_trainings
     limit = spec.search.budget.trials
-    most = min(trained, limit or trained) + count_merges_and_checkpoints(spec)
+    most = min(trained, limit or trained) + count_merges_and_checkpoints(spec) + asked
     return max(len(records), most)
 
 
@@ -387,7 +407,7 @@ def plan_merge_or_checkpoint(
     """
     if not spec.has_candidates:
         return None
-    search, counts = spec.search, Counter(record.role for record in records)
+    search, counts = spec.search, Counter(r.role for r in records if not is_asked_merge(r))
     is_divided = search.is_divided
     if is_divided and any(record.is_open and record.is_training for record in records):
         return None  # what is merged now would be replaced by merges of longer trainings

@@ -21,6 +21,7 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.training.checkpoints import drop_optimizer, find_newest_checkpoint, remove_all_but
+from gdpo_tune.tuning.plan import is_asked_merge
 from gdpo_tune.tuning.survivors import choose_survivors, is_wide_rung_measured, list_levels
 
 MOST_KEPT = 2
@@ -30,8 +31,9 @@ MOST_KEPT = 2
 def delete_unkept_checkpoints(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
-    Pruned trials keep their newest one under `keep: all`. A merge on the front keeps the policies
-    of its parts. Trials before an accepted change of content keep what they have.
+    Pruned trials keep their newest one under `keep: all`. A merge that a person asked for stays,
+    and keeps the policies of its parts, as does one on the front. Trials before an accepted change
+    of content keep what they have.
     """
     records = [r for r in ledger.get_records() if not r.is_open and r.is_comparable]
     kept = select_kept_trials(ledger, records)
@@ -113,6 +115,8 @@ def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]
     """
     records, spec = ledger.get_records(), ledger.spec
     evaluated = [part for record in records for part in record.parts]
+    for _, effect in ledger.steering.list_waiting(records):
+        evaluated += effect.parts  # its merge starts once a slot is free
     spent = sum(record.role == "checkpoint" for record in records)
     ranked = rank_checkpoints(records, spec.list_objectives(), spec.meets_constraints)
     waiting = [part for part in ranked if part not in evaluated]
@@ -166,4 +170,5 @@ def select_kept_trials(ledger: Ledger, records: Sequence[TrialRecord]) -> set[in
         return everything if ledger.spec.keep == "all" else set()
     points = pool_trials(records, ledger.spec.list_objectives())
     # Constraints may change on a finished sweep: an empty front is no reason to delete everything.
-    return {number for p in points if p.is_on_front for number in p.numbers} or everything
+    front = {number for p in points if p.is_on_front for number in p.numbers} or everything
+    return front | {record.number for record in records if is_asked_merge(record)}

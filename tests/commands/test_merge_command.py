@@ -1,10 +1,11 @@
-"""`python -m gdpo_tune.merge`: choices, directories, refusals and resumption."""
+"""`python -m gdpo_tune.merge`: choices, requests, the session that it runs, refusals."""
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,66 +13,71 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import gdpo_tune.spec.machine
-import gdpo_tune.training
-from gdpo_tune import cli, merge
-from gdpo_tune.core.errors import PickError, UsageError
-from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import Cost, Outcome, Part
+import gdpo_tune.sweep
+from gdpo_tune import merge, steer
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.events import RecordedRequest, RequestEffect
+from gdpo_tune.core.trials import Cost, Measurement, Part, Report, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.merge_request import MERGE_FILE
+from gdpo_tune.ledger.requests import list_pending
+from gdpo_tune.results.open_sweep import find_sweep
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
+from gdpo_tune.training import train
+from gdpo_tune.training.checkpoints import write_checkpoint
+from gdpo_tune.tuning.plan import is_finished
+from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 from tests.support.paths import ROOT
+from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 VALUES = {1: (0.9, 0.5, 0.1), 2: (0.6, 0.7, 0.5), 3: (0.1, 0.9, 0.9)}
 """Trial -> correctness, format and length."""
 TOWARD = ["--toward", "length >= 0.6"]
-COST = Cost(cpu_seconds=1.5, evaluation_completions=256)
-TRAIN = gdpo_tune.training.train
+SPENT = ["constraints={}", "search.budget.trials=4", "search.replicates.max_runs=0"]
 
 
-class FakeMerging:
-    """A fake `train()`: the values of a merge are the weighted means of its parents'."""
+class FakeSession(Driver):
+    """A session of the sweep in which a merge has the weighted means of its parts."""
 
-    def __init__(self) -> None:
-        self.configs: list[TrialConfig] = []
-        self.splits: list[str] = []
-        self.actions: dict[int, Callable[[], None]] = {}
-        self.shift = 0.0
+    dies = False
+    """True: it is killed while the merge is evaluated."""
 
-    def __call__(self, config, *, resume, report, with_test) -> Outcome:
-        assert not config.train
-        self.configs.append(config)
-        self.splits.append(("validation " if resume is None else "") + "test" * with_test)
-        self.actions.pop(len(self.configs), lambda: None)()
+    def advance(self, trial_id: str) -> None:
+        config = self.in_flight[trial_id]
+        if self.dies:
+            raise KeyboardInterrupt
         parts = [(VALUES[int(p.checkpoint.parent.name)], p.weight) for p in config.parts]
-        means = [sum(v[i] * weight for v, weight in parts) for i in range(3)]
-        outcome = build_outcome(means[0], means[1], means[2] + self.shift)
-        if resume is None:
-            held = outcome.validation
-            resume = write_checkpoint(config.directory, 0, COST, lambda d: None, held).path
-        spent = read_checkpoint(resume).cost.evaluation_completions + 512 * with_test
-        cost = Cost(cpu_seconds=1.5 + 3 * with_test, evaluation_completions=spent)
-        return Outcome(outcome.validation, outcome.test if with_test else {}, cost, resume, {})
+        means = [sum(values[i] * weight for values, weight in parts) for i in range(3)]
+        kept = write_checkpoint(config.directory, 0, Cost(), lambda d: None).path
+        self.end(trial_id, outcome=replace(build_outcome(*means), checkpoint=kept))
 
 
 @pytest.fixture
-def fake(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gdpo_tune.spec.machine, "check_resources", lambda spec: None)
-    monkeypatch.setattr(cli, "preflight", lambda spec, tracked: {"sandbox": "fake"})
-    merging = FakeMerging()
-    monkeypatch.setattr(gdpo_tune.training, "train", merging, raising=False)
-    return merging
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Arguments of the sessions that were run; each is a fake one in this process."""
+    started: list[list[str]] = []
+
+    def run(arguments: list[str]) -> int:
+        started.append(arguments)
+        file, _, name, _, storage = arguments
+        spec = load_spec(file, [storage], name)
+        with Ledger.open(spec) as ledger:
+            number = ledger.begin_session(0.0, 1, {})
+            FakeSession(ledger).run()
+            delete_unkept_checkpoints(ledger)
+            ledger.end_session(number, "the budget of 4 trials is spent")
+        return 0
+
+    monkeypatch.setattr(gdpo_tune.sweep, "main", run)
+    monkeypatch.setattr(FakeSession, "dies", False)
+    return started
 
 
-@pytest.fixture
-def sweep(tmp_path) -> SweepSpec:
-    """A sweep with the untrained policy, three trials that kept theirs, and checkpoint 2@30."""
-    spec = load_code_spec(tmp_path / "runs", ["constraints={}"])
+def build_sweep(directory: Path, overrides: list[str]) -> SweepSpec:
+    """Write a sweep with three trials that kept their policies, and checkpoint 2@30."""
+    spec = load_code_spec(directory, overrides)
     with Ledger.open(spec) as ledger:
+        session = ledger.begin_session(0.0, 1, {})
         params = spec.space.complete_baseline({})
         ledger.start(params, "untrained", "baseline", seed=1)
         ledger.complete(0, build_outcome(0.1, 0.1, 0.1))
@@ -86,151 +92,120 @@ def sweep(tmp_path) -> SweepSpec:
                     ledger.get_trial_directory(number), step, Cost(), lambda d: None
                 )
             ledger.complete(number, replace(build_outcome(*values), checkpoint=kept.path))
-        part = Part(2, 30, 1.0)
-        ledger.start(params, "checkpoint", "candidate", seed=80, parts=[part])
-        ledger.complete(4, build_outcome(0.55, 0.65, 0.45))
+        ledger.end_session(session, "the budget of 4 trials is spent")
     return spec
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
+    """A sweep that has finished."""
+    monkeypatch.chdir(tmp_path)
+    return build_sweep(tmp_path / "runs", SPENT)
 
 
 def run(spec: SweepSpec, *words: str) -> int:
     return merge.main([str(spec.directory), *words])
 
 
-def read_file(directory: Path) -> dict:
-    return json.loads((directory / MERGE_FILE).read_text())
+def list_merges(spec: SweepSpec) -> list[TrialRecord]:
+    return [r for r in find_sweep(str(spec.directory)).records if r.role == "merge"]
 
 
 def list_files(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_the_best_of_a_few_merges_is_written_with_all_that_repeats_it(fake, sweep, capsys):
-    before = list_files(sweep.directory)
-    assert run(sweep, *TOWARD) == 0
-    assert fake.splits == ["validation "] * 4 + ["test"]
-    place = sweep.directory.with_name("sweep-merge-length-ge-0.6")
-    assert {path.name for path in place.iterdir()} == {"checkpoint-0", "merge.json", "merge.lock"}
-    read_checkpoint(place / "checkpoint-0")
-    written = read_file(place)
-    assert len(written["evaluations"]) == 4
-    result = written["result"]
-    chosen = written["evaluations"][result["index"]]
-    assert chosen["validation"]["length"][0] >= 0.6
-    assert set(chosen["prediction"]) == {"correctness", "format", "length"}
-    others = [e["validation"] for e in written["evaluations"] if e["validation"]["length"][0] > 0.6]
-    assert chosen["validation"]["correctness"][0] >= max(v["correctness"][0] for v in others) - 0.02
-    parents = result["parents"]
-    assert sum(parent["weight"] for parent in parents) == pytest.approx(1)
-    assert all(Path(parent["policy"]).is_dir() for parent in parents)
-    assert parents[0]["source"] == f"{sweep.directory}:{parents[0]['trial']}"
-    assert result["cost"]["evaluation_completions"] == 4 * 256 + 512
-    assert result["cost"]["cpu_seconds"] == pytest.approx(3 * 1.5 + 4.5)
-    assert (written["request"]["toward"], written["request"]["seed"]) == ("length >= 0.6", 0)
+def test_a_finished_sweep_evaluates_the_merge_in_a_session(spec, sessions, capsys):
+    assert run(spec, *TOWARD) == 0
+    (record,) = list_merges(spec)
+    assert (record.state, record.proposer) == ("complete", "candidate")
+    assert record.test["length"].mean >= 0.6
+    assert record.checkpoint is not None, "it stays although keep: front would not keep it"
+    assert record.checkpoint.is_dir()
     printed = capsys.readouterr().out
+    assert printed.startswith("merge: 0.")
     assert "merge, predicted on validation" in printed
+    assert "merge, test" in printed
+    assert "3@60, test" in printed
     assert "length >= 0.6 holds on test prompts" in printed
-    assert "1,536 completions in evaluations" in printed
-    assert f"policy:  {place / 'checkpoint-0'}" in printed
-    assert list_files(sweep.directory) == before, "the sweep stays as it is"
+    assert printed.endswith(f"policy: {record.checkpoint}\n")
+    assert len(sessions) == 1
+    with Ledger.open(spec, read_only=True) as ledger:
+        assert is_finished(ledger.spec, ledger.get_records()), "it has finished again"
 
 
-def test_the_same_command_finds_it_done(fake, sweep, capsys):
-    assert run(sweep, *TOWARD) == 0
-    first = capsys.readouterr().out
-    assert run(sweep, *TOWARD) == 0
-    again = capsys.readouterr().out
-    assert len(fake.configs) == 5
-    assert again.startswith("already finished: nothing was started\n")
-    assert first.splitlines()[-12:] == again.splitlines()[-12:]
-    with pytest.raises(UsageError, match="has the best of 4 evaluations already"):
-        run(sweep, *TOWARD, "--evaluations", "5")
+def test_each_call_evaluates_another_merge_and_learns_from_those_before(spec, sessions):
+    for _ in range(3):
+        assert run(spec, *TOWARD) == 0
+    assert len({record.parts for record in list_merges(spec)}) == 3
 
 
-def test_a_search_that_runs_out_of_merges_is_done_too(fake, sweep, capsys):
-    for number in (1, 3):
-        shutil.rmtree(sweep.directory / "trials" / str(number))
-    words = ["--prefer", "length=1", "--evaluations", "30", "--out", "m"]
-    assert run(sweep, *words) == 0
-    assert fake.splits.count("validation ") == 19, "as many pairs of 2@30 and 2"
-    assert run(sweep, *words) == 0
-    assert "already finished" in capsys.readouterr().out
+def test_given_weights_are_merged_without_a_choice_and_once(spec, sessions, capsys):
+    for _ in range(2):
+        assert run(spec, "--weights", "3=0.75,2@30=0.25") == 0
+    (record,) = list_merges(spec)
+    assert record.parts == (Part(2, 30, 0.25), Part(3, 60, 0.75))
+    assert len(sessions) == 1, "the second call finds its policy"
+    assert capsys.readouterr().out.count(f"policy: {record.checkpoint}") == 2
 
 
-@pytest.mark.parametrize("killed", [1, 3, 5])
-def test_a_merge_that_is_killed_goes_on(fake, sweep, tmp_path, killed):
-    def kill():
+def test_a_merge_that_is_killed_goes_on(spec, sessions, monkeypatch):
+    monkeypatch.setattr(FakeSession, "dies", True)
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, *TOWARD)
+    (record,) = list_merges(spec)
+    assert record.state == "running"
+    monkeypatch.setattr(FakeSession, "dies", False)
+    assert run(spec, *TOWARD) == 0
+    (again,) = list_merges(spec)
+    assert (again.state, again.parts, again.request) == ("complete", record.parts, record.request)
+
+
+def test_a_request_that_no_session_has_taken_is_not_left_twice(spec, monkeypatch):
+    def kill(arguments):
         raise KeyboardInterrupt
 
-    assert run(sweep, *TOWARD, "--out", "whole") == 0
-    fake.actions[5 + killed] = kill
-    with pytest.raises(KeyboardInterrupt):
-        run(sweep, *TOWARD, "--out", "killed")
-    assert run(sweep, *TOWARD, "--out", "killed") == 0
-    assert len(fake.configs) == 11, "one evaluation is done again"
-    whole, again = read_file(tmp_path / "whole"), read_file(tmp_path / "killed")
-    assert whole == again
-    assert {path.name for path in (tmp_path / "killed").iterdir()} == {
-        "checkpoint-0",
-        "merge.json",
-        "merge.lock",
-    }
+    monkeypatch.setattr(gdpo_tune.sweep, "main", kill)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(spec, *TOWARD)
+    assert len(list_pending(spec.directory)) == 1
 
 
-def test_only_the_best_policy_so_far_is_on_the_disk(fake, sweep, tmp_path):
-    counts = []
-    for call in (2, 3, 4, 5):
-        fake.actions[call] = lambda: counts.append(len(list(tmp_path.glob("m/merge-*"))))
-    assert run(sweep, *TOWARD, "--out", "m") == 0
-    assert counts == [1, 1, 1, 1]
+def test_an_interrupted_sweep_gets_the_request_and_is_not_run(tmp_path, sessions, capsys):
+    spec = build_sweep(tmp_path, ["constraints={}"])
+    assert run(spec, *TOWARD) == 0
+    assert "applied when the sweep is run again" in capsys.readouterr().out
+    assert (len(list_pending(spec.directory)), sessions) == (1, [])
 
 
-def test_a_dry_run_prints_the_choice_and_its_prediction_alone(fake, sweep, tmp_path, capsys):
+def test_a_paused_sweep_keeps_the_request_until_it_is_resumed(spec, sessions, capsys):
+    with Ledger.open(spec) as ledger:
+        pause = RequestEffect(paused=True)
+        ledger.record_request(
+            RecordedRequest("p", "pause", {}, "anna", 0.0, 1.0, "applied", "", pause)
+        )
+    assert run(spec, *TOWARD) == 0
+    assert "anna has paused the sweep" in capsys.readouterr().out
+    assert sessions == []
+    assert steer.main([str(spec.directory), "resume", "--no-wait"]) == 0
+    assert run(spec, *TOWARD) == 0
+    assert [record.state for record in list_merges(spec)] == ["complete"]
+
+
+def test_a_dry_run_prints_the_choice_and_its_prediction_alone(spec, sessions, tmp_path, capsys):
     before = list_files(tmp_path)
-    assert run(sweep, *TOWARD, "--dry-run") == 0
+    assert run(spec, *TOWARD, "--dry-run") == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("'length >= 0.6': 0.")
     assert "merge, predicted on validation" in printed
-    assert "trial 3, test" in printed
-    assert (list_files(tmp_path), fake.configs) == (before, [])
+    assert "3@60, test" in printed
+    assert (list_files(tmp_path), sessions) == (before, [])
 
 
-def test_given_weights_are_merged_without_a_choice(fake, sweep, tmp_path):
-    assert run(sweep, "--weights", "2@30=0.25,3=0.75", "--out", "m") == 0
-    assert fake.splits == ["validation ", "test"]
-    first = fake.configs[0]
-    assert [(part.checkpoint, part.weight) for part in first.parts] == [
-        (sweep.directory.absolute() / "trials" / "2" / "checkpoint-30", 0.25),
-        (sweep.directory.absolute() / "trials" / "3" / "checkpoint-60", 0.75),
-    ]
-    parents = read_file(tmp_path / "m")["result"]["parents"]
-    assert [parent["source"].rpartition(":")[2] for parent in parents] == ["2@30", "3"]
-    assert parents[0]["step"] == 30
-
-
-def test_preferences_choose_a_merge_and_name_its_directory(fake, sweep):
-    assert run(sweep, "--prefer", "length=3,correctness=1", "--evaluations", "2") == 0
-    place = sweep.directory.with_name("sweep-merge-length-3-correctness-1")
-    written = read_file(place)
-    assert len(written["evaluations"]) == 2
-    assert written["result"]["parents"][-1]["trial"] == 3
-
-
-def test_settings_of_the_file_can_be_overridden_but_not_the_space(fake, sweep):
-    overrides = ["--set", "training.test_prompts=32", "--set", "resources.cpus=2"]
-    assert run(sweep, *TOWARD, *overrides) == 0
-    assert (fake.configs[0].training.test_prompts, fake.configs[0].threads) == (32, 2)
-    with pytest.raises(UsageError, match=r"training\.test_prompts = 32, not 256"):
-        run(sweep, *TOWARD)
-    with pytest.raises(UsageError, match="has no effect"):
-        run(sweep, *TOWARD, "--set", "space.group_size=8")
-
-
-def test_a_parent_that_is_better_alone_is_named(fake, sweep, capsys):
-    assert run(sweep, "--prefer", "correctness=1", "--evaluations", "1") == 0
-    assert "trial 1 alone meets this better on validation prompts" in capsys.readouterr().out
-
-
-# --- refusals -------------------------------------------------------------------------------------
+def test_preferences_choose_a_merge(spec, sessions):
+    assert run(spec, "--prefer", "length=3,correctness=1") == 0
+    (record,) = list_merges(spec)
+    assert record.parts[-1].trial == 3
 
 
 @pytest.mark.parametrize(
@@ -241,36 +216,24 @@ def test_a_parent_that_is_better_alone_is_named(fake, sweep, capsys):
         (
             ["--toward", "length >= 1.5"],
             r"no merge of the policies of .* is expected to meet this: the closest, "
-            r"2=0\.05,3=0\.95, is expected to have length 0\.\d+ ± 0\.\d+ on validation prompts\n"
-            r"    fix: loosen length >= 1\.5, .* is written by python -m gdpo_tune\.merge .* "
-            r"--weights 2=0\.05,3=0\.95$",
+            r"2@60=0\.05,3@60=0\.95, is expected to have length 0\.\d+ ± 0\.\d+ on validation "
+            r"prompts\n    fix: loosen length >= 1\.5, .* by python -m gdpo_tune\.merge .* "
+            r"--weights 2@60=0\.05,3@60=0\.95$",
         ),
-        (["--weights", "1=0.3,2=0.6"], r"sum to 0\.9\n.*--weights 1=0\.3333333333,2=0\.6666666667"),
-        (["--weights", "1=1"], "two parts or more"),
-        (["--weights", "1=0.5,1@60=0.5"], "1@60 stands twice"),
-        (["--weights", "1=0.5,9=0.5"], "has no trial 9; the last one is 4"),
-        (["--weights", "1=0.5,1@7=0.5"], "trial 1 has no candidate at step 7"),
-        (["--weights", "1=0.5,0=0.5"], "trial 0 is the untrained policy"),
-        (["--weights", "1=0.5,knee=0.5"], "the end of a trial or a checkpoint"),
+        (["--weights", "1=0.3,2=0.6"], r"must sum to 1: 0\.3 \+ 0\.6 = 0\.9; divide each"),
         (["--weights", "1=0.5,2=x"], "a number above 0"),
-        ([*TOWARD, "--adapters"], "whole policies"),
     ],
 )
-def test_a_request_that_cannot_be_carried_out_writes_nothing(fake, sweep, tmp_path, words, message):
+def test_a_merge_that_cannot_be_carried_out_writes_nothing(
+    spec, sessions, tmp_path, words, message
+):
     before = list_files(tmp_path)
     with pytest.raises(UsageError, match=message):
-        run(sweep, *words)
-    assert (list_files(tmp_path), fake.configs) == (before, [])
+        run(spec, *words)
+    assert (list_files(tmp_path), sessions) == (before, [])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["--weights", "1=0.5,2=0.5", *TOWARD],
-        [*TOWARD, "--evaluations", "0"],
-    ],
-)
+@pytest.mark.parametrize("words", [[], ["--weights", "1=0.5,2=0.5", *TOWARD]])
 def test_wrong_arguments_are_refused(words, capsys):
     with pytest.raises(SystemExit) as caught:
         merge.main(["runs/code", *words])
@@ -278,129 +241,84 @@ def test_wrong_arguments_are_refused(words, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
-def test_a_merge_as_a_part_is_refused_with_its_parents(fake, sweep):
-    with Ledger.open(sweep) as ledger:
-        parts = [Part(1, 60, 0.5), Part(2, 60, 0.5)]
-        ledger.start({}, "merge", "candidate", seed=81, parts=parts)
-    with pytest.raises(PickError, match=r"merge-5 is a merge: 0\.5 x 1@60 \+ 0\.5 x 2@60\n"):
-        run(sweep, "--weights", "merge-5=0.5,3=0.5")
+@pytest.mark.parametrize("option", merge.REMOVED_OPTIONS)
+def test_an_option_that_is_gone_says_what_stands_in_its_place(option):
+    with pytest.raises(UsageError, match=rf"^{option} is gone\n    fix: .*leave it out"):
+        merge.main(["runs/code", *TOWARD, f"{option}=4"])
 
 
-def test_a_parent_that_is_gone_is_named_with_the_command_that_trains_it(fake, sweep):
-    shutil.rmtree(sweep.directory / "trials" / "3" / "checkpoint-60")
-    command = f"python -m gdpo_tune.train --from {sweep.directory}:3"
-    with pytest.raises(UsageError, match="policy of trial 3 was not kept") as caught:
-        run(sweep, "--weights", "1=0.5,3=0.5")
-    assert str(caught.value).endswith(command)
-    assert run(sweep, "--toward", "length >= 0.3", "--out", "m") == 0, "the others can be merged"
-    assert all(p.checkpoint.parent.name != "3" for c in fake.configs for p in c.parts)
+def test_a_policy_that_is_gone_is_no_parent(spec, sessions):
+    shutil.rmtree(spec.directory / "trials" / "3" / "checkpoint-60")
+    with pytest.raises(UsageError, match=r"3: there is no such policy; .* the sweep has no policy"):
+        run(spec, "--weights", "1=0.5,3=0.5")
+    assert run(spec, "--toward", "length >= 0.3") == 0, "the others can be merged"
+    assert all(part.trial != 3 for record in list_merges(spec) for part in record.parts)
 
 
 @pytest.mark.parametrize(("left", "message"), [(0, "no policies"), (1, "one policy")])
-def test_a_sweep_without_two_policies_is_refused(fake, sweep, left, message):
+def test_a_sweep_without_two_policies_is_refused(spec, left, message):
     for number in list(VALUES)[left:]:
-        shutil.rmtree(sweep.directory / "trials" / str(number))
-    with pytest.raises(UsageError, match=rf"\(keep: front\) has {message}\n.*train --from"):
-        run(sweep, *TOWARD)
+        shutil.rmtree(spec.directory / "trials" / str(number))
+    with pytest.raises(UsageError, match=rf"\(keep: front\) has {message} near its front"):
+        run(spec, *TOWARD)
 
 
-def test_a_sweep_that_has_just_begun_is_refused(fake, tmp_path):
-    with Ledger.open(load_code_spec(tmp_path)):
-        pass
-    with pytest.raises(UsageError, match="let the sweep continue"):
-        merge.main([str(tmp_path / "sweep"), *TOWARD])
-
-
-def test_a_damaged_parent_is_refused_and_nothing_is_left(fake, sweep, tmp_path):
-    (sweep.directory / "trials" / "3" / "checkpoint-60" / "complete.json").unlink()
-    with pytest.raises(UsageError, match=r"cannot be merged: checkpoint-60 is incomplete .*/3"):
-        run(sweep, "--weights", "1=0.5,3=0.5", "--out", "m")
-    assert not (tmp_path / "m").exists()
-
-
-def test_a_wish_that_no_evaluation_meets_is_refused_and_can_go_on(fake, sweep, tmp_path):
-    fake.shift = -0.5
-    with pytest.raises(UsageError, match=r"was found to meet this: the closest, .*length 0\.\d+"):
-        run(sweep, *TOWARD, "--evaluations", "2", "--out", "m")
-    assert {p.name for p in (tmp_path / "m").iterdir()} == {"merge.json", "merge.lock"}
-    assert read_file(tmp_path / "m")["result"] is None
-    fake.shift = 0.2
-    assert run(sweep, *TOWARD, "--evaluations", "3", "--out", "m") == 0
-    assert fake.splits == ["validation "] * 3 + ["test"]
-    assert read_file(tmp_path / "m")["result"]["index"] == 2
-
-
-def test_another_merge_in_the_same_directory_is_refused(fake, sweep):
-    assert run(sweep, *TOWARD, "--out", "m") == 0
-    with pytest.raises(UsageError, match=r"another merge: toward = .*0\.6.*, not .*0\.5"):
-        run(sweep, "--toward", "length >= 0.5", "--out", "m")
-
-
-def test_a_damaged_file_of_a_merge_is_refused(fake, sweep, tmp_path):
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / MERGE_FILE).write_text("{}")
-    with pytest.raises(UsageError, match=r"merge\.json: it is damaged"):
-        run(sweep, *TOWARD, "--out", "m")
-
-
-# --- real merges ----------------------------------------------------------------------------------
-
-
-def train_sweep(directory: Path, overrides: list[str]) -> SweepSpec:
-    """Train the embedded policy of `math` twice for two steps, and record both trials."""
+@pytest.mark.system
+def test_a_real_merge_has_the_mean_of_the_weights(tmp_path):
+    """By a session of the sweep through Ray, as a person runs the command."""
     short = [
-        f"storage={directory}",
+        f"storage={tmp_path / 'runs'}",
         "constraints={}",
         "training={steps: 2, completions_per_step: 8, max_completion_length: 16, "
         "length_limit: 8, train_prompts: 8, validation_prompts: 4, test_prompts: 4}",
         "space.group_size=4",
+        "search={trials: 2, budget: {trials: 2}, replicates: {max_runs: 0}, "
+        "merges: {budget: 0}, checkpoints: {budget: 0}}",
     ]
-    spec = load_spec(ROOT / "search_spaces" / "math.yaml", [*short, *overrides], "sweep")
+    spec = load_spec(ROOT / "search_spaces" / "math.yaml", short, "sweep")
     with Ledger.open(spec) as ledger:
+        session = ledger.begin_session(0.0, 1, {})
         for number in range(2):
-            rate = {"learning_rate": 3e-3, "group_size": 4}
-            params = spec.space.complete_baseline(rate)
+            params = spec.space.complete_baseline({"learning_rate": 3e-3, "group_size": 4})
             ledger.start(params, "search", "model", seed=number)
             config = spec.build_trial_config(params, number, ledger.get_trial_directory(number))
-            ledger.complete(number, TRAIN(config, resume=None, report=lambda *_: None))
-    return spec
-
-
-def test_a_real_merge_has_the_mean_of_the_weights(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    spec = train_sweep(tmp_path / "runs", [])
-    assert run(spec, "--weights", "0=0.25,1=0.75", "--out", "m") == 0
+            outcome = train(config, resume=None, report=ledger_report(ledger, number))
+            ledger.complete(number, outcome)
+        ledger.end_session(session, "the budget of 2 trials is spent")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS")}
+    words = [sys.executable, "-m", "gdpo_tune.merge", str(spec.directory)]
+    done = subprocess.run(
+        [*words, "--weights", "0=0.25,1=0.75"],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (record,) = list_merges(spec)
+    assert f"policy: {record.checkpoint}" in done.stdout
     first, second, merged = (
         load_file(directory / "model.safetensors")
         for directory in (
             spec.directory / "trials" / "0" / "checkpoint-2",
             spec.directory / "trials" / "1" / "checkpoint-2",
-            tmp_path / "m" / "checkpoint-0",
+            record.checkpoint,
         )
     )
     assert all(
         torch.allclose(merged[n], 0.25 * first[n] + 0.75 * second[n], atol=1e-7) for n in merged
     )
     assert any(not torch.equal(first[n], second[n]) for n in merged)
-    result = read_file(tmp_path / "m")["result"]
-    assert result["cost"]["evaluation_completions"] == 2 * 4 * spec.training.samples_per_prompt
-    assert set(result["test"]) >= set(spec.objectives)
-    assert "trial 1, test" in capsys.readouterr().out
+    assert set(record.test) >= set(spec.objectives)
 
 
-def test_a_real_merge_of_adapters_stays_a_set_of_adapters(tmp_path, monkeypatch):
-    pytest.importorskip("peft")
-    monkeypatch.chdir(tmp_path)
-    spec = train_sweep(tmp_path / "runs", ["model.lora_rank=2"])
-    words = ["--prefer", "length=1", "--evaluations", "2", "--adapters", "--out", "m"]
-    assert run(spec, *words) == 0
-    names = {path.name for path in (tmp_path / "m").iterdir()}
-    assert "adapters" in names
-    assert not [name for name in names if name.startswith("checkpoint-")]
-    mixture = json.loads((tmp_path / "m" / "adapters" / "mixture.json").read_text())
-    parents = read_file(tmp_path / "m")["result"]["parents"]
-    assert [entry["weight"] for entry in mixture] == [parent["weight"] for parent in parents]
-    assert all(
-        (tmp_path / "m" / "adapters" / entry["adapter"] / "adapter_model.safetensors").is_file()
-        for entry in mixture
-    )
+def ledger_report(ledger: Ledger, number: int) -> Report:
+    """Return a callback that records the rungs of a training."""
+
+    def report(measurement: Measurement, path: Path | None) -> None:
+        if measurement.has_validation:
+            ledger.record_rung(number, measurement)
+
+    return report

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import gdpo_tune.training
-from gdpo_tune import cli, export, load_sweep, merge, report
+from gdpo_tune import export, load_sweep, report
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.object_store import CACHE, StoreDirectory
-from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.training.checkpoints import read_checkpoint, write_checkpoint
+from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.ray.attempt import download_trial, upload_trial
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.paths import ROOT
@@ -96,32 +93,6 @@ def test_a_bucket_that_does_not_exist_is_refused_before_any_work(spec: SweepSpec
     missing = spec.model_copy(update={"storage": "s3://nobody/runs"})
     assert "storage s3://nobody/runs: The specified bucket does not exist" in read_refusal(missing)
     assert not spec.directory.exists()
-
-
-def test_a_merge_of_a_sweep_on_a_store_fetches_its_parents_alone(
-    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    run_two_trials(spec, tmp_path / "node")
-    shutil.rmtree(tmp_path / "cache")
-    fetched: list[Path] = []
-
-    def train(config: TrialConfig, *, resume: Path | None, **_: object) -> Outcome:
-        if resume is None:  # otherwise it has the merge already
-            fetched.extend(part.checkpoint for part in config.parts)
-            assert all(read_checkpoint(path).step == 4 for path in fetched)
-        written = write_checkpoint(config.directory, 0, Cost(), lambda _: None)
-        values = {n: Estimate(0.5, 0.01) for n in spec.objectives}
-        return Outcome(values, values, Cost(), written.path)
-
-    monkeypatch.setattr(gdpo_tune.training, "train", train, raising=False)
-    monkeypatch.setattr(cli, "prepare_machine", lambda spec: None)
-    assert merge.main([spec.address, "--weights", "0=0.5,1=0.5"]) == 0
-    assert {path.parent.name for path in fetched} == {"0", "1"}
-    (place,) = tmp_path.glob("runs/*")
-    assert place.name == "night-merge-0-0.5-1-0.5"
-    assert {path.name for path in place.iterdir()} == {"checkpoint-0", "merge.json", "merge.lock"}
-    parents = json.loads((place / "merge.json").read_text())["result"]["parents"]
-    assert parents[1]["policy"] == f"{spec.address}/trials/1/checkpoint-4"
 
 
 @pytest.mark.slow

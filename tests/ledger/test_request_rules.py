@@ -11,7 +11,7 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import Request
-from gdpo_tune.core.trials import Cost, Part, TrialRecord
+from gdpo_tune.core.trials import Cost, Part, Rung, TrialRecord
 from gdpo_tune.ledger.requests import (
     ACTIONS,
     SweepSnapshot,
@@ -36,6 +36,14 @@ def build_records(spec: SweepSpec) -> list[TrialRecord]:
         TrialRecord(3, "search", "pruned", published, 3, "model", reason="dominated by #2"),
         TrialRecord(MERGE, "merge", "complete", {}, 4, "candidate", parts=(Part(2, 20, 1.0),)),
     ]
+
+
+def build_trained_records(spec: SweepSpec) -> list[TrialRecord]:
+    """Build the records above, with policies of trial 2 and of a trial 5 that exist."""
+    records = build_records(spec)
+    rungs = (Rung(20, 1280, {}), Rung(40, 2560, {}))
+    kept = replace(records[2], rungs=rungs, kept_steps=(20,), checkpoint=Path("checkpoint-40"))
+    return [*records[:2], kept, *records[3:], replace(kept, number=5, kept_steps=())]
 
 
 def build_sweep(directory: Path, overrides: Sequence[str] = ()) -> SweepSnapshot:
@@ -128,7 +136,68 @@ def test_the_same_request_twice_is_refused(
 
 
 def test_every_action_of_the_table_has_a_rule_that_is_tested():
-    assert list(ACTIONS) == ["stop", "add", "clone", "trials", "budget", "pause", "resume"]
+    assert list(ACTIONS) == ["stop", "add", "clone", "merge", "trials", "budget", "pause", "resume"]
+
+
+WEIGHTS = {"2@20": 0.25, "5": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({}, "name at least one parameter"),
+        ({"2": 1.0}, "a merge has two parts or more"),
+        ({"2": 0.5, "5": 0.6}, r"must sum to 1: 0\.5 \+ 0\.6 = 1\.1; divide each by their sum"),
+        ({"2": 0.5, "2@40": 0.5}, "2@40: this policy stands twice; add up its weights"),
+        ({"2@30": 0.5, "5": 0.5}, r"2@30: there is no such policy; of trial 2 .* has 2@20, 2@40"),
+        ({"5@20": 0.5, "2": 0.5}, r"5@20: .* has 5@40"),
+        ({"0": 0.5, "2": 0.5}, r"of trial 0 \(untrained, complete\) the sweep has no policy"),
+        ({"3": 0.5, "2": 0.5}, r"of trial 3 \(search, pruned\) the sweep has no policy"),
+        ({"4": 0.5, "2": 0.5}, r"of trial 4 \(merge, complete\) the sweep has no policy"),
+        ({"9": 0.5, "2": 0.5}, "9: a part of a merge is a trial"),
+        ({"knee": 0.5, "2": 0.5}, "knee: a part of a merge is a trial"),
+        ({"2@x": 0.5, "5": 0.5}, "2@x: a part of a merge is a trial"),
+        ({"2": "half", "5": 0.5}, "2 = 'half': the weight of a part is above 0"),
+        ({"2": -1, "5": 2}, "2 = -1: the weight of a part is above 0"),
+    ],
+)
+def test_a_merge_of_what_does_not_exist_is_refused(
+    tmp_path: Path, weights: dict[str, Any], message: str
+):
+    spec = load_code_spec(tmp_path)
+    sweep = SweepSnapshot(spec, build_trained_records(spec), [])
+    with pytest.raises(UsageError, match=message) as caught:
+        check_request(sweep, ask("merge", weights=weights))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_merge_names_its_parts_and_is_asked_for_once(tmp_path: Path):
+    spec = load_code_spec(tmp_path)
+    sweep = SweepSnapshot(spec, build_trained_records(spec), [])
+    once = preview_request(sweep, ask("merge", weights=WEIGHTS), 5.0)
+    assert once.requests[-1].effect.parts == (Part(2, 20, 0.25), Part(5, 40, 0.75))
+    assert once.requests[-1].text == "merge 2@20=0.25 5=0.75"
+    assert once.requests[-1].reason == "it is evaluated once a slot is free"
+    with pytest.raises(UsageError, match="anna has asked for this merge already"):
+        check_request(once, ask("merge", "ben", weights=WEIGHTS))
+    ended = TrialRecord(6, "merge", "failed", {}, 6, "candidate", request=once.requests[-1].id)
+    check_request(replace(once, records=[*once.records, ended]), ask("merge", weights=WEIGHTS))
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("keep=none", "keep: none keeps no policy"),
+        ('constraints={cpu_seconds: "<= 60"}', "it judges costs"),
+    ],
+)
+def test_a_sweep_that_keeps_no_candidates_evaluates_no_merge(
+    tmp_path: Path, override: str, reason: str
+):
+    spec = load_code_spec(tmp_path, [override])
+    sweep = SweepSnapshot(spec, build_trained_records(spec), [])
+    with pytest.raises(UsageError, match=f"this sweep evaluates no merges: {reason}"):
+        check_request(sweep, ask("merge", weights=WEIGHTS))
 
 
 def test_limits_may_be_raised_and_lowered_and_taken_back(tmp_path: Path):

@@ -14,6 +14,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.locks import Lease, is_locked
+from gdpo_tune.core.trials import Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.budget import compute_hours
 from gdpo_tune.ledger.requests import (
@@ -27,6 +28,8 @@ from gdpo_tune.ledger.requests import (
     set_aside,
 )
 from tests.support.tuning import load_code_spec
+
+PARTS = (Part(2, 30, 0.25), Part(3, 60, 0.75))
 
 
 def record(id: str, applied: float = 0.0, author: str = "anna", **effect: object):
@@ -111,7 +114,8 @@ def test_the_sweep_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_recorded_request_is_the_same_after_json():
-    request = record("a", stop=3, point={"group_size": 8}, settings={"trials": Setting(24, 16)})
+    settings = {"trials": Setting(24, 16)}
+    request = record("a", stop=3, point={"group_size": 8}, parts=PARTS, settings=settings)
     assert decode_recorded(json.loads(json.dumps(asdict(request)))) == request
 
 
@@ -122,10 +126,14 @@ def test_the_state_follows_from_the_requests_in_order():
         record("b", point={"group_size": 8}),
         replace(record("c"), outcome="refused"),
         pause,
+        record("f", 11.0, parts=PARTS),
     ]
     state = fold_requests(requests)
     assert state.stopped == {3: "stopped by anna"}
-    assert state.added == {"b": {"group_size": 8}}
+    assert state.added == {
+        "b": RequestEffect(point={"group_size": 8}),
+        "f": RequestEffect(parts=PARTS),
+    }
     assert state.pause == pause
     assert state.pauses == ((10.0, math.inf),)
     resumed = fold_requests([*requests, record("e", 15.0, paused=False)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune.core.trials import WITHOUT_ENGINE
-from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.open_sweep import Sweep, find_sweep
 from tests.real.greedy_tokens import ROUNDING
 from tests.real.real_sweeps import STORE, RealSweep, run_program, sample_in_process
 from tests.support.killed_sweeps import kill_driver, wait_for_condition
@@ -41,10 +41,13 @@ def ended(killed: RealSweep) -> Sweep:
 
 @pytest.fixture(scope="module")
 def merged(killed: RealSweep) -> Path:
-    """Return the policy of a merge that the command made of two trials."""
-    words = ("runs/words", "--weights", "1=0.5,2=0.5", "--out", "merged")
+    """Return the adapter of a merge that the command asked for."""
+    words = ("runs/words", "--weights", "1=0.5,2=0.5")
     run_program("-m", "gdpo_tune.merge", *words, cwd=killed.workplace)
-    return killed.workplace / "merged" / "checkpoint-0"
+    records = find_sweep(str(killed.workplace / "runs" / "words")).records
+    policy = next(r.checkpoint for r in records if r.role == "merge" and r.request)
+    assert policy is not None
+    return policy
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +98,7 @@ def test_every_way_of_loading_gives_the_same_tokens(
     assert all(each.logits != base.logits for each in sampled), "training has no effect"
     registered = sample_in_process("registry", STORE, "models:/words@knee", cwd=workplace)
     assert registered == [sampled[1]]
-    adapters = [path / "adapter" for path in (published, merged, collected)]
+    adapters = [published / "adapter", merged, collected / "adapter"]
     own, *joined = sample_in_process("adapter", killed.policy, kept[0], *adapters, cwd=workplace)
     assert own == joined[0], "an adapter is published as it is"
     assert [each.tokens for each in joined] == [each.tokens for each in sampled[2:]]

@@ -96,17 +96,6 @@ def test_wrong_preferences_are_refused(tmp_path, prefer, message):
         list_limits(load_code_spec(tmp_path), "", prefer)
 
 
-def test_different_wishes_have_directories_of_different_names():
-    wishes = [
-        parse_wish("length >= 0.6", ""),
-        parse_wish("length <= 0.6", ""),
-        parse_wish("length > 0.6", "format=2"),
-    ]
-    assert [wish.label for wish in wishes] == [
-        "length-ge-0.6",
-        "length-le-0.6",
-        "length-gt-0.6-format-2",
-    ]
-    assert str(wishes[2]) == "length > 0.6 and prefer format=2"
+def test_weights_may_have_spaces():
     shares = parse_shares("7 = 0.3, 12@40=0.7", "--weights", "")
     assert shares == {"7": 0.3, "12@40": 0.7}

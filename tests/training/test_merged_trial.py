@@ -14,11 +14,11 @@ import torch
 from gdpo_tune.core.errors import DiskFullError, TrialFailure
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
-from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, read_steps
+from gdpo_tune.core.trial_files import ADAPTER_CONFIG, read_steps
 from gdpo_tune.core.trials import Rung
 from gdpo_tune.training import merging, train
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
-from tests.support.merging import LORA, PLAIN, configure, load_weights, merge, read_weights
+from tests.support.merging import LORA, PLAIN, configure, merge, read_weights
 from tests.support.training import (
     SETTINGS,
     ToyTask,
@@ -54,8 +54,9 @@ def test_trainings_and_merges_have_the_form_of_their_base(policy, trained, tmp_p
     whole = merged
     if model.lora_rank:
         assert not (merged / "config.json").exists()
-        config = configure(str(base), tmp_path / "w", chosen, model)
-        whole = run(dataclasses.replace(config, writes_whole=True))[1].checkpoint
+        whole = tmp_path / "w"
+        whole.mkdir()
+        merging.write_whole_policy(merged, whole, str(base), "", None, 1.0)
     for directory in (part, merged):
         assert json.loads((directory / tokenizer.name).read_text()).items() >= kind.items()
     for directory in (whole,) if model.lora_rank else (part, merged):
@@ -119,19 +120,6 @@ def test_a_checkpoint_is_linked_and_not_copied(policy, parts, trained, tmp_path)
     assert read_checkpoint(source) == before, "the original stays as it was"
     shutil.rmtree(linked)
     assert read_checkpoint(source) == before
-
-
-@pytest.mark.parametrize("shares", [{0: 1.0}, {0: 0.5, 1: 0.5}])
-def test_a_merge_of_adapters_may_be_written_whole(policy, parts, tmp_path, shares):
-    pytest.importorskip("peft")
-    chosen = parts(shares, LORA)
-    config = configure(policy, tmp_path / "t", chosen, LORA)
-    alone = run(config)[1]
-    whole = run(dataclasses.replace(config, directory=tmp_path / "w", writes_whole=True))[1]
-    assert (whole.validation, whole.test) == (alone.validation, alone.test)
-    assert (whole.checkpoint / ADAPTER / "adapter_model.safetensors").is_file()
-    written, found = read_weights(whole.checkpoint), load_weights(alone.checkpoint)
-    assert all(torch.equal(written[name], found[name]) for name in written)
 
 
 def test_the_adapter_of_a_candidate_is_linked(policy, parts, trained, tmp_path):

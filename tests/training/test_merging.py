@@ -22,7 +22,7 @@ from gdpo_tune.policies.adapters import hash_policy, read_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import merging
 from gdpo_tune.training.checkpoints import write_checkpoint
-from gdpo_tune.training.merging import check_parts, write_merge, write_mixture
+from gdpo_tune.training.merging import check_parts, write_merge
 from tests.support.merging import (
     LORA,
     configure,
@@ -210,31 +210,6 @@ def test_whole_policies_of_earlier_trials_merge_as_their_adapters(policy, parts,
         assert {path.name for path in directory.iterdir()} - {"README.md"} == ADAPTER_FILES
         found = load_weights(directory)
         assert all(torch.equal(found[key], expected[key]) for key in expected)
-
-
-def test_a_mixture_of_adapters_is_the_same_policy_through_peft(policy, parts, tmp_path):
-    peft = pytest.importorskip("peft")
-    chosen = parts({0: 0.3, 1: 0.7}, LORA)
-    directory = tmp_path / "mixture"
-    directory.mkdir()
-    write_mixture(chosen, directory)
-    mixture = json.loads((directory / "mixture.json").read_text())
-    names, shares = [e["adapter"] for e in mixture], [e["weight"] for e in mixture]
-    assert shares == [0.3, 0.7]
-    model = load_policy(policy)[0]
-    mixed = peft.PeftModel.from_pretrained(model, str(directory / names[0]), names[0])
-    mixed.load_adapter(str(directory / names[1]), names[1])
-    mixed.add_weighted_adapter(names, shares, "mixed", combination_type="cat")
-    mixed.set_adapter("mixed")
-    theirs = mixed.merge_and_unload(adapter_names=["mixed"]).state_dict()
-    merged = read_weights(merge(chosen, tmp_path / "m", policy))
-    for name, tensor in merged.items():
-        torch.testing.assert_close(theirs[name], tensor, atol=1e-6, rtol=0)
-
-
-def test_full_weights_cannot_be_mixed_at_run_time(parts, tmp_path):
-    with pytest.raises(TrialFailure, match="has no adapter, and nothing else can be mixed"):
-        write_mixture(parts({0: 0.5, 1: 0.5}), tmp_path)
 
 
 def test_a_merge_of_adapters_can_be_merged_again(policy, parts, tmp_path):

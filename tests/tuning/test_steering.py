@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,20 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import IncidentOccurred, Outlook, RecordedRequest, SweepSteered
+from gdpo_tune.core.trials import Cost, Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import REQUESTS, leave_request, list_pending
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.spec import SweepSpec
+from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning import lifecycle
 from gdpo_tune.tuning.lifecycle import RequestInbox
-from gdpo_tune.tuning.plan import is_finished
+from gdpo_tune.tuning.plan import is_finished, is_over
+from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 from tests.support.search_driver import Driver
 from tests.support.tuning import (
     build_measurement,
+    build_outcome,
     is_asked_to_stop,
     load_code_spec,
     load_halving_spec,
@@ -184,6 +189,75 @@ def test_a_clone_differs_in_the_changes_alone(ledger: Ledger):
     driver.ask()
     source, clone = ledger.get_record(1), ledger.get_record(2)
     assert {**source.params, "learning_rate": 2e-4} == clone.params
+
+
+def end_trained(driver: Driver, name: str) -> None:
+    """End a training with a rung and a policy on disk."""
+    config = driver.in_flight[name]
+    values = {"correctness": 0.4, "format": 0.4, "length": 0.4}
+    driver.report(name, build_measurement(60, **values))
+    kept = write_checkpoint(config.directory, 60, Cost(), lambda directory: None).path
+    driver.end(name, outcome=replace(build_outcome(**values), checkpoint=kept))
+
+
+def test_a_merge_runs_next_is_tested_and_stays_whatever_it_is_worth(spec: SweepSpec):
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        while len(ledger.get_records()) < 4:
+            for name in start_all(driver):
+                end_trained(driver, name)
+        request = steer(driver, "merge", weights={"2": 0.5, "3": 0.5})
+        name = driver.ask()
+        merge = ledger.get_records()[-1]
+        assert (merge.role, merge.request) == ("merge", request.id)
+        assert merge.parts == (Part(2, 60, 0.5), Part(3, 60, 0.5))
+        assert read_planned(driver) == 2 + 3 + 1
+        parts = driver.in_flight[name].parts
+        assert [part.checkpoint for part in parts] == [
+            ledger.get_checkpoint(number, 60) for number in (2, 3)
+        ]
+        # on validation prompts it is dominated, for which a merge of the sweep's own would end
+        driver.report(name, build_measurement(0, Cost(), correctness=0, format=0, length=0))
+        assert not has_flag(ledger, merge.number)
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger)
+        assert ledger.get_record(merge.number).state == "running", "a kill does not end it"
+        for name in start_all(driver):
+            number = int(driver.in_flight[name].directory.name)
+            if number == merge.number:
+                directory = driver.in_flight[name].directory
+                kept = write_checkpoint(directory, 0, Cost(), lambda directory: None).path
+                driver.end(name, outcome=replace(build_outcome(0, 0, 0), checkpoint=kept))
+        driver.run()
+        delete_unkept_checkpoints(ledger)
+        record = ledger.get_record(merge.number)
+        assert record.state == "complete"
+        assert record.checkpoint is not None
+        assert all(ledger.get_checkpoint(part.trial, part.step).is_dir() for part in record.parts)
+
+
+def test_a_finished_sweep_runs_the_merge_alone_although_its_hours_are_spent(tmp_path: Path):
+    spec = load_code_spec(tmp_path, [*QUICK, "search.patience=2", "search.merges.budget=20"])
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=1)
+        records = ledger.get_records()
+        while not is_over(ledger.spec, records):
+            if isinstance(name := driver.ask(), str) and name != driver.searcher.FINISHED:
+                config = driver.in_flight[name]
+                if config.train:
+                    end_trained(driver, name)
+                else:
+                    driver.end(name)
+            records = ledger.get_records()
+        steer(driver, "budget", hours=1e-9)
+        trainings = [record.number for record in records if record.is_training][:2]
+        steer(driver, "merge", weights={str(number): 0.5 for number in trainings})
+        name = driver.ask()
+        assert is_over(ledger.spec, ledger.get_records()), "but for the merge"
+        driver.end(name, outcome=build_outcome(0.9, 0.9, 0.9))
+        assert len(ledger.get_records()) == len(records) + 1
+        steer(driver, "budget", hours=0)
+        assert driver.ask() == driver.searcher.FINISHED, "it plans nothing by the merge"
 
 
 def test_more_trials_run_and_fewer_end_the_search(ledger: Ledger):
