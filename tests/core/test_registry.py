@@ -16,7 +16,6 @@ def test_a_task_is_complete(name):
     assert {info.length_reward, info.partial_reward} <= {None, *info.rewards}
     assert not info.optional_rewards.keys() & info.rewards.keys()
     assert info.published_with.keys() <= info.optional_rewards.keys()
-    assert name not in registry.REMOVED_TASKS
 
 
 @pytest.mark.parametrize("name", registry.POLICIES)

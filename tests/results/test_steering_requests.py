@@ -132,7 +132,9 @@ def test_a_sweep_on_an_object_store_is_steered_where_it_runs(
     with monkeypatch.context() as running:
         running.setattr(SweepSpec, "address", "s3://bucket/sweep")
         steering._check_sweep(ledger, request)  # its process is on this machine
+    spec = ledger.spec
     ledger.close()
-    monkeypatch.setattr(SweepSpec, "address", "s3://bucket/sweep")
-    with pytest.raises(UsageError, match="s3://bucket/sweep is on an object store, and no process"):
-        steering._check_sweep(ledger, request)
+    with Ledger.open(spec, read_only=True) as closed:
+        monkeypatch.setattr(SweepSpec, "address", "s3://bucket/sweep")
+        with pytest.raises(UsageError, match="s3://bucket/sweep is on an object store, and no"):
+            steering._check_sweep(closed, request)
