@@ -293,6 +293,9 @@ def write_fronts_picture(
             axis.plot(median(shares), median(volumes), color=color, marker="o", label=name)
         for volume in ONLY_CORNERS[task]:
             axis.axhline(volume, color=style.INK, linewidth=0.6, linestyle=":")
+        found = [f[n]["hypervolume"] for f in figures if f["task"] == task for n in names]
+        low, high = min(*found, *ONLY_CORNERS[task]), max(*found, *ONLY_CORNERS[task])
+        axis.set(xlim=(0, 1.1), ylim=(0.9 * low, 1.05 * high))
         axis.set_title(f"{task}; dotted: only corners", size=10, color=style.INK)
         style_axis(axis, "completions, as a share of the budget", "hypervolume")
     handles, labels = axes[0].get_legend_handles_labels()
