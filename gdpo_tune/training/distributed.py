@@ -6,7 +6,7 @@ here at the same points of the trial.
 
 Each process holds a shard of every parameter, gradient and optimizer moment. A layer's parameters
 are gathered while it computes, in bfloat16 where the trial computes in it. What leaves the trainer
-is whole: a checkpoint has the same files whatever the number of processes, and resumes on any.
+is whole: the policy and the optimizer's state of a checkpoint are as those of a single process.
 
 Source: Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277; `torch.distributed.fsdp.fully_shard`.
 """

@@ -3,9 +3,10 @@
 In the first batch a few completions are read as the trainer reads them (in training mode) and
 plainly (each alone, unpadded, in evaluation mode). The engine is compared by what it tells: vLLM
 the log-probabilities of its samples, the fast CPU sampler those of the next token, all others the
-scores from which they draw four tokens. Then the weights are changed for a moment, because an
-engine that never gets them agrees until they have moved. Random states and results stay as they
-are. `StepJudge` compares engine and trainer in all later steps.
+scores from which they draw four tokens. Then vLLM, which has weights of its own, has to show that
+it follows: they are changed for a moment, because an engine that never gets them agrees until they
+have moved. Random states and results stay as they are. `StepJudge` compares engine and trainer in
+all later steps.
 
 Shapes: n completions of this process, C tokens of the longest one, R rows that are read, E entries
 of the vocabulary, N tokens.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -66,14 +67,10 @@ _CAUSES = {
 }
 
 
-_CAUSES_IN_VLLM = (
+_CAUSES_OF_MISSED_WEIGHTS = (
     "Likely causes: weights or adapters that never reach the engine, an adapter whose modules are "
     "under other names there, or a cache of prompts that outlives the weights\n"
     "    fix: --set rollout.engine=transformers, or another version of vLLM"
-)
-_CAUSES_IN_MODULES = (
-    "Likely cause: modules of the policy that keep copies of their weights\n"
-    "    fix: another policy, or another version of Transformers"
 )
 
 
@@ -109,7 +106,8 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
                 f"limit is {limit:g} in {precision}: the trial would "
                 f"not train the policy that it samples from. Likely causes: {causes}"
             )
-    check_following(trainer, batch, limit)
+    if trainer.use_vllm:
+        check_following(trainer, batch, limit)
 
 
 def check_engine(trainer: Any, prompts: Sequence[Sequence[int]]) -> None:
@@ -120,7 +118,6 @@ def check_engine(trainer: Any, prompts: Sequence[Sequence[int]]) -> None:
     """
     tokens, present = pad_left(prompts, trainer._tokenizer.pad_token_id)
     batch = {"prompt_ids": tokens, "prompt_mask": present}
-    batch |= {"completion_ids": tokens[:, :0], "completion_mask": present[:, :0]}
     check_following(trainer, batch, _choose_limit(trainer)[0])
 
 
@@ -146,38 +143,26 @@ class FollowingFigures:
 
 
 def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> None:
-    """Let the engine show that it follows the weights, unless an earlier trial has seen that.
+    """Let vLLM show that it follows the weights, unless an earlier trial has seen that.
 
     Raises:
         TrialFailure: it does not, in any process of the trial; it is raised in all of them.
     """
-    steps: Any = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    steps: Any = getattr(trainer.vllm_generation, "llm", None)  # a server has none
     followed: set[object] = steps.engine.followed if hasattr(steps, "engine") else set()
     weights = trainer.policy.named_parameters()
     trained = frozenset(name for name, weight in weights if weight.requires_grad)
     if trained in followed:
         return
 
-    def list_texts(part: str) -> Iterator[list[int]]:
-        for ids, mask in zip(batch[f"{part}_ids"], batch[f"{part}_mask"].bool(), strict=True):
-            yield ids[mask].tolist()
-
-    texts = zip(list_texts("prompt"), list_texts("completion"), strict=True)
-    pairs = sorted(((a, b[:_TOKENS]) for a, b in texts), key=lambda pair: len(pair[0]))
-    pairs = pairs[:: max(1, len(pairs) - 1)]  # a short prompt and a long one
+    rows = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
+    prompts: list[list[int]] = sorted((ids[mask].tolist() for ids, mask in rows), key=len)
+    prompts = prompts[:: max(1, len(prompts) - 1)]  # a short one and a long one
     devices = [trainer.policy.device] if trainer.policy.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        if trainer.use_vllm:
-            figures = measure_following(trainer, [prompt for prompt, _ in pairs], _TOKENS)
-        else:
-            alone = {k: v for k, v in batch.items() if k != "sampling_per_token_logps"}
-            training = trainer.policy.training
-            with change_weights(trainer, pairs) as moved:
-                apart = _compare(trainer, alone)["engine"]
-                trainer.policy.train(training)
-            figures = FollowingFigures(0.0, apart, apart, 0.0, moved)
+        figures = measure_following(trainer, prompts, _TOKENS)
     parts = distributed.gather(figures)
-    names = ("changed", "cached", "restored") if trainer.use_vllm else ("changed",)
+    names = ("changed", "cached", "restored")
     gaps = {name: max((getattr(part, name) for part in parts), key=_rank_gap) for name in names}
     apart = max(gaps.values(), key=_rank_gap)
     missed = min(part.missed for part in parts)
@@ -190,7 +175,7 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
         f"token from the policy, by {missed:.3g} from the one before, and the limit is "
         f"{limit:.3g}: it would sample from another policy than the one in training "
         f"({', '.join(f'{name} {gap:.3g}' for name, gap in gaps.items())}). "
-        + (_CAUSES_IN_VLLM if trainer.use_vllm else _CAUSES_IN_MODULES)
+        f"{_CAUSES_OF_MISSED_WEIGHTS}"
     )
 
 

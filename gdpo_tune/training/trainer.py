@@ -45,15 +45,15 @@ from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.prompt_selection import PromptSelection
 from gdpo_tune.training.self_check import StepJudge
 from gdpo_tune.training.training_state import (
+    check_process_count,
     compute_eagerly,
     is_8bit,
-    load_optimizer,
-    load_random_state,
+    load_sharded_optimizer,
 )
 
 
 class ResumableTrainer(Trainer):
-    """Trainer whose checkpoints do not depend on the number of processes, and that refuses NaN."""
+    """Trainer whose checkpoints are whole, also of a divided policy, and that refuses NaN."""
 
     @property
     def policy(self) -> Any:
@@ -109,20 +109,21 @@ class ResumableTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not (self.is_fsdp_enabled or is_8bit(self.optimizer)):
+        """Load what Transformers does not: a whole state for a divided policy."""
+        if checkpoint is None or not self.is_fsdp_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         directory = Path(checkpoint)
         options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
         moments = torch.load(directory / OPTIMIZER_FILE, mmap=True, **options)
-        load_optimizer(self.optimizer, moments)
+        load_sharded_optimizer(self.optimizer, moments)
         scheduler: Any = self.lr_scheduler
         scheduler.load_state_dict(torch.load(directory / SCHEDULER_FILE, **options))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restore every random state of this process; Transformers restores one GPU alone."""
         if checkpoint is not None:
-            load_random_state(Path(checkpoint), self.args.seed)
+            check_process_count(Path(checkpoint))
+        super()._load_rng_state(checkpoint)
 
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
         """Compute the loss and refuse NaN and inf."""

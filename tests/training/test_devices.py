@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ from gdpo_tune.core.system import RENDEZVOUS, clear_rendezvous
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.training import devices, distributed, rollout, trl_arguments
 from gdpo_tune.training.training_state import (
-    load_random_state,
+    check_process_count,
     read_random_state,
     save_random_states,
 )
@@ -98,57 +96,24 @@ def test_the_cpu_sampler_is_not_chosen_where_a_gpu_trains(tmp_path, monkeypatch)
 # Random states
 
 
-@pytest.fixture
-def two_gpus(cuda):
-    """Two pretended GPUs: device -> state."""
-    states = {device: torch.tensor([device, 7], dtype=torch.uint8) for device in range(2)}
-
-    def set_state(state, device=0):
-        states[device] = state
-
-    cuda.setattr(torch.cuda, "device_count", lambda: 2)
-    cuda.setattr(torch.cuda.random, "get_rng_state_all", lambda: list(states.values()))
-    cuda.setattr(torch.cuda.random, "set_rng_state", set_state)
-    return states
+@pytest.mark.parametrize(("processes", "expected"), [(1, torch.Tensor), (4, list)])
+def test_a_process_keeps_the_state_of_its_gpu_as_transformers_reads_it(cuda, processes, expected):
+    state = torch.tensor([1, 7], dtype=torch.uint8)
+    cuda.setattr(torch.cuda.random, "get_rng_state", lambda: state)
+    cuda.setattr(torch.cuda.random, "get_rng_state_all", lambda: [state, state])
+    cuda.setattr(distributed, "count_processes", lambda: processes)
+    assert isinstance(read_random_state()["cuda"], expected)
 
 
-def test_the_state_of_every_gpu_is_saved_and_restored(two_gpus, tmp_path):
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    saved = dict(two_gpus)
-    save_random_states([read_random_state()], tmp_path)
-    expected = random.random(), np.random.random(), torch.rand(1).item()
-    for device in two_gpus:
-        two_gpus[device] = torch.zeros(2, dtype=torch.uint8)
-    load_random_state(tmp_path, 0)
-    assert all(torch.equal(two_gpus[device], saved[device]) for device in saved)
-    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected
-
-
-def test_each_process_has_its_own_state(tmp_path, monkeypatch):
-    states = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        states.append(read_random_state())
-    save_random_states(states, tmp_path)
+@pytest.mark.parametrize("written", [1, 4])
+def test_another_number_of_processes_is_refused(tmp_path, monkeypatch, written):
+    save_random_states([read_random_state()] * written, tmp_path)
+    monkeypatch.setattr(distributed, "count_processes", lambda: written)
+    check_process_count(tmp_path)
     monkeypatch.setattr(distributed, "count_processes", lambda: 2)
-    monkeypatch.setattr(distributed, "get_rank", lambda: 1)
-    load_random_state(tmp_path, 0)
-    assert torch.equal(torch.random.get_rng_state(), states[1]["cpu"])
-    monkeypatch.setattr(distributed, "count_processes", lambda: 1)
-
-
-def test_another_number_of_processes_draws_anew(tmp_path, monkeypatch):
-    save_random_states([read_random_state()] * 4, tmp_path)
-    drawn = []
-    for processes, rank, seed in ((1, 0, 0), (2, 0, 0), (2, 1, 0), (2, 1, 1), (2, 1, 1)):
-        monkeypatch.setattr(distributed, "count_processes", lambda count=processes: count)
-        monkeypatch.setattr(distributed, "get_rank", lambda number=rank: number)
-        load_random_state(tmp_path, seed)
-        drawn.append((torch.rand(1).item(), np.random.random(), random.random()))
-    assert len(set(drawn)) == 4
-    assert drawn[-1] == drawn[-2], "the same after each restart"
+    message = rf"resources.workers = 2: .*by {written} proc(.|\n)*--set resources.workers={written}"
+    with pytest.raises(ResourcesError, match=message):
+        check_process_count(tmp_path)
 
 
 # Rendezvous
