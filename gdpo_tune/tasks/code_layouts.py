@@ -315,7 +315,6 @@ def convert_humaneval(row: Row) -> Problem:
         owner = classes[-1] if classes else ""
     if "def check(" not in test:
         raise RowError("test", "does not define check(candidate)")
-    check = check_assert(f"{test}\ncheck({owner + '().' if owner else ''}{name})", "test")
     request = f"Complete this function.\n{prompt.rstrip()}\n"
     try:
         _parse(prompt, "prompt")
@@ -323,6 +322,8 @@ def convert_humaneval(row: Row) -> Problem:
         # A head without a docstring is no Python until its function has a body.
         indent = re.search(rf"^[ \t]*(?=(?:async )?def {name}\()", prompt, re.MULTILINE)
         prompt = f"{prompt.rstrip()}\n{indent[0] if indent else ''}    pass\n"
+    check = f"{test}\ncheck({owner + '().' if owner else ''}{name})"
+    check = check_assert(check, "test", prompt, name)
     return build_code_problem(request, "humaneval", function=name, head=prompt, asserts=[check])
 
 
@@ -369,7 +370,7 @@ def _convert_mbpp(row: Row, column: str, setup: str, setup_column: str) -> Probl
     example = f"The function must pass this test:\n{tests[0].strip()}\n"
     request = f"{get_text(row, column).strip()}\n{example}"
     setup = f"{setup.strip()}\n" if setup.strip() else ""
-    asserts = [check_assert(setup + test, setup_column) for test in tests]
+    asserts = [check_assert(setup + test, setup_column, function=function) for test in tests]
     return build_code_problem(request, "mbpp", function=function, asserts=asserts)
 
 

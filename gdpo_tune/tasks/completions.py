@@ -129,12 +129,13 @@ def _build_stated_problem(task: str, data: DataSettings, line: Mapping[str, Any]
         raise RowError("streams", "not pairs of input and expected output")
     if bool(asserts) == bool(pairs):
         raise RowError("asserts", "the task code needs asserts, or streams, and not both")
+    function, head = get_optional_text(stated, "function"), get_optional_text(stated, "head")
     return build_code_problem(
         prompt,
         "stated",
-        function=get_optional_text(stated, "function"),
-        head=get_optional_text(stated, "head"),
+        function=function,
+        head=head,
         tail=get_optional_text(stated, "tail"),
-        asserts=[check_assert(each, "asserts") for each in asserts],
+        asserts=[check_assert(each, "asserts", head, function) for each in asserts],
         streams=check_streams([pair[0] for pair in pairs], [pair[1] for pair in pairs], "streams"),
     )

@@ -19,11 +19,12 @@ candidate's limits, unless `seconds` gives each its own.
 from __future__ import annotations
 
 import ast
+import builtins
 import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import lru_cache
@@ -34,7 +35,7 @@ from gdpo_tune.sandbox.jobs import read_assert
 from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.columns import RowError, require_texts
-from gdpo_tune.tasks.programs import extract_program
+from gdpo_tune.tasks.programs import extract_program, list_bound_names, list_missing_names
 
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import SandboxSettings
@@ -91,17 +92,76 @@ def build_code_problem(
     return Problem(prompt, family, data)
 
 
-def check_assert(source: str, column: str) -> str:
-    """Return a test that the sandbox can run.
+def check_assert(source: str, column: str, head: str = "", function: str = "") -> str:
+    """Return a test that the sandbox can run, with what it uses of `head` above it.
+
+    Imports and functions of the head then run beside the test, where the program that defines
+    `function` cannot replace them. What needs a class of the head, or names that `import *` gives,
+    stays with the program: such a function may make arguments, and nothing else.
 
     Raises:
-        RowError: it is not Python, or nothing in it can fail.
+        RowError: it is not Python, or nothing in it can fail; it calls another `function` than the
+            program's; or the program could replace a function of the head that decides it.
     """
     try:
-        read_assert(source)
+        is_call = read_assert(source) is not None
     except ValueError as error:
         raise RowError(column, str(error).partition("\n")[0]) from error
-    return source
+    own = {name for node in ast.parse(source).body for name in list_bound_names(node)}
+    if function in own or (hasattr(builtins, function) and not is_call):
+        raise RowError(column, f"{function} is the test's or Python's, and not the program's")
+    return _join_head(source, column, head, function) if head else source
+
+
+def _join_head(source: str, column: str, head: str, function: str) -> str:
+    try:
+        statements = ast.parse(head).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source  # nor can a program run below it
+    test = ast.parse(source)
+    providers = {name: node for node in statements for name in list_bound_names(node)}
+    used = providers.keys() & list_missing_names(test) - {function}
+    callers = {node.arg for node in ast.walk(test) if isinstance(node, ast.arg)} | {function}
+    deciding = list_missing_names(_WithoutInputs(callers).visit(ast.parse(source)))
+    taken: set[ast.stmt] = set()
+    for name in sorted(used):
+        needed = _find_needed(name, providers)
+        bound = {each for node in needed for each in list_bound_names(node)}
+        missing = {each for node in needed for each in list_missing_names(node)} - bound
+        has_class = any(isinstance(node, ast.ClassDef) for node in needed)
+        if not missing and not has_class and function not in bound:
+            taken |= needed
+        elif name in deciding and isinstance(providers[name], ast.FunctionDef):
+            raise RowError(column, f"a program could replace {name}, which decides this test")
+    parts = [ast.unparse(node) for node in statements if node in taken]
+    return "\n".join([*parts, source])
+
+
+def _find_needed(name: str, providers: Mapping[str, ast.stmt]) -> set[ast.stmt]:
+    """Return the statements of a module that a name of it needs, its own included."""
+    needed: set[ast.stmt] = set()
+    waiting = {name}
+    while waiting:
+        node = providers.get(waiting.pop())
+        if node is not None and node not in needed:
+            needed.add(node)
+            waiting |= list_missing_names(node)
+    return needed
+
+
+class _WithoutInputs(ast.NodeTransformer):
+    """Removes the arguments of calls of the tested function, by its name or a parameter's."""
+
+    def __init__(self, callers: Collection[str]) -> None:
+        self._callers = callers
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Return what is called in place of such a call."""
+        match node.func:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in self._callers:
+                return self.generic_visit(node.func)
+            case _:
+                return self.generic_visit(node)
 
 
 def check_streams(inputs: object, outputs: object, column: str) -> list[tuple[str, str]]:

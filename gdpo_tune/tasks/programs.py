@@ -183,11 +183,11 @@ def _join_needed(block: _Block, blocks: list[_Block]) -> str:
     """Return the block below what it needs of others: imports, definitions, constants."""
     parts: list[tuple[str, ast.stmt]] = []
     providers: dict[str, int] = {}
-    waiting = [*_list_missing_names(block.tree)]
+    waiting = [*list_missing_names(block.tree)]
     for other in (each for each in blocks if waiting and each is not block):
         lines = other.code.split("\n")
         for node in other.tree.body:
-            providers |= dict.fromkeys(_list_bound_names(node), len(parts))
+            providers |= dict.fromkeys(list_bound_names(node), len(parts))
             first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
             parts.append(("\n".join(lines[first - 1 : node.end_lineno]), node))
     waiting.append("*")
@@ -196,7 +196,7 @@ def _join_needed(block: _Block, blocks: list[_Block]) -> str:
         number = providers.get(waiting.pop())
         if number is not None and number not in taken:
             taken.add(number)
-            waiting += _list_missing_names(parts[number][1])
+            waiting += list_missing_names(parts[number][1])
     return "\n".join([*(parts[number][0] for number in sorted(taken)), block.code]).strip()
 
 
@@ -204,7 +204,7 @@ def _has_body(tree: ast.Module, function: str) -> bool:
     """Return whether a module defines the function itself, by more than an import or a stub."""
     for node in reversed(tree.body):
         for each in (*_list_methods(node)[::-1], node):
-            if function in _list_bound_names(each) and not isinstance(each, _IMPORTS):
+            if function in list_bound_names(each) and not isinstance(each, _IMPORTS):
                 body = each.body if isinstance(each, _FUNCTIONS) else []
                 return not body or not all(
                     isinstance(line, ast.Pass | ast.Raise)
@@ -219,14 +219,16 @@ def _list_methods(node: ast.stmt) -> list[ast.FunctionDef | ast.AsyncFunctionDef
     return [each for each in body if isinstance(each, _FUNCTIONS)]
 
 
-def _list_bound_names(node: ast.stmt) -> set[str]:
+def list_bound_names(node: ast.stmt) -> set[str]:
+    """Return the names that a statement of a module gives it; `*` for all of another's."""
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         return {node.name}
     kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
     return _read_names(node)[1] if isinstance(node, kinds) else set()
 
 
-def _list_missing_names(tree: ast.AST) -> set[str]:
+def list_missing_names(tree: ast.AST) -> set[str]:
+    """Return the names that are read and nowhere bound, without Python's own."""
     read, bound = _read_names(tree)
     return read - bound - set(dir(builtins))
 
@@ -253,7 +255,7 @@ def _is_program(tree: ast.Module, function: str) -> bool:
     """Return whether this defines the function, or else more than printed values."""
     if function:
         nodes = [each for node in tree.body for each in (node, *_list_methods(node))]
-        return any(function in _list_bound_names(node) for node in nodes)
+        return any(function in list_bound_names(node) for node in nodes)
     kinds = (ast.Call, ast.Import, ast.ImportFrom, ast.ClassDef, *_FUNCTIONS)
     return any(isinstance(node, kinds) for node in ast.walk(tree))
 

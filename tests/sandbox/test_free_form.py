@@ -102,6 +102,34 @@ def f(x):
     assert result.status == "violation"
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "for got, want in zip(map(f, [1, 2]), [17.25, 34.5]):\n    assert got == want",
+        "assert all(map(lambda case: f(case[0]) == case[1], [(1, 17.25)]))",
+        "assert all(map(lambda want: A().n == want, [17.25]))",
+        "for got in iter(lambda: f(1), None):\n    assert got == 17.25",
+        "assert not list(A())",
+    ],
+)
+def test_an_exception_of_a_call_ends_no_loop_of_a_test(sandbox, test):
+    code = """
+def f(x): raise StopIteration
+class A:
+    n = property(f)
+    __iter__ = f
+"""
+    assert verdict(sandbox, code, test) == "error"
+
+
+@pytest.mark.parametrize("copy", ["copy", "deepcopy"])
+def test_an_object_that_stays_there_has_no_copy(sandbox, copy):
+    # A test that compares an object with its copy would compare it with itself.
+    code = "class A: n = 1\ndef f(a): a.n = 2"
+    test = f"import copy\na = A()\nbefore = copy.{copy}(a)\nf(a)\nassert a.n == before.n"
+    assert verdict(sandbox, code, test) == "error"
+
+
 ITEMS = {
     "generator": "for i in range(n): yield i",
     "iterator": "return iter(range(n))",

@@ -195,6 +195,73 @@ def test_the_entry_of_humaneval_may_be_a_method(judge, head, entry):
         assert judge(problem, "        return sum(xs)") == "passed"
 
 
+POLYNOMIAL = """import math
+
+
+def poly(xs: list, x: float):
+    return sum([c * math.pow(x, i) for i, c in enumerate(xs)])
+
+
+def find_zero(xs: list):
+    ''' Find x where poly(xs, x) is 0. '''
+"""
+CHECK_ZERO = """
+def check(candidate):
+    for xs in ([1, 2], [-6, 3]):
+        assert math.fabs(poly(xs, candidate(xs))) < 1e-4
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("    return -xs[0] / xs[1]", "passed"),
+        (f"{POLYNOMIAL}    return -xs[0] / xs[1]", "passed"),
+        ("    return 1.0", "failed"),
+        ("def poly(*a): return 0\ndef find_zero(xs): return 1.0", "failed"),
+        ("    poly.__code__ = (lambda *a: 0).__code__\n    return 1.0", "failed"),
+    ],
+)
+def test_a_program_cannot_replace_what_the_prompt_gives_to_its_test(judge, program, status):
+    """HumanEval 32, 38 and 50 judge a result by a function of the prompt."""
+    row = {"prompt": POLYNOMIAL, "entry_point": "find_zero", "test": CHECK_ZERO}
+    assert judge(describe_layout("humaneval").convert(row), program) == status
+
+
+LINKED = """
+class Node:
+    def __init__(self, value, next=None): self.value, self.next = value, next
+def link(values): return Node(values[0], link(values[1:])) if values else None
+def is_same(a, b): return a == b or (a.value == b.value and is_same(a.next, b.next))
+"""
+LENGTH = "class Solution:\n    def f(self, node): return 1 + self.f(node.next) if node else 0"
+
+
+def test_a_function_with_a_class_makes_arguments_alone(judge):
+    convert = describe_layout("humaneval").convert
+    row = {"prompt": LINKED, "entry_point": "Solution().f"}
+    test = "def check(candidate):\n    assert candidate(node=link([1, 2])) == 2"
+    assert judge(convert({**row, "test": test}), LENGTH) == "passed"
+    assert judge(convert({**row, "test": test}), LENGTH.replace("1 +", "2 +")) == "failed"
+    test = "def check(candidate):\n    assert is_same(candidate(link([1, 2])), link([2, 1]))"
+    with pytest.raises(RowError, match="could replace link, which decides this test"):
+        convert({**row, "test": test})
+    head = "from math import *\ndef size(x, y): return sqrt(x * x + y * y)\n"
+    test = "def check(candidate):\n    assert size(*candidate(5)) == 5"
+    with pytest.raises(RowError, match="could replace size"):
+        convert({"prompt": head, "entry_point": "Solution().f", "test": test})
+
+
+def test_a_test_calls_the_function_of_the_program():
+    layout = describe_layout("humaneval")
+    row = {"prompt": "def pow(x, n):\n    ' p '\n", "entry_point": "pow", "test": CHECK}
+    with pytest.raises(RowError, match="pow is the test's or Python's"):
+        layout.convert(row)
+    row = {"prompt": "def f(x):\n    ' p '\n", "entry_point": "f", "test": f"{CHECK}def f(x): pass"}
+    with pytest.raises(RowError, match="f is the test's or Python's"):
+        layout.convert(row)
+
+
 TREE = "class Node:\n    def __init__(self, value):\n        self.value, self.left = value, None\n"
 MBPP = [
     (TREE + "def f(n): return 1 + f(n.left) if n else 0", "", "assert f(root) == 2", True),
