@@ -39,6 +39,8 @@ from typing import Any
 import numpy as np
 from harness import call_apart, run
 
+from gdpo_tune.core.trial_files import append_step
+from gdpo_tune.core.trials import Cost, Measurement
 from tests.support.mlflow_servers import MlflowServer
 
 LIMIT_MS = 5.0
@@ -102,7 +104,9 @@ def _send(
     ):
         for step in range(1, load.steps + 1):
             for trial in range(load.trials):
-                call(sender.report, trial, step, values)
+                measurement = Measurement(step, values, Cost(step, 1.0, 1.0), time=time.time())
+                append_step(directory / str(trial), measurement)  # as its process does
+                call(sender.report, trial, measurement)
                 time.sleep(load.period)
             progress(step / load.steps)
     for trial in range(load.trials):
@@ -195,24 +199,24 @@ class Ours:
         while self._sink.get_state().pending:
             time.sleep(0.1)
         self._records: list[Any] = []
+        self._directory = directory
 
     def start(self, trial: int) -> None:
         from gdpo_tune.core.events import TrialStarted
 
-        self._records.append(_build_record(trial))
+        self._records.append(_build_record(trial, self._directory))
         self._sink(TrialStarted(self._records[trial]))
 
-    def report(self, trial: int, step: int, values: dict[str, float]) -> None:
+    def report(self, trial: int, measurement: Measurement) -> None:
         """Record a result of a trial."""
         from gdpo_tune.core.events import TrialProgress
-        from gdpo_tune.core.trials import Cost, Measurement
 
-        self._sink(TrialProgress(trial, Measurement(step, values, Cost(step, 1.0, 1.0))))
+        self._sink(TrialProgress(trial, measurement))
 
     def end(self, trial: int) -> None:
         from gdpo_tune.core.events import TrialFinished
 
-        self._records[trial] = _build_record(trial, ended=True)
+        self._records[trial] = _build_record(trial, self._directory, ended=True)
         self._sink(TrialFinished(self._records[trial]))
 
     def close(self) -> None:
@@ -225,14 +229,15 @@ class Ours:
             raise SystemExit(problem)
 
 
-def _build_record(number: int, *, ended: bool = False) -> Any:
-    from gdpo_tune.core.trials import Cost, Estimate, TrialRecord
+def _build_record(number: int, directory: Path, *, ended: bool = False) -> Any:
+    from gdpo_tune.core.trials import Estimate, TrialRecord
 
     draw = np.random.default_rng(number)
     test = {name: Estimate(float(draw.random()), 0.02) for name in ("correctness", "length")}
     done = {"test": test, "validation": test, "feasible": True, "finished": time.time()}
     return TrialRecord(
         number=number,
+        directory=directory / str(number),
         role="search",
         state="complete" if ended else "running",
         params={"normalization": "gdpo", "learning_rate": 1e-4 + number},
@@ -261,12 +266,12 @@ class Client:
         run = self._client.create_run(self._experiment, run_name=f"trial-{trial}")
         self._runs.append(run.info.run_id)
 
-    def report(self, trial: int, step: int, values: dict[str, float]) -> None:
+    def report(self, trial: int, measurement: Measurement) -> None:
         """Record a result of a trial."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, step) for name, value in values.items()]
+        now, step = int(time.time() * 1000), measurement.step
+        metrics = [Metric(name, value, now, step) for name, value in measurement.metrics.items()]
         done = self._client.log_batch(self._runs[trial], metrics, synchronous=self._synchronous)
         if done is not None:
             self._operations.append(done)
@@ -302,10 +307,10 @@ class Callback:
         self._trials.append(Trial("tracked", config=config, stub=True, trial_id=f"{trial:08d}"))
         self._callback.log_trial_start(self._trials[trial])
 
-    def report(self, trial: int, step: int, values: dict[str, float]) -> None:
+    def report(self, trial: int, measurement: Measurement) -> None:
         """Record a result of a trial."""
-        result = {**values, "training_iteration": step}
-        self._callback.log_trial_result(step, self._trials[trial], result)
+        result = {**measurement.metrics, "training_iteration": measurement.step}
+        self._callback.log_trial_result(measurement.step, self._trials[trial], result)
 
     def end(self, trial: int) -> None:
         self._callback.log_trial_end(self._trials[trial])

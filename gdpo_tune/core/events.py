@@ -5,7 +5,7 @@ A listener never blocks the sweep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -165,8 +165,6 @@ class TrialProgress:
 
     number: int
     measurement: Measurement
-    earlier: Sequence[Measurement] = ()
-    """Measurements before it that were held back, by step; none has validation metrics."""
 
 
 @dataclass(frozen=True)
@@ -229,11 +227,11 @@ class TrackingState:
     """Progress of sending updates to the tracking server."""
 
     kind: Literal["up to date", "catching up", "away"]
-    """`catching up`: more messages wait than one batch holds, or than came since it was away."""
+    """`catching up`: the server answers again, and does not have everything yet."""
     pending: int
-    """Messages that are not delivered yet."""
+    """Runs of the server that may differ from the sweep, and events that were not read yet."""
     problem: str
-    """Why no message can be delivered; empty unless `away`."""
+    """Why nothing can be sent; empty unless `away`."""
 
     def __str__(self) -> str:
         if self.kind == "up to date":

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,25 +96,6 @@ def append_step(directory: Path, measurement: Measurement) -> None:
 def read_steps(directory: Path) -> list[Measurement]:
     """Return the measurements that no later line supersedes, by step; [] without a file."""
     return StepsReader(directory).read()
-
-
-def read_first_steps(directory: Path) -> list[Measurement]:
-    """Return the first measurement of each step, by step; [] without a file.
-
-    Unlike the latest one, it never changes.
-    """
-    with suppress(FileNotFoundError), (directory / STEPS_FILE).open("rb") as file:
-        return parse_first_steps(file)
-    return []
-
-
-def parse_first_steps(lines: Iterable[bytes]) -> list[Measurement]:
-    """Return the first measurement of each step in the lines of a file, by step."""
-    steps: list[Measurement] = []
-    for measurement in map(_parse_line, lines):
-        if measurement is not None and (not steps or measurement.step > steps[-1].step):
-            steps.append(measurement)
-    return steps
 
 
 class StepsReader:

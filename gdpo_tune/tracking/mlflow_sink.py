@@ -1,14 +1,9 @@
 """The listener that keeps MLflow in step with a sweep, without ever delaying the sweep.
 
-The driver only puts events on a queue. One thread folds them into what MLflow should show, reads
-once what it does show, and writes the difference. The ledger and the trials' files hold everything,
-so the next start, or `sync`, sends what is missing.
-
-Everything is stored exactly once, because
-- of a step that a trial repeats, the first line of its file counts,
-- the time of a point comes from that file, so a request that is repeated changes nothing,
-- the tag `state` is written after all points, so a trial that MLflow shows as ended lacks none,
-- runs are found by the random id of their ledger.
+The driver only puts events on a queue. One thread compares, every few seconds, the content that
+MLflow should have with what it has, and writes the difference. After an error it connects again and
+compares everything. The ledger and the trials' files hold everything, so the next start, or `sync`,
+sends what is missing.
 """
 
 from __future__ import annotations
@@ -24,32 +19,25 @@ from gdpo_tune.core.errors import StoreError, StoreUnreachableError
 from gdpo_tune.core.events import Event, SweepFinished, SweepStarted, TrackingState
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.tracking.mlflow_store import MlflowStore, SweepIdentity
-from gdpo_tune.tracking.projection import Projection
+from gdpo_tune.tracking.desired_runs import DesiredRuns
+from gdpo_tune.tracking.mlflow_store import MlflowStore
 from gdpo_tune.tracking.run_content import SWEEP
 from gdpo_tune.tracking.server import (
     ContentRefused,
     ServerUnavailable,
     check_server,
-    make_absolute,
     set_environment,
 )
 from gdpo_tune.tracking.views import build_experiment_tags
 
-INTERVAL = 5.0
-"""Seconds between two comparisons: many small updates of a trial become one request."""
-FIRST_DELAY, MAX_DELAY = 0.5, 30.0
-CLOSING_DELAY = 0.5
-"""Seconds between attempts while the process waits to end."""
+INTERVAL, CLOSING_INTERVAL = 5.0, 0.5
+"""Seconds between two comparisons, and while the process waits to end."""
 CLOSING_SECONDS = 10.0
-LEFTOVER = "some files or registered models could not be stored, everything else is there"
-PATIENCE = 10.0
-"""Seconds after which `sync` gives up on a server that takes nothing."""
 POLL_SECONDS, PRINT_SECONDS = 0.5, 5.0
 
 
 class MlflowTracker:
-    """Projects a sweep into MLflow: a run for the sweep, a nested run per trial, and the front.
+    """Shows a sweep in MLflow: a run for the sweep, a nested run per trial, and the front.
 
     Use it as a context manager. Nothing is opened before `SweepStarted`.
     """
@@ -57,16 +45,16 @@ class MlflowTracker:
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
         self._events: SimpleQueue[Event | None] = SimpleQueue()
-        self._projection = Projection(spec)
+        self._desired = DesiredRuns(spec)
         self._store: MlflowStore | None = None
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._wake, self._is_closing = threading.Event(), False
         self._deadline = float("inf")
         self._problem = ""
-        """Why the last attempt failed; empty if it did not."""
-        self._is_clean = self._had_failure = False
+        """Why the last attempt failed; empty once the server has answered again."""
+        self._is_behind = self._had_failure = False
         self._files: dict[str, dict[str, str | Path]] = {}
-        """Key of a run -> its files, until they are stored."""
+        """Key of a run -> its files, until they are stored: their store may be away alone."""
         self._refused: dict[str, str] = {}
         """Key of a run -> why the server refuses what it should show."""
 
@@ -83,9 +71,7 @@ class MlflowTracker:
         self._events.put(event)
         if isinstance(event, SweepStarted):
             set_environment()
-            spec, experiment = self._spec, self._spec.tracking.experiment or self._spec.name
-            marks = (spec.name, spec.compute_identity(), experiment, event.sweep_id)
-            self._store = MlflowStore(make_absolute(spec.tracking.uri), SweepIdentity(*marks))
+            self._store = MlflowStore(self._spec, event.sweep_id)
             self._thread.start()
         elif isinstance(event, SweepFinished):
             self._wake.set()
@@ -101,8 +87,7 @@ class MlflowTracker:
         pending, problem = self._count_pending(), self._explain_pending()
         if problem:
             return TrackingState("away", pending, problem)
-        is_behind = self._had_failure and not self._is_clean
-        return TrackingState("catching up" if is_behind else "up to date", pending, "")
+        return TrackingState("catching up" if self._is_behind else "up to date", pending, "")
 
     def get_front_link(self) -> str:
         """Return the address of the front in MLflow, relative for a database; may be empty."""
@@ -133,26 +118,20 @@ class MlflowTracker:
         return "; ".join(warnings)
 
     def _count_pending(self) -> int:
-        return self._events.qsize() + len(self._projection.changed) + len(self._files)
+        return self._events.qsize() + len(self._desired.changed.keys() | self._files)
 
     def _explain_pending(self) -> str:
-        has_crashed = not self._thread.is_alive() and not self._is_clean and not self._problem
-        if has_crashed and time.monotonic() <= self._deadline:
+        has_crashed = not self._thread.is_alive() and time.monotonic() <= self._deadline
+        if has_crashed and self._count_pending() and not self._problem:
             return "the tracking thread crashed, see its traceback"
-        return self._problem or (LEFTOVER if self._files and self._is_clean else "")
+        return self._problem
 
     def _run(self) -> None:
         assert self._store is not None, "it starts with the sweep"
-        delay, store = FIRST_DELAY, self._store
         while True:
-            is_closing = self._is_closing
+            is_closing = self._is_closing  # read first: no event comes after it is set
             try:
-                for _ in range(self._events.qsize()):
-                    self._projection.take(self._events.get())
-                held = store.runs.get(SWEEP)
-                if is_closing and (held is None or held.status == "RUNNING"):
-                    self._projection.fail_unless_ended()
-                self._compare(store, is_closing=is_closing)
+                self._send(self._store, is_closing=is_closing)
             except (
                 ServerUnavailable,
                 ContentRefused,
@@ -160,63 +139,62 @@ class MlflowTracker:
                 StoreError,
                 StoreUnreachableError,
             ) as error:
-                self._problem, self._had_failure = str(error), True
-                store.reset()
-                pause, delay = delay, min(2 * delay, MAX_DELAY)
-            else:
-                self._problem, pause, delay = "", INTERVAL, FIRST_DELAY
-            # A sweep that has no news does not wait for a server that is away.
-            gives_up = self._problem and not self._projection.has_started_trial
-            is_done = self._is_clean and not self._files and self._events.empty()
-            if is_closing and (is_done or gives_up or time.monotonic() > self._deadline):
-                return
-            if is_closing:
-                time.sleep(CLOSING_DELAY)
-            elif self._wake.wait(pause):
+                self._problem, self._is_behind, self._had_failure = str(error), True, True
+                self._store.reset()
+            if not is_closing:
+                self._wake.wait(INTERVAL)
                 self._wake.clear()
+            elif self._count_pending() and time.monotonic() < self._deadline:
+                time.sleep(CLOSING_INTERVAL)
+            else:
+                return
 
-    def _compare(self, store: MlflowStore, *, is_closing: bool) -> None:
+    def _send(self, store: MlflowStore, *, is_closing: bool) -> None:
         """Write what MLflow lacks: the sweep's run first, then trials, then files."""
-        projection = self._projection
-        self._is_clean = False
+        desired = self._desired
+        for _ in range(self._events.qsize()):
+            desired.take(self._events.get())
         if site := store.connect():
-            projection.touch_all()
+            desired.mark_all()
             start = store.runs[SWEEP].start
-            store.tag_experiment(build_experiment_tags(projection.spec, site, start))
+            store.tag_experiment(build_experiment_tags(desired.spec, site, start))
+        self._problem = ""
         assert store.site is not None, "it is connected"
-        projection.refresh_front(store.site)
-        for key in list(projection.changed):
+        if is_closing and store.runs[SWEEP].status == "RUNNING":
+            desired.fail_unless_ended()
+        desired.refresh_front(store.site)
+        for key in list(desired.changed):
             try:
-                content = projection.build(key, store.site, store.runs.get(key))
-                store.write(store.get_run(key, content), content)
+                content = desired.build(key, store.site, store.runs.get(key))
+                store.write(key, content)
             except ContentRefused as error:
                 is_first, self._refused[key] = key not in self._refused, str(error)
                 if is_first:
                     raise  # it may come from stale knowledge of MLflow: connect again
-                projection.forget(key, is_stored=False)
+                desired.changed.pop(key)
             else:
                 self._refused.pop(key, None)
                 self._files |= {key: content.files} if content.files else {}
-                projection.forget(key, is_stored=True)
+                desired.mark_stored(key)
             if time.monotonic() > self._deadline:
                 return
-        self._store_files(store)
+        self._send_files(store)
         if is_closing and self._had_failure:
             store.delete_duplicates()
-        self._is_clean = True
 
-    def _store_files(self, store: MlflowStore) -> None:
+    def _send_files(self, store: MlflowStore) -> None:
         """Store files and versions; if their own store is away, they alone are left."""
         for key in sorted(self._files, key=lambda key: key == SWEEP):  # versions name the others
             try:
-                store.write_files(store.runs[key], self._files[key])
-                if key == SWEEP and self._projection.is_final:
-                    store.register(self._spec.name, self._projection.versions)
-            except ServerUnavailable:
+                store.write_files(key, self._files[key])
+                if key == SWEEP and self._desired.is_final:
+                    store.register(self._spec.name, self._desired.versions)
+            except (ServerUnavailable, ContentRefused) as error:
+                name = "the sweep" if key == SWEEP else f"trial {key}"
+                self._problem = f"files of {name} could not be stored: {error}"
                 return
-            except ContentRefused:
-                continue
             del self._files[key]
+        self._is_behind = False
 
 
 def sync(spec: SweepSpec) -> int:
@@ -247,17 +225,10 @@ def sync(spec: SweepSpec) -> int:
 
 
 def wait_until_sent(tracker: MlflowTracker) -> None:
-    """Wait until everything is sent, or the server has taken nothing for `PATIENCE` seconds."""
-    least, progressed, printed = sys.maxsize, time.monotonic(), time.monotonic()
-    while (state := tracker.get_state()) is not None and state.pending:
-        now = time.monotonic()
-        if state.pending < least:
-            least, progressed = state.pending, now
-        if state.kind == "away" and now - progressed > PATIENCE:
-            return
-        if now - printed > PRINT_SECONDS:
-            # A thread that keeps up calls itself up to date while its last request is on its way.
-            left = f"MLflow: {state.pending:,} updates left"
-            print(state if state.kind == "away" else left, flush=True)
-            printed = now
+    """Wait until everything is sent, or the server fails; say how much is left meanwhile."""
+    printed = time.monotonic()
+    while (state := tracker.get_state()) is not None and state.pending and state.kind != "away":
+        if time.monotonic() - printed > PRINT_SECONDS:
+            print(f"MLflow: {state.pending:,} updates left", flush=True)
+            printed = time.monotonic()
         time.sleep(POLL_SECONDS)

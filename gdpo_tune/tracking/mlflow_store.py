@@ -1,9 +1,9 @@
-"""The runs of one sweep in MLflow: what it holds of them, and writing what it lacks.
+"""The runs of one sweep in MLflow: what they hold, and how what they lack is written.
 
-Runs are found by tag, and what they hold is read once, when a connection begins; so a database that
-was replaced, or a run that somebody deleted, is written again. A server that hangs may still carry
-out a request after the same run was requested again: of such duplicates the run with more content
-stays.
+Runs are found by tag, and what they hold is read once, when a connection begins. Every write has a
+key, so that it may be repeated: the number of a trial, the name of a tag or parameter, the name and
+step of a point. Only creating a run is not safe to repeat, because a server that hangs may still
+carry out the first request: of such duplicates the run with more content stays.
 """
 
 from __future__ import annotations
@@ -12,35 +12,23 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import NOTE, PARENT, RUN_NAME, SWEEP, RunContent
-from gdpo_tune.tracking.server import find_experiment, open_client, translate_errors
+from gdpo_tune.tracking.server import find_experiment, make_absolute, open_client, translate_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput, Run
 
-METRICS_PER_BATCH = 800
-ENTRIES_PER_BATCH = 100
-"""Params or tags; MLflow takes 1000 entries of all kinds in one request."""
+    from gdpo_tune.spec import SweepSpec
+
+METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
+"""Points, and params or tags, that MLflow takes in one request."""
 DIGESTS = "mlflow.gdpo_tune.files"
 """Tag with the digest of each file that a run has, as JSON; MLflow's page hides such tags."""
-
-
-@dataclass(frozen=True)
-class SweepIdentity:
-    """Tags that identify a sweep's runs, and their experiment."""
-
-    name: str
-    identity: str
-    """Hash of what makes the sweep this one, from the spec."""
-    experiment: str
-    sweep_id: str
-    """Of its ledger. Empty: an older version began it, and its newest run of this name is its."""
 
 
 @dataclass
@@ -72,14 +60,21 @@ class HeldRun:
 
 
 class MlflowStore:
-    """The experiment and the runs of a sweep at `uri`, an absolute one.
+    """The experiment and the runs of a sweep.
 
     Every method raises `ServerUnavailable` or `ContentRefused`; after either call `reset`.
     """
 
-    def __init__(self, uri: str, identity: SweepIdentity) -> None:
-        self._uri = uri
-        self._identity = identity
+    def __init__(self, spec: SweepSpec, sweep_id: str) -> None:
+        self._uri = make_absolute(spec.tracking.uri)
+        self._experiment_name = spec.tracking.experiment or spec.name
+        self._tags = {
+            "sweep": spec.name,
+            "identity": spec.compute_identity(),
+            "sweep_id": sweep_id,  # random, of the ledger
+            "role": SWEEP,
+        }
+        """Tags by which the sweep's run is found."""
         self._client: MlflowClient | None = None
         self._experiment = ""
         self.runs: dict[str, HeldRun] = {}
@@ -103,18 +98,75 @@ class MlflowStore:
             return None
         with translate_errors():
             client = open_client(self._uri)
-            self._experiment = find_experiment(client, self._uri, self._identity.experiment)
-            self.runs = find_runs(client, self._experiment, self._identity)
+            self._experiment = find_experiment(client, self._uri, self._experiment_name)
+            self.runs = self._find_runs(client)
             if SWEEP not in self.runs:
-                marks = {**vars(self._identity), "role": SWEEP, "sweep": self._identity.name}
-                tags = {key: marks[key] for key in ("sweep", "identity", "sweep_id", "role")}
-                run = client.create_run(self._experiment, tags=tags, run_name=tags["sweep"])
+                name = self._tags["sweep"]
+                run = client.create_run(self._experiment, tags=self._tags, run_name=name)
                 self.runs[SWEEP] = HeldRun.read(run)
             self.site = views.Site(self._uri, self._experiment, self.runs[SWEEP].id)
             self._client = client
         return self.site
 
-    def get_run(self, key: str, content: RunContent) -> HeldRun:
+    def _find_runs(self, client: MlflowClient) -> dict[str, HeldRun]:
+        """Return `SWEEP` or a trial's number -> its run; duplicates are deleted."""
+
+        def keep_one(runs: Iterable[HeldRun]) -> HeldRun:
+            kept, *others = sorted(runs, key=lambda run: (-run.size, run.id))
+            for run in others:
+                client.delete_run(run.id)
+            return kept
+
+        query = f"tags.role = '{SWEEP}' AND tags.identity = '{self._tags['identity']}'"
+        found = _search(client, self._experiment, query)
+        ours = [run for run in found if self._tags.items() <= run.tags.items()]
+        if not ours:
+            return {}
+        runs = {SWEEP: keep_one(ours)}
+        trials: dict[str, list[HeldRun]] = {}
+        for run in _search(client, self._experiment, f"tags.`{PARENT}` = '{runs[SWEEP].id}'"):
+            if "trial" in run.tags:  # people may nest other runs under a sweep's: those stay
+                trials.setdefault(run.tags["trial"], []).append(run)
+        return runs | {trial: keep_one(found) for trial, found in trials.items()}
+
+    def delete_duplicates(self) -> None:
+        """Delete runs that failed requests created a second time."""
+        with translate_errors():
+            self._find_runs(self.client)
+
+    def write(self, key: str, content: RunContent) -> None:
+        """Write what a run lacks of its content, files aside; its tags after all points."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        run = self._get_run(key, content)
+        held = {name: step for name, (_, step) in run.metrics.items()}
+        points = [point for point in content.curves if point[3] > held.get(point[0], -1)]
+        for name, (value, when) in content.values.items():
+            if name not in run.metrics or run.metrics[name][0] != value:
+                points.append((name, value, when, 0))
+        params = {k: v for k, v in content.params.items() if k not in run.params}
+        tags = {k: v for k, v in content.tags.items() if run.tags.get(k, "") != v}
+        with translate_errors():
+            for batch in _split([Metric(*point) for point in points], METRICS_PER_BATCH):
+                self.client.log_batch(run.id, metrics=batch)
+            for batch in _split([Param(*item) for item in params.items()], ENTRIES_PER_BATCH):
+                self.client.log_batch(run.id, params=batch)
+            for batch in _split([RunTag(*item) for item in tags.items()], ENTRIES_PER_BATCH):
+                self.client.log_batch(run.id, tags=batch)
+            if content.inputs and not run.has_inputs:
+                self.client.log_inputs(run.id, build_dataset_inputs(content.inputs))
+            if content.status and content.status != run.status:
+                if content.end is None:
+                    self.client.update_run(run.id, content.status)
+                else:
+                    self.client.set_terminated(run.id, content.status, content.end)
+        run.metrics |= {name: (value, step) for name, value, _, step in points}
+        run.params |= params
+        run.tags |= tags
+        run.has_inputs |= bool(content.inputs)
+        run.status = content.status or run.status
+
+    def _get_run(self, key: str, content: RunContent) -> HeldRun:
         """Return a run; create that of a trial if it is missing.
 
         A run with other parameters is replaced: the ledger lost it in a crash, and gave its number
@@ -135,51 +187,9 @@ class MlflowStore:
                 run = self.runs[key] = HeldRun.read(created)
             return run
 
-    def write(self, run: HeldRun, content: RunContent) -> None:
-        """Write what a run lacks of its content, files aside; its tags after all points."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-
-        held = {name: step for name, (_, step) in run.metrics.items()}
-        points = [point for point in content.curves if point[3] > held.get(point[0], -1)]
-        for name, (value, when) in content.values.items():
-            if name not in run.metrics or run.metrics[name][0] != value:
-                points.append((name, value, when, 0))
-        params = {k: v for k, v in content.params.items() if k not in run.params}
-        tags = {k: v for k, v in content.tags.items() if run.tags.get(k, "") != v}
-        with translate_errors():
-            batches = zip_longest(
-                _split([Metric(*point) for point in points], METRICS_PER_BATCH),
-                _split([Param(*item) for item in params.items()], ENTRIES_PER_BATCH),
-                fillvalue=(),
-            )
-            *others, (metrics, entries) = [*batches] or [((), ())]
-            for batch in others:
-                self.client.log_batch(run.id, *batch)
-            for marks in _split([RunTag(*item) for item in tags.items()], ENTRIES_PER_BATCH):
-                self.client.log_batch(run.id, metrics, entries, marks)
-                metrics, entries = (), ()
-            if metrics or entries:
-                self.client.log_batch(run.id, metrics, entries)
-            if content.inputs and not run.has_inputs:
-                inputs: list[DatasetInput] = []
-                for entry in content.inputs:
-                    context = InputTag("mlflow.data.context", entry["context"])
-                    fields = {k: v for k, v in entry.items() if k != "context"}
-                    inputs.append(DatasetInput(Dataset(**fields), [context]))
-                self.client.log_inputs(run.id, inputs)
-                run.has_inputs = True
-            if content.status and content.status != run.status:
-                if content.end is None:
-                    self.client.update_run(run.id, content.status)
-                else:
-                    self.client.set_terminated(run.id, content.status, content.end)
-                run.status = content.status
-        run.tags |= tags
-        run.params |= params
-        run.metrics |= {name: (value, step) for name, value, _, step in points}
-
-    def write_files(self, run: HeldRun, files: Mapping[str, str | Path]) -> None:
+    def write_files(self, key: str, files: Mapping[str, str | Path]) -> None:
         """Store the files that a run lacks; one that does not exist is left out."""
+        run = self.runs[key]
         digests: dict[str, str] = json.loads(run.tags.get(DIGESTS, "{}"))
         for name, content in files.items():
             if isinstance(content, Path) and not content.exists():
@@ -215,35 +225,17 @@ class MlflowStore:
             ids = {key: run.id for key, run in self.runs.items()}
             register_versions(self.client, name, versions, ids, self.runs[SWEEP].id)
 
-    def delete_duplicates(self) -> None:
-        """Delete runs that failed requests created a second time."""
-        with translate_errors():
-            find_runs(self.client, self._experiment, self._identity)
 
+def build_dataset_inputs(entries: Iterable[Mapping[str, str]]) -> list[DatasetInput]:
+    """Convert the entries of `run_content.build_inputs`."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
 
-def find_runs(client: MlflowClient, experiment: str, identity: SweepIdentity) -> dict[str, HeldRun]:
-    """Return `SWEEP` or a trial's number -> its run; duplicates are deleted."""
-
-    def keep_one(runs: Iterable[HeldRun]) -> HeldRun:
-        kept, *others = sorted(runs, key=lambda run: (-run.size, run.id))
-        for run in others:
-            client.delete_run(run.id)
-        return kept
-
-    query = f"tags.role = '{SWEEP}' AND tags.identity = '{identity.identity}'"
-    found = _search(client, experiment, query)
-    sweeps = [run for run in found if run.tags["sweep"] == identity.name]
-    ours = [run for run in sweeps if run.tags.get("sweep_id", "") == identity.sweep_id]
-    if not identity.sweep_id:
-        ours = sweeps[-1:]
-    if not ours:
-        return {}
-    runs = {SWEEP: keep_one(ours)}
-    trials: dict[str, list[HeldRun]] = {}
-    for run in _search(client, experiment, f"tags.`{PARENT}` = '{runs[SWEEP].id}'"):
-        if "trial" in run.tags:  # people may nest other runs under a sweep's: those stay
-            trials.setdefault(run.tags["trial"], []).append(run)
-    return runs | {trial: keep_one(found) for trial, found in trials.items()}
+    inputs: list[DatasetInput] = []
+    for entry in entries:
+        fields = {name: text for name, text in entry.items() if name != "context"}
+        context = InputTag("mlflow.data.context", entry["context"])
+        inputs.append(DatasetInput(Dataset(**fields), [context]))
+    return inputs
 
 
 def _search(client: MlflowClient, experiment: str, query: str) -> Iterator[HeldRun]:

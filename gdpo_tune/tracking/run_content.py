@@ -215,12 +215,11 @@ def format_setting(value: Any) -> str:
 
 
 def iterate_points(
-    measurements: Iterable[Measurement], started: float, training: TrainingSettings
+    measurements: Iterable[Measurement], training: TrainingSettings
 ) -> Iterator[Point]:
-    """Yield the points of a trial's curves, by step; `started` is Unix time."""
+    """Yield the points of a trial's curves, by step."""
     for measurement in measurements:
-        seconds = measurement.time or started + measurement.cost.seconds
-        when = to_milliseconds(seconds)
+        when = to_milliseconds(measurement.time or 0.0)
         for name, value in select_curve_values(measurement, training).items():
             yield name, value, when, measurement.step
 

@@ -7,7 +7,7 @@ A `StopFlag` asks it to end. For each trial the driver counts attempts in an `Op
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +99,6 @@ class TrialUpdate:
     """A measurement of a running trial."""
 
     measurement: Measurement
-    earlier: Sequence[Measurement] = ()
-    """Those before it that were held back, by step; none was measured on validation prompts."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from gdpo_tune.core.errors import (
 from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.text import format_number
 from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
-from gdpo_tune.core.trial_files import teaches_nothing
+from gdpo_tune.core.trial_files import read_steps, teaches_nothing
 from gdpo_tune.core.trials import Cost, Measurement, Rung, TrialRecord, find_start
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import list_pending, set_aside, settle_request
@@ -172,16 +172,14 @@ class Lifecycle:
         """Record what a running trial waits for."""
         self.record_incident(text, [self._running[name].number])
 
-    def on_measurement(
-        self, name: str, measurement: Measurement, earlier: Sequence[Measurement] = ()
-    ) -> None:
+    def on_measurement(self, name: str, measurement: Measurement) -> None:
         """Take in a measurement; record a rung, decide on it, and ask the trial to stop if due."""
         trial = self._running[name]
         number, trial.cost = trial.number, measurement.cost
         trial.note_step(measurement.step)
         is_unknown = not self._knows_signal and bool(measurement.metrics)
         if is_unknown and self._ledger.get_record(number).is_training:
-            self._report_missing_signal(number, [*earlier, measurement])
+            self._report_missing_signal(number, measurement)
         # measurements after a verdict do not count: a promoted trial continues from its rung
         if measurement.has_validation and trial.verdict is None:
             with self._write_guard():
@@ -195,7 +193,7 @@ class Lifecycle:
                         trial.verdict = verdict, rung
                         self.stop_flag.request(number)
                     self._proposals.observe(self._ledger.get_record(number))
-        self._emit(events.TrialProgress(number, measurement, earlier))
+        self._emit(events.TrialProgress(number, measurement))
 
     def on_end(self, name: str, result: TrialResult) -> None:
         """Record the end of a trial; an interrupted one stays unfinished, for the next start."""
@@ -533,13 +531,15 @@ class Lifecycle:
             return replace(failure, cause="lost")
         return failure
 
-    def _report_missing_signal(self, number: int, measurements: Sequence[Measurement]) -> None:
-        teaches = not all(map(teaches_nothing, measurements))
-        self._knows_signal = teaches or measurements[-1].step >= FIRST_STEPS
+    def _report_missing_signal(self, number: int, measurement: Measurement) -> None:
+        # Steps between two results are in the trial's file alone.
+        steps = [*read_steps(self._ledger.get_trial_directory(number)), measurement]
+        teaches = not all(map(teaches_nothing, steps))
+        self._knows_signal = teaches or measurement.step >= FIRST_STEPS
         if self._knows_signal and not teaches:
             self.record_incident(
                 "learns nothing so far: its rewards are equal in every group of its first "
-                f"{measurements[-1].step} steps; see 'A start that can learn' in docs/policies.md",
+                f"{measurement.step} steps; see 'A start that can learn' in docs/policies.md",
                 [number],
             )
 

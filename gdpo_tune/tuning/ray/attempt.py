@@ -234,9 +234,9 @@ def has_directory(setup: RunSettings) -> bool:
 class Reporter:
     """The `report` of one trial: thins what goes to the driver, and stops on request.
 
-    Where many trials run, measurements on which nothing is decided go with the next result. Ray
-    lets a trial continue after a result only once the driver has handled it. So a decision about a
-    rung arrives here before the next step; several processes get it a step later.
+    Where many trials run, measurements on which nothing is decided are in the trial's file alone.
+    Ray lets a trial continue after a result only once the driver has handled it. So a decision
+    about a rung arrives here before the next step; several processes get it a step later.
     """
 
     def __init__(self, attempt: AttemptConfig) -> None:
@@ -249,7 +249,6 @@ class Reporter:
         directory = self._setup.spec_file.parent
         self._stop_flag = StopFlag(directory, self._setup.address, patience=0.0)
         self._sent = float("-inf")
-        self._held: list[Measurement] = []  # to go with the next result
 
     def __call__(self, measurement: Measurement, checkpoint: Path | None) -> None:
         """Pass a measurement on if it is due.
@@ -264,11 +263,8 @@ class Reporter:
         if checkpoint is not None and self.upload is not None:
             self.upload()
         stop, due = self.decide(measurement)
-        if not due and is_kept(measurement.step, self._last):
-            self._held.append(measurement)
-        elif due and not stop:
-            earlier, self._held = tuple(self._held), []
-            self.send(wrap_for_ray(TrialUpdate(measurement, earlier)))
+        if due and not stop:
+            self.send(wrap_for_ray(TrialUpdate(measurement)))
             stop = measurement.has_validation and self.is_halted()
         if stop:
             self.stopped = True

@@ -126,7 +126,7 @@ class TuneCallback(_Unsaved, Callback):
         """Pass on a message of a trial."""
         name, message = trial.trial_id, unwrap_message(result)
         if isinstance(message, TrialUpdate):
-            self._lifecycle.on_measurement(name, message.measurement, message.earlier)
+            self._lifecycle.on_measurement(name, message.measurement)
         elif isinstance(message, TrialNotice):
             self._lifecycle.on_notice(name, message.text)
         elif isinstance(message, TrialPlaced):
