@@ -180,7 +180,7 @@ def build_request_from_sweep(
     request = TrainingRequest(
         sweep.spec, {}, record.seed, picked.label, note, picked.lines, picked.name, location
     )
-    is_merge = len(record.parts) > 1
+    is_merge, is_checkpoint = len(record.parts) > 1, len(record.parts) == 1
     if is_merge and merges:
         if recipe:
             reason = f"a merge is no training, so {OPTION} has no effect"
@@ -192,7 +192,6 @@ def build_request_from_sweep(
         return dataclasses.replace(request, spec=spec, parents=tuple(parents), start=start)
     main = find_main_part(record.parts) if record.parts else Part(record.number, 0, 1.0)
     training, whole = sweep.records[main.trial], sweep.spec.training.steps
-    is_checkpoint = len(record.parts) == 1
     step = main.step if is_checkpoint else training.ends_at or whole
     plan = plan_transfer(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
@@ -201,38 +200,36 @@ def build_request_from_sweep(
     lines = [*picked.lines, *(_list_changed_content(sweep, spec, main.trial) if to_run else ())]
     decisive = ("task", "policy", "model", "data", "start")
     is_same = all(getattr(spec, name) == getattr(sweep.spec, name) for name in decisive)
-    title = title_candidate(training.name)
     if is_checkpoint and spec.training.steps == step:
         if plan is None or not plan.has(STEPS):
             _refuse_another_course(spec, step, sweep.spec, f"{option} {source}")
             note += f", {step} of {whole} steps"
-    elif is_checkpoint:
-        lines.append(f"{picked.name} has {step} steps: with {spec.training.steps} this is {title}")
-        note = f"{title} of {location}"
-    elif is_merge:
-        begins = "its weights" if is_same else spec.policy
-        lines.append(
-            f"{title_candidate(picked.name)} is a merge: this training begins at {begins}, with "
-            f"the parameters of its largest part, {title}"
+    elif record.parts:
+        title = title_candidate(training.name)
+        note = (
+            f"{title} of {location}" + f", from the weights of {picked.name}" * is_same * is_merge
         )
-        note = f"{title} of {location}" + f", from the weights of {picked.name}" * is_same
+        lines.append(
+            f"{title_candidate(picked.name)} is a merge: this training begins at "
+            f"{'its weights' if is_same else spec.policy}, with the parameters of its largest "
+            f"part, {title}"
+            if is_merge
+            else f"{picked.name} has {step} steps: with {spec.training.steps} this is {title}"
+        )
     params, transfer = training.params, None
     if plan is not None:
         params = _fix_params(spec, source)
         transfer = plan.describe(spec, params)
         note += f", with {transfer.title}"
-    start = find_start(sweep.records) if is_same else None
-    if is_same and is_merge:
+    request = dataclasses.replace(request, spec=spec, params=params, seed=training.seed, note=note)
+    request = dataclasses.replace(request, trial_lines=tuple(lines), transfer=transfer)
+    if not is_same:
+        return request
+    start = find_start(sweep.records)
+    if is_merge:
         start = _find_merged_policy(sweep, record, location)
     start = fetch_policy(sweep.spec, start)
-    request = dataclasses.replace(request, spec=spec, params=params, seed=training.seed, note=note)
-    return dataclasses.replace(
-        request,
-        trial_lines=tuple(lines),
-        transfer=transfer,
-        start=start,
-        begins_merged=is_same and is_merge,
-    )
+    return dataclasses.replace(request, start=start, begins_merged=is_merge)
 
 
 def _find_merged_policy(sweep: Sweep, record: TrialRecord, location: str) -> Path:
