@@ -143,6 +143,9 @@ def _read_group(text: str) -> str:
 
 _LONGEST_ANSWER = 300
 """Characters of an answer that is more than text; the longest of MATH's 12,500 has 159."""
+_MOST_TIMES_LONGER = 10
+"""Length of an answer that is read at all, in multiples of that of the right one, or of the longest
+expression: patterns for blanks take quadratic time."""
 _MOST_IN_EXPONENT = 2
 """Powers within an exponent: of e, a fourth has more digits than there is memory."""
 _DEEPEST = 12
@@ -155,6 +158,8 @@ def is_same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool:
     Raises:
         MathVerifyError: Math-Verify is needed, and it is not installed or does not start.
     """
+    if len(answer) > _MOST_TIMES_LONGER * max(_LONGEST_ANSWER, len(gold)):
+        return False
     if tolerance:
         one, other = (_read_number(clean_answer(text)) for text in (answer, gold))
         if one and other:

@@ -71,6 +71,10 @@ class Handle(Opaque):
         result = self._candidate.call_and_decode(self._reference, *arguments, **keywords)
         return _open(result) if (self._label or "")[:1].isupper() else result
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse a copy, which would stand for the same object."""
+        raise TypeError(f"a {self._type_name} cannot be copied: it is in the candidate's process")
+
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of an open object."""
         if self._label is None or name.startswith("__"):

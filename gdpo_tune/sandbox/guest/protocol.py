@@ -123,10 +123,6 @@ class Opaque:
 
     __hash__ = object.__hash__
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse a copy, which would be of the replacement alone."""
-        raise TypeError(f"a {self._type_name} cannot be copied: it is in the candidate's process")
-
     def __getattr__(self, name: str) -> Any:
         """Refuse with the reason why a test finds no attribute."""
         reason = "which stays in the candidate's process: tests get built-in values alone"
