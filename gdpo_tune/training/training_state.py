@@ -131,7 +131,6 @@ def check_process_count(checkpoint: Path) -> None:
     written, processes = len(list(checkpoint.glob("rng_state*.pth"))), distributed.count_processes()
     if written != processes:
         raise ResourcesError(
-            f"resources.workers = {processes}: {checkpoint} was written by {written} processes, "
-            "and a trial resumes on as many\n"
-            f"    fix: --set resources.workers={written}, or start anew: --fresh"
+            f"resources.workers = {processes}: {checkpoint} has the random states of {written}, "
+            f"and a trial resumes on as many\n    fix: --set resources.workers={written}"
         )

@@ -111,7 +111,7 @@ def test_another_number_of_processes_is_refused(tmp_path, monkeypatch, written):
     monkeypatch.setattr(distributed, "count_processes", lambda: written)
     check_process_count(tmp_path)
     monkeypatch.setattr(distributed, "count_processes", lambda: 2)
-    message = rf"resources.workers = 2: .*by {written} proc(.|\n)*--set resources.workers={written}"
+    message = rf"workers = 2: .*states of {written}(.|\n)*--set resources.workers={written}"
     with pytest.raises(ResourcesError, match=message):
         check_process_count(tmp_path)
 
