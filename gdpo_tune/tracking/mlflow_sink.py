@@ -118,7 +118,7 @@ class MlflowTracker:
         return "; ".join(warnings)
 
     def _count_pending(self) -> int:
-        return self._events.qsize() + len(self._desired.changed.keys() | self._files)
+        return self._events.qsize() + len(self._desired.changed) + len(self._files)
 
     def _explain_pending(self) -> str:
         has_crashed = not self._thread.is_alive() and time.monotonic() <= self._deadline
