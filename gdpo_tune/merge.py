@@ -22,8 +22,8 @@ from gdpo_tune import cli
 from gdpo_tune.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from gdpo_tune.core.metrics import Condition
-    from gdpo_tune.core.trials import Estimate, Part
+    from gdpo_tune.core.trials import Estimate, TrialRecord
+    from gdpo_tune.results.merge_request import WishedMerge
     from gdpo_tune.results.open_sweep import Sweep
 
 
@@ -66,34 +66,34 @@ def main(arguments: Sequence[str]) -> int:
     if bool(options.weights) == bool(options.toward or options.prefer):
         parser.error("write --toward, --prefer or both; or --weights alone")
 
-    from gdpo_tune.core.text import format_estimate
     from gdpo_tune.core.trials import format_parts
     from gdpo_tune.ledger.requests import read_parts
-    from gdpo_tune.results.merge_request import choose_wished_merge, parse_shares, parse_wish
+    from gdpo_tune.results.merge_request import (
+        WishedMerge,
+        choose_wished_merge,
+        parse_shares,
+        parse_wish,
+    )
     from gdpo_tune.results.open_sweep import find_sweep
     from gdpo_tune.results.steering import Steering
     from gdpo_tune.steer import print_answer
     from gdpo_tune.sweep import main as run_sweep
 
     steering, sweep = Steering(options.sweep), find_sweep(options.sweep)
-    limits: tuple[Condition, ...] = ()
-    prediction: Mapping[str, Estimate] = {}
     if options.weights:
         shares = parse_shares(options.weights, "--weights", "7=0.3,12@40=0.7")
-        parts = read_parts(sweep.records, shares)
+        chosen = WishedMerge(read_parts(sweep.records, shares), {}, ())
     else:
         wish = parse_wish(options.toward, options.prefer)
         chosen = choose_wished_merge(sweep, wish, options.sweep)
-        parts, prediction, limits = chosen.parts, chosen.prediction, chosen.limits
-    print(f"merge: {format_parts(parts)}", flush=True)
-    values = {"predicted on validation": prediction} if prediction else {}
+    print(f"merge: {format_parts(chosen.parts)}", flush=True)
     if options.dry_run:
-        _print_values(sweep, parts, values)
+        _print_values(sweep, chosen, {})
         return ExitCode.DONE
-    kept = (r for r in sweep.records if r.role == "merge" and r.parts == parts and r.checkpoint)
-    record = next(kept, None)
+    merges = (r for r in sweep.records if r.role == "merge" and r.parts == chosen.parts)
+    record = next((merge for merge in merges if merge.checkpoint), None)
     if record is None:
-        request = steering.request_merge(parts)
+        request = steering.request_merge(chosen.parts)
         if steering.is_running or not _is_over(sweep):
             return print_answer(steering, request)
         if pause := steering.pause:
@@ -106,16 +106,23 @@ def main(arguments: Sequence[str]) -> int:
         if status := run_sweep(words):
             return status
         sweep = find_sweep(options.sweep)
-        record = next(r for r in sweep.records if r.request == request.id)
+        record = next((r for r in sweep.records if r.request == request.id), None)
+        if record is None:  # refused: the sweep had changed meanwhile
+            return print_answer(steering, request)
+    return _print_result(sweep, chosen, record)
+
+
+def _print_result(sweep: Sweep, chosen: WishedMerge, record: TrialRecord) -> int:
+    from gdpo_tune.core.text import format_estimate
+
     print(f"{record.name}: {' '.join(filter(None, [record.state, record.reason]))}")
     if record.state != "complete":
         return ExitCode.FAILED
-    values |= {"validation": record.validation, "test": record.test}
-    _print_values(sweep, parts, values)
-    for limit in limits:
+    _print_values(sweep, chosen, {"validation": record.validation, "test": record.test})
+    for limit in chosen.limits:
         estimate = record.test[limit.metric]
-        holds = "holds" if limit.holds(estimate.mean) else "does not hold"
-        print(f"{limit} {holds} on test prompts: {format_estimate(estimate)}")
+        verb = "holds" if limit.holds(estimate.mean) else "does not hold"
+        print(f"{limit} {verb} on test prompts: {format_estimate(estimate)}")
     print(f"policy: {record.policy}")
     return ExitCode.DONE
 
@@ -129,20 +136,21 @@ def _is_over(sweep: Sweep) -> bool:
 
 
 def _print_values(
-    sweep: Sweep, parts: Sequence[Part], values: Mapping[str, Mapping[str, Estimate]]
+    sweep: Sweep, chosen: WishedMerge, measured: Mapping[str, Mapping[str, Estimate]]
 ) -> None:
-    """Print values of a merge, by what they are, beside those of its parts."""
+    """Print values of a merge beside those of its parts; `measured` is by split."""
     from gdpo_tune.core.text import abbreviate_parameter, format_estimate
     from gdpo_tune.display.tables import build_console, make_table
 
-    rows = {f"merge, {title}": estimates for title, estimates in values.items()}
-    for part in parts:
+    rows = {"merge, predicted on validation": chosen.prediction} if chosen.prediction else {}
+    rows |= {f"merge, {split}": estimates for split, estimates in measured.items()}
+    for part in chosen.parts:
         record, name = sweep.records[part.trial], f"{part.trial}@{part.step}"
         rung = next(rung for rung in record.rungs if rung.step == part.step)
         rows[f"{name}, validation"] = rung.validation
         if part.step == record.last_step:
             rows[f"{name}, test"] = record.test
-    metrics = dict.fromkeys([*sweep.spec.objectives, *values.get("predicted on validation", ())])
+    metrics = dict.fromkeys([*sweep.spec.objectives, *chosen.prediction])
     table = make_table("")
     for metric in metrics:
         table.add_column(abbreviate_parameter(metric), no_wrap=True, justify="right")

@@ -75,21 +75,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def print_answer(steering: Steering, request: Request) -> int:
     """Print what became of a request that was stored, and return the exit status."""
-    if not steering.is_running:
-        print(
-            f"{request.text}: stored; no process works on the sweep, so it is applied when the "
-            "sweep is run again"
-        )
-        return 0
-    recorded = steering.wait(request.id, WAIT_SECONDS)
-    if recorded is None:
-        print(
-            f"{request.text}: stored; the sweep has not answered yet, and applies it as soon as "
-            "it can (see: list)"
-        )
-        return 0
-    print(f"{recorded.text}: {recorded.outcome}: {recorded.reason}")
-    return ExitCode.DONE if recorded.outcome == "applied" else ExitCode.FAILED
+    recorded = steering.wait(request.id, WAIT_SECONDS if steering.is_running else 0.0)
+    if recorded is not None:
+        print(f"{recorded.text}: {recorded.outcome}: {recorded.reason}")
+        return ExitCode.DONE if recorded.outcome == "applied" else ExitCode.FAILED
+    if steering.is_running:
+        why = "the sweep has not answered yet, and applies it as soon as it can (see: list)"
+    else:
+        why = "no process works on the sweep, so it is applied when the sweep is run again"
+    print(f"{request.text}: stored; {why}")
+    return ExitCode.DONE
 
 
 def _print_requests(steering: Steering) -> None:

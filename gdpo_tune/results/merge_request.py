@@ -103,13 +103,13 @@ def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
 
 @dataclass(frozen=True)
 class WishedMerge:
-    """A merge that was chosen for a wish."""
+    """A merge that was chosen for a wish, or given by its weights."""
 
     parts: tuple[Part, ...]
     prediction: Mapping[str, Estimate]
-    """Expected values on validation prompts."""
+    """Expected values on validation prompts; empty if it was given."""
     limits: tuple[Condition, ...]
-    """Conditions that it has to meet."""
+    """Conditions that it has to meet; none if it was given."""
 
 
 def choose_wished_merge(sweep: Sweep, wish: Wish, source: str) -> WishedMerge:

@@ -142,17 +142,14 @@ class Steering:
         check_requests_writable(self.directory)
         if self.is_running:
             return
-        sessions = ledger.get_sessions()
-        ending = sessions[-1].get("ending", "") if sessions else ""
-        has_finished = ending and not any(record.is_open for record in ledger.get_records())
-        if has_finished and request.action in ("merge", "resume"):
+        if request.action in ("merge", "resume") and _find_ending(ledger):
             return  # a merge trains nothing, and runs once no pause holds it
         if ledger.spec.address:
             raise UsageError(
                 f"{name} is on an object store, and no process of this machine works on it\n"
                 "    fix: steer it on the machine on which its command runs"
             )
-        if has_finished:
+        if ending := _find_ending(ledger):
             raise UsageError(
                 f"{name} has finished ({ending}), so nothing can be steered\n"
                 "    fix: extend it: run its file again with a larger limit, such as "
@@ -163,3 +160,10 @@ class Steering:
                 f"no process works on {name}, so no trial runs that could stop\n"
                 "    fix: run its file again to resume it"
             )
+
+
+def _find_ending(ledger: Ledger) -> str:
+    """Return why a sweep has finished; empty if it has not."""
+    sessions = ledger.get_sessions()
+    ending = sessions[-1].get("ending", "") if sessions else ""
+    return "" if any(record.is_open for record in ledger.get_records()) else ending

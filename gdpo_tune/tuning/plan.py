@@ -81,18 +81,18 @@ def find_next_trial(
 
     `hours` is the running time of the sweep so far, for its budget. Once any other part of the
     budget is spent, merges and checkpoints still follow: they train nothing. A merge that a person
-    asked for starts whatever is spent, and nothing else is planned by it: a sweep that has finished
-    stays so.
+    asked for starts whatever is spent, and nothing is planned by it, though it may meet
+    `search.target`: a sweep that has finished stays so.
     """
     for request, effect in added:
         if effect.parts:
             return PlannedTrial("merge", "candidate", {}, parts=effect.parts, request=request)
-    records = [replace(r, is_comparable=False) if is_asked_merge(r) else r for r in records]
     budget = spec.search.budget
     if budget.hours and hours >= budget.hours:
         return None
     if find_at_target(spec, records) is not None:
         return None
+    records = [replace(r, is_comparable=False) if is_asked_merge(r) else r for r in records]
     if describe_spent_budget(spec, records, hours):
         return plan_merge_or_checkpoint(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
