@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import GdpoTuneError
-from gdpo_tune.core.events import Outlook, RecordedRequest, Request
+from gdpo_tune.core.events import Outlook, RecordedRequest, Request, RequestEffect
 from gdpo_tune.core.locks import Driver, find_driver
 from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.core.trial_files import STEPS_FILE, StepsReader
-from gdpo_tune.core.trials import Measurement, Params, TrialRecord
+from gdpo_tune.core.trials import Measurement, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import SteeringState, list_pending
 from gdpo_tune.results.live import Paced
@@ -23,7 +23,9 @@ IDLE_SHARE = 20
 """Reading may take one part in this many of the time, however large the sweep is."""
 
 
-Planner = Callable[[SweepSpec, Sequence[TrialRecord], float, Sequence[tuple[str, Params]]], Outlook]
+Planner = Callable[
+    [SweepSpec, Sequence[TrialRecord], float, Sequence[tuple[str, RequestEffect]]], Outlook
+]
 """Computes what is to come; only the search can. Arguments as `tuning.plan.estimate_outlook`."""
 
 
