@@ -16,8 +16,7 @@ def load_sweep(named: str) -> LoadedSweep:
     """Load a sweep into a notebook.
 
     Args:
-        named: its directory, its name under `runs`, or the file that it was searched with; or
-            `hf://USER/NAME`, where it was published.
+        named: its directory or address, its name under `runs`, or its file.
 
     Raises:
         UsageError: there is no such sweep.

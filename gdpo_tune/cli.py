@@ -178,8 +178,6 @@ def parse_directory(text: str) -> Path:
 
 SWEEP = "a sweep: its directory, its name under runs/, or its file"
 """Help of an argument that selects a sweep."""
-READ_SWEEP = f"{SWEEP}; or hf://USER/NAME, where it was published"
-"""Help of an argument that selects a sweep, which is only read."""
 
 
 class SuggestingParser(argparse.ArgumentParser):

@@ -18,7 +18,7 @@ from gdpo_tune.core.files import explain_write_errors
 def build_parser() -> cli.Parser:
     """Build the command line."""
     parser = cli.Parser(__name__, abbreviations=True)
-    parser.file("sweep", cli.READ_SWEEP, metavar="SWEEP")
+    parser.file("sweep", cli.SWEEP, metavar="SWEEP")
     parser.file("other", "the other one", metavar="SWEEP", nargs="?")
     parser.modes("the one sweep")
     return parser

@@ -4,10 +4,10 @@
     python -m gdpo_tune.publish runs/code:knee --to USER/NAME
     python -m gdpo_tune.publish runs/code --front --to USER/NAME
 
-A policy gets a model card, written from the ledger, and the record of its sweep, without prompts,
-completions and what is about this machine: load_sweep("hf://USER/NAME") reads the front. With
---front each member whose policy was kept gets a repository, the record gets a data set, and a
-collection lists them. The same command updates what it published, or continues.
+A policy gets a model card, written from the ledger, and `sweep.json` with the numbers of its sweep,
+without prompts, completions, texts and what is about this machine. With --front each member whose
+policy was kept gets a repository, the numbers get a data set, and a collection lists them. The same
+command updates what it published, or continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.core.addresses import refuse_published
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import explain_write_errors
 from gdpo_tune.core.text import format_count
@@ -68,7 +67,6 @@ def main(arguments: Sequence[str]) -> int:
         _write_directories(publication, contents, directory, options.private)
     else:
         _upload_all(publication, policies, missing, private=options.private)
-    print(f'read it with load_sweep("{publication.record.address}")')
     return 0
 
 
@@ -93,7 +91,6 @@ def _choose_policies(
         )
     parsed = None if pick is None else parse_pick(pick)
     location = resolve_location(directory)
-    refuse_published(location, "publish", "publish the sweep from which it comes")
     sweep = read_sweep(location, options.source, with_files=True)
     publication = open_publication(
         sweep, directory, options.to, options.license, is_front=options.front

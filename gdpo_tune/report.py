@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def build_parser() -> cli.Parser:
     """Build the command line."""
     parser = cli.Parser(__name__, abbreviations=True)
-    parser.spec("SWEEP", cli.READ_SWEEP)
+    parser.spec("SWEEP", cli.SWEEP)
     parser.file("against", "another sweep, to compare with", metavar="OTHER_SWEEP", nargs="?")
     parser.pick()
     parser.modes("the sweep to compare")
@@ -54,17 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.ledger import Ledger
     from gdpo_tune.results.open_sweep import Sweep, download_artifacts
     from gdpo_tune.results.picks import parse_pick, pick_trial
-    from gdpo_tune.results.published_sweep import explain_foreign_ledger
 
     download_artifacts(spec)
-    with explain_foreign_ledger(spec.location):
-        with Ledger.open(spec, read_only=True) as ledger:
-            sweep = Sweep(ledger.spec, ledger.get_records(), ledger.get_sessions())
-        if pick is not None:
-            sweep = replace(sweep, chosen=pick_trial(sweep, parse_pick(pick)))
-        with explain_write_errors("the report"):
-            cli.write_figures(sweep)
-        print_summary(sweep)
+    with Ledger.open(spec, read_only=True) as ledger:
+        sweep = Sweep(ledger.spec, ledger.get_records(), ledger.get_sessions())
+    if pick is not None:
+        sweep = replace(sweep, chosen=pick_trial(sweep, parse_pick(pick)))
+    with explain_write_errors("the report"):
+        cli.write_figures(sweep)
+    print_summary(sweep)
     if options.sync:
         from gdpo_tune.tracking.mlflow_sink import sync
 

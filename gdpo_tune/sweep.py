@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.core import addresses, task_files
-from gdpo_tune.core.addresses import refuse_published
+from gdpo_tune.core.addresses import refuse_hub_address
 from gdpo_tune.core.errors import ClusterLostError, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -39,10 +39,9 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.spec import load_spec
     from gdpo_tune.spec.load import keep_recorded_tracking
 
-    refuse_published(str(options.space), "sweep", "download its sweep/spec.yaml, and run that")
     needs = [] if options.dry_run or options.submit is not None else None
     spec = load_spec(options.space, options.overrides, options.name, needs=needs)
-    refuse_published(spec.address, "sweep", "write a directory as storage")
+    refuse_hub_address(spec.address)
     spec = spec if options.fresh else keep_recorded_tracking(spec)
     if options.dry_run:
         with cli.name_file(str(options.space)):

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from gdpo_tune import cli
-from gdpo_tune.core.addresses import refuse_published
 from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
 
@@ -117,7 +116,6 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
 
     if not is_space(named):
         location = resolve_location(named)
-        refuse_published(location, "watch", f"gdpo-tune report {location}")
         file, storage = resolve_spec_file(location, named)
 
         from gdpo_tune.spec import load_spec

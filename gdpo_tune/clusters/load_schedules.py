@@ -181,7 +181,7 @@ class ScheduleFile:
                 self._add(path, reason, fix)
         if is_hub_address(settings.storage):
             fix = "write a directory, or an object store such as s3://bucket/sweeps"
-            self._add(("storage",), "the Hub, where sweeps are published and cannot run", fix)
+            self._add(("storage",), "the Hub holds no sweeps", fix)
         if re.search(r"://[^/@]*:[^@]+@|[?&](ssl)?password=", settings.tracking):
             reason = "with a password, which the list of processes would show"
             fix = "leave it out: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD hold it"

@@ -1,4 +1,4 @@
-"""Addresses: of published sweeps, of web services, and of a Ray cluster with its token.
+"""Addresses: of repositories on the Hub, of web services, and of a Ray cluster with its token.
 
 RAY_AUTH_MODE is "token" or "disabled"; without it, a token is used if there is one. The token
 comes from `RAY_AUTH_TOKEN`, from the file that `RAY_AUTH_TOKEN_PATH` names, or from
@@ -20,11 +20,8 @@ from typing import Literal, NamedTuple
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import HUB_ID
 
-_SCHEME, _DATASETS = "hf://", "datasets/"
 MANIFEST = "gdpo_tune.json"
 """File of a repository that says which candidate of which sweep it holds."""
-RECORD = "sweep"
-"""Directory of a repository with the record of a sweep."""
 RepositoryKind = Literal["model", "dataset"]
 
 
@@ -36,19 +33,14 @@ class Repository(NamedTuple):
     """`USER/NAME`."""
 
     @property
-    def address(self) -> str:
-        """Address of the sweep whose record it holds: `hf://USER/NAME`, `hf://datasets/USER/NAME`."""
-        return f"{_SCHEME}{_DATASETS if self.kind == 'dataset' else ''}{self.id}"
-
-    @property
     def path(self) -> str:
         """Path of its page on the Hub: `USER/NAME`, `datasets/USER/NAME`."""
-        return self.address.removeprefix(_SCHEME)
+        return f"{'datasets/' if self.kind == 'dataset' else ''}{self.id}"
 
 
 def is_hub_address(address: str) -> bool:
-    """Return whether an address is that of a published sweep, or of its storage."""
-    return address.lower().startswith(_SCHEME)
+    """Return whether an address is one of the Hub, which holds no sweeps."""
+    return address.lower().startswith("hf://")
 
 
 def find_id_problem(repository: str) -> str:
@@ -62,23 +54,13 @@ def find_id_problem(repository: str) -> str:
     return ""
 
 
-def parse_hub_address(address: str) -> Repository:
-    """Return the repository that an address names, or raise `UsageError` if it names none."""
-    path = address[len(_SCHEME) :].rstrip("/")
-    kind: RepositoryKind = "dataset" if path.startswith(_DATASETS) else "model"
-    identity = path.removeprefix(_DATASETS)
-    if problem := find_id_problem(identity):
-        raise UsageError(
-            f"{address}: {problem}\n"
-            f"    fix: write {_SCHEME}USER/NAME or {_SCHEME}{_DATASETS}USER/NAME"
-        )
-    return Repository(kind, identity)
-
-
-def refuse_published(address: str, command: str, fix: str) -> None:
-    """Raise `UsageError` for a published sweep, which a command would change or run."""
+def refuse_hub_address(address: str) -> None:
+    """Raise `UsageError` for a sweep on the Hub, where none can be kept or read."""
     if is_hub_address(address):
-        raise UsageError(f"{command}: {address} is published, so it is only read\n    fix: {fix}")
+        raise UsageError(
+            f"{address}: the Hub holds no sweeps: publish writes their numbers to sweep.json\n"
+            "    fix: name a directory, or an object store such as s3://bucket/sweeps"
+        )
 
 
 _PLAIN = re.compile(r"[!-~]+")

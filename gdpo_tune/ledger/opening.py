@@ -21,7 +21,6 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 
-from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
 from gdpo_tune.core.files import write_atomically
@@ -47,8 +46,7 @@ def open_for_reading(spec: SweepSpec) -> Journal:
     """
     directory = spec.directory.absolute()
     path = directory / JOURNAL
-    is_stored = spec.address and not is_hub_address(spec.address)
-    if is_stored and not is_locked(directory / LOCK):
+    if spec.address and not is_locked(directory / LOCK):
         path = download_ledger(spec.address, directory)
     if not path.exists():
         raise UsageError(f"there is no sweep in {spec.address or directory} yet")

@@ -22,7 +22,6 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from gdpo_tune.core.addresses import is_hub_address
 from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import NonFiniteError
 from gdpo_tune.core.metrics import add_costs
@@ -87,7 +86,6 @@ def decode_trial(
     names = TRIALS, str(trial.number)
     directory = sweep.joinpath(*names)
     checkpoint = sweep / outcome["checkpoint"] if outcome.get("checkpoint") else None
-    has_policies = spec.address and not is_hub_address(spec.address)
     steps = (rung.step for rung in rungs[:-1]) if outcome else ()
     return TrialRecord(
         number=trial.number,
@@ -106,7 +104,7 @@ def decode_trial(
         reason=end.get("reason") or pause.get("why", ""),
         directory=directory,
         checkpoint=checkpoint if checkpoint and checkpoint.is_dir() else None,
-        address=join_address(spec.address, *names) if has_policies else "",
+        address=join_address(spec.address, *names) if spec.address else "",
         started=trial.datetime_start.timestamp() if trial.datetime_start else None,
         finished=trial.datetime_complete.timestamp() if trial.datetime_complete else None,
         environment=outcome.get("environment", {}),

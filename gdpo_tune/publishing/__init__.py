@@ -1,1 +1,1 @@
-"""Publication of a sweep's policies, and of its record, on the Hub."""
+"""Publication of a sweep's policies, and of its numbers, on the Hub."""

@@ -1,4 +1,4 @@
-"""Model card and card of the record, from the ledger alone; and the prompt that a card shows."""
+"""Model card and card of the numbers, from the ledger alone; and the prompt that a card shows."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from gdpo_tune.policies.prompt_format import PROMPTS_FILE
 from gdpo_tune.publishing.publication import Publication, PublishedPolicy
 from gdpo_tune.publishing.record import PolicyFiles
 from gdpo_tune.results.front_table import BASELINES, build_front_row, list_rows
+from gdpo_tune.results.public_record import list_public_versions
 from gdpo_tune.results.wording import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
 
@@ -72,13 +73,13 @@ def build_model_card(
 def build_record_card(
     publication: Publication, members: Sequence[PublishedPolicy], missing: Sequence[str]
 ) -> str:
-    """Return the card of the data set that has the record of a front."""
+    """Return the card of the data set that has the numbers of a front."""
     from huggingface_hub import DatasetCardData
 
     metadata = DatasetCardData(
-        pretty_name=f"{publication.target}: record of a sweep",
+        pretty_name=f"{publication.target}: numbers of a sweep",
         tags=["gdpo_tune", "pareto-front"],
-        viewer=False,  # a ledger is not a table
+        viewer=False,  # it is not a table
     )
     return _render(
         "record_card.md.jinja",
@@ -98,9 +99,7 @@ def _render(
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
     packages = {"gdpo-tune": __version__}
     if sessions := publication.sweep.sessions:
-        provenance = sessions[-1].get("provenance", {})
-        python = provenance.get("python", "unknown")
-        packages = {**provenance.get("packages", {}), "Python": python}
+        packages |= list_public_versions(sessions[-1])
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdpo_tune.publishing"),
         undefined=jinja2.StrictUndefined,

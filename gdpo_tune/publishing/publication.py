@@ -5,6 +5,7 @@ What cannot be published is a `UsageError` that says how to go on.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +27,7 @@ from gdpo_tune.policies.load_policy import ANSWER_SECONDS, find_local_directory,
 from gdpo_tune.publishing.record import build_record
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import PickedCandidate
-from gdpo_tune.results.public_record import PublicFilter, make_public
+from gdpo_tune.results.public_record import hide_texts, make_public
 from gdpo_tune.results.retrain import explain_missing_policy
 from gdpo_tune.spec import SweepSpec
 
@@ -76,7 +77,7 @@ class Publication:
 
     @property
     def record(self) -> Repository:
-        """Repository that has the record of the sweep."""
+        """Repository that has the numbers of the sweep."""
         return Repository("dataset" if self.is_front else "model", self.target)
 
     @property
@@ -97,9 +98,9 @@ class Publication:
         return {**COST_METRICS, **load_task_info(spec.task, spec.space.domains).metrics}
 
     @cached_property
-    def record_files(self) -> dict[str, bytes]:
-        """Files of the sweep's record."""
-        return build_record(self.sweep)
+    def numbers(self) -> bytes:
+        """Content of the file `NUMBERS`."""
+        return (json.dumps(build_record(self.sweep), indent=1, allow_nan=False) + "\n").encode()
 
     def name_repository(self, candidate: str) -> Repository:
         """Return the repository of a candidate."""
@@ -132,12 +133,8 @@ def open_publication(
         )
     policy, revision = sweep.spec.policy, sweep.spec.model.revision
     found = find_licence(policy, revision, licence)
-    public = PublicFilter(sweep.spec)
-    sweep = replace(
-        sweep,
-        records=[public.select_trial(record) for record in sweep.records],
-        sessions=[public.select(session) for session in sweep.sessions],
-    )
+    records = [hide_texts(record) for record in sweep.records]
+    sweep = replace(sweep, records=records)
     return Publication(sweep, source, target, found, sweep.front, is_front)
 
 

@@ -1,65 +1,124 @@
-"""Files that are published: the record of a sweep, and a kept policy.
+"""Files that are published: the numbers of a sweep, and a kept policy.
 
-From the record `load_sweep("hf://...")` reads the same front.
-
-    sweep/spec.yaml                the resolved file, without what is about the author's machine
-          ledger.journal           the ledger's records
-          trials/<number>/steps.jsonl    metrics of training, thinned as for MLflow
-
-Numbers are those of the sweep, bit for bit. Prompts, completions and policies stay behind; what of
-the texts leaves is in `results.public_record`.
+`sweep.json` has the trials and the front as numbers, by the fields that are listed here, and names
+that this package, the space or the task declares. Prompts, completions and texts stay behind.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.addresses import RECORD
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.object_store import JOURNAL, SPEC
-from gdpo_tune.core.trial_files import (
-    ADAPTER,
-    ADAPTER_CONFIG,
-    STEPS_FILE,
-    TRIALS,
-    find_adapter,
-    is_kept,
-    read_steps,
-)
-from gdpo_tune.ledger.opening import open_for_reading
+from gdpo_tune.core.files import HUB_ID
+from gdpo_tune.core.metrics import COST_METRICS
+from gdpo_tune.core.parameters import ParameterInfo, list_parameters
+from gdpo_tune.core.registry import POLICIES, TASKS
+from gdpo_tune.core.task_files import load_task_info
+from gdpo_tune.core.task_info import TaskInfo
+from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, find_adapter
+from gdpo_tune.core.trials import Estimate, Params, TrialRecord
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.public_record import PublicFilter, name_policy
-from gdpo_tune.spec import load_spec
+from gdpo_tune.results.public_record import list_public_versions, name_policy
+
+NUMBERS = "sweep.json"
+"""File with the numbers of a sweep."""
+OWN = "own"
+"""Stands for a task, or a policy, that is a file or a directory of its author."""
 
 
-def build_record(sweep: Sweep) -> dict[str, bytes]:
-    """Return the files of a sweep's record: path in a repository -> content."""
-    # Without the changes of requests, which are in the ledger.
-    assert sweep.file is not None, "it was read"
-    name = sweep.file.parent.name
-    public = PublicFilter(load_spec(sweep.file, [sweep.storage_override], name, to_run=False))
-    journal = open_for_reading(sweep.spec)
-    try:
-        selected = map(public.select_record, journal.read_logs(0))
-        lines = [json.dumps(r, separators=(",", ":")) + "\n" for r in selected if r is not None]
-    finally:
-        journal.close()
-    files = {SPEC: public.spec.dump_yaml().encode(), JOURNAL: "".join(lines).encode()}
-    for record in sweep.records:
-        steps = read_steps(record.directory) if record.is_training and record.directory else []
-        kept = (
-            {"step": m.step, "metrics": public.select(m.metrics), "cost": asdict(m.cost)}
-            for m in steps
-            if is_kept(m.step, steps[-1].step)
-        )
-        if text := "".join(f"{json.dumps(step)}\n" for step in kept):
-            files[f"{TRIALS}/{record.number}/{STEPS_FILE}"] = text.encode()
-    return {f"{RECORD}/{name}": content for name, content in files.items()}
+def build_record(sweep: Sweep) -> dict[str, Any]:
+    """Return the numbers of a sweep, as `sweep.json` has them."""
+    spec, front = sweep.spec, sweep.front
+    policy = spec.policy
+    is_known = policy in POLICIES or (name_policy(policy) == policy and HUB_ID.fullmatch(policy))
+    info = load_task_info(spec.task, spec.space.domains)
+    interval = front.hypervolume_interval
+    return {
+        "task": spec.task if spec.task in TASKS else OWN,
+        "policy": policy if is_known else OWN,
+        "objectives": {
+            goal.name: {"direction": goal.direction, "reference": goal.reference}
+            for goal in front.objectives
+        },
+        "training": _select_numbers(spec.training.model_dump()),
+        "lora_rank": spec.model.lora_rank,
+        "versions": list_public_versions(sweep.sessions[-1]) if sweep.sessions else {},
+        "hypervolume": {
+            name: _check_finite(value)
+            for name, value in zip(
+                ("value", "low", "high"), (front.hypervolume, *interval), strict=True
+            )
+        },
+        "front": [member.name for member in front.members],
+        "knee": front.knee.name if front.knee else None,
+        "trials": [_build_trial(record, info) for record in sweep.records],
+    }
+
+
+def _build_trial(record: TrialRecord, info: TaskInfo) -> dict[str, Any]:
+    """Return the numbers of a trial, under the names that its task declares."""
+    metrics = info.metrics
+    return {
+        "number": record.number,
+        "name": record.name,
+        "role": record.role,
+        "state": record.state,
+        "proposer": record.proposer,
+        "seed": record.seed,
+        "replicate_of": record.replicate_of,
+        "feasible": record.feasible,
+        "comparable": record.is_comparable,
+        "ends_at": record.ends_at,
+        "params": _select_params(record.trained_params, list_parameters(info)),
+        "parts": [asdict(part) for part in record.parts],
+        "cost": _select_numbers(asdict(record.cost)),
+        "validation": _select_estimates(record.validation, metrics),
+        "test": _select_estimates(record.test, metrics),
+        "rungs": [
+            {
+                "step": rung.step,
+                "completions": rung.completions,
+                "validation": _select_estimates(rung.validation, metrics),
+            }
+            for rung in record.rungs
+        ],
+    }
+
+
+def _select_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are numbers or booleans; names are those of our own settings."""
+    return {n: _check_finite(v) for n, v in values.items() if isinstance(v, bool | int | float)}
+
+
+def _select_params(params: Params, known: Mapping[str, ParameterInfo]) -> dict[str, Any]:
+    """Return the values of known parameters: numbers, and choices that they declare."""
+    return {
+        name: value
+        for name, value in params.items()
+        if name in known and (not isinstance(value, str) or value in known[name].choices)
+    }
+
+
+def _select_estimates(
+    estimates: Mapping[str, Estimate], names: Collection[str]
+) -> dict[str, dict[str, float | None]]:
+    """Return mean and standard error of the metrics that a task declares, and of costs."""
+    known = {*names, *COST_METRICS}
+    return {
+        name: {"mean": _check_finite(estimate.mean), "se": _check_finite(estimate.se)}
+        for name, estimate in estimates.items()
+        if name in known
+    }
+
+
+def _check_finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
 
 
 PUBLISHED = (

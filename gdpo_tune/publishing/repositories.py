@@ -14,7 +14,7 @@ from gdpo_tune.core.addresses import MANIFEST, Repository
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.publishing.card import build_model_card, build_record_card
 from gdpo_tune.publishing.publication import CARD, PICTURE, Publication, PublishedPolicy
-from gdpo_tune.publishing.record import collect_policy_files
+from gdpo_tune.publishing.record import NUMBERS, collect_policy_files
 from gdpo_tune.results.open_sweep import fetch_policy
 
 KEYS = {"sweep", "candidate", "pick", "record", "files"}
@@ -75,7 +75,7 @@ def build_model_repository(
         CARD: build_model_card(publication, candidate, policy, others).encode(),
         PICTURE: publication.draw_picture(candidate.record),
         **policy.files,
-        **({} if publication.is_front else publication.record_files),
+        **({} if publication.is_front else {NUMBERS: publication.numbers}),
     }
     repository = publication.name_repository(candidate.name)
     content = _build_content(publication, repository, files, candidate)
@@ -90,7 +90,7 @@ def build_front_repositories(
     files: dict[str, Path | bytes] = {
         CARD: build_record_card(publication, members, missing).encode(),
         PICTURE: publication.draw_picture(None),
-        **publication.record_files,
+        NUMBERS: publication.numbers,
     }
     record = _build_content(publication, publication.record, files, None)
     return [record, *(build_model_repository(publication, m, names) for m in members)]
@@ -107,7 +107,7 @@ def _build_content(
         "sweep": publication.sweep_id,
         "candidate": candidate and candidate.name,
         "pick": candidate and candidate.pick,
-        "record": publication.record.address,
+        "record": publication.record.path,
     }
     return _add_manifest(RepositoryContent(repository, files, manifest))
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.core.addresses import is_hub_address
+from gdpo_tune.core.addresses import refuse_hub_address
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.object_store import (
@@ -123,14 +123,13 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
     """
     missing = f"{source}: there is no sweep in {location.rstrip('/')}: it has no {SPEC}"
     if is_url(location):
+        refuse_hub_address(location)
+
         from gdpo_tune.ledger.sweep_store import fetch_spec
-        from gdpo_tune.results.published_sweep import download_published_sweep
 
         address = location.rstrip("/")
         directory = find_local_copy(address)
-        if is_hub_address(address):
-            download_published_sweep(address)
-        elif not fetch_spec(address, directory, patience=READ_PATIENCE):
+        if not fetch_spec(address, directory, patience=READ_PATIENCE):
             raise UsageError(missing)
         return directory / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
     path = expand_path(location).absolute()
@@ -160,13 +159,12 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
     file, storage_override = resolve_spec_file(location, source)
 
     from gdpo_tune.ledger import Ledger
-    from gdpo_tune.results.published_sweep import explain_foreign_ledger
     from gdpo_tune.spec import load_spec
 
     spec = load_spec(file, [storage_override], file.parent.name, to_run=False)
     if with_files:
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
-    with explain_foreign_ledger(location), Ledger.open(spec, read_only=True) as ledger:
+    with Ledger.open(spec, read_only=True) as ledger:
         return Sweep(
             ledger.spec,
             ledger.get_records(),
@@ -225,7 +223,7 @@ def find_sweep(name: str) -> Sweep:
 
 def download_artifacts(spec: SweepSpec) -> None:
     """Download the files that figures are drawn from, if the sweep is on an object store."""
-    if spec.address and not is_hub_address(spec.address):
+    if spec.address:
         from gdpo_tune.ledger.sweep_store import SweepStore
 
         SweepStore(spec, patience=READ_PATIENCE).fetch()

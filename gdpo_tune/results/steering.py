@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gdpo_tune.core.addresses import refuse_published
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request
 from gdpo_tune.core.locks import LOCK, is_locked
@@ -53,10 +52,9 @@ class Steering:
     def __init__(self, target: str | Path) -> None:
         """Find the sweep: its directory, its name under `runs`, or its file.
 
-        A UsageError says that there is none, that it is published, or what is wrong with its file.
+        A UsageError says that there is none, or what is wrong with its file.
         """
         location = locate_sweep(str(target))
-        refuse_published(location, "steer", "report, compare, train --from and export read it")
         self.file, self._storage = resolve_spec_file(location, str(target))
         self.directory = self.file.parent
         """Directory of the sweep on this machine."""

@@ -401,7 +401,7 @@ class Tracking(Section):
     required: bool = False
     """True to stop if MLflow takes no test run; else warn, and keep everything to send later."""
     private: bool = False
-    """True to send no free text, path, host or user: the same texts leave as in `publish`."""
+    """True to send no free text, path, host or user."""
 
     @cached_property
     def origins(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.object_store import SPEC, StoreDirectory
 from gdpo_tune.core.trial_files import STEPS_FILE, StepsReader
 from gdpo_tune.core.trials import Measurement, TrialRecord
-from gdpo_tune.results.public_record import PublicFilter
+from gdpo_tune.results.public_record import hide_texts, list_public_curves, make_public
 from gdpo_tune.spec.model import dump_public_yaml
 from gdpo_tune.tracking import run_content
 from gdpo_tune.tracking.run_content import SWEEP, RunContent, to_milliseconds
@@ -42,8 +42,9 @@ class DesiredRuns:
         """Keys of runs that may lack something in MLflow, in the order of their changes."""
         self.is_final = False
         """True once the front is the last one, so that it belongs into the registry."""
-        self._public = PublicFilter(spec) if spec.tracking.private else None
-        self.spec = self._public.spec if self._public else spec
+        self._is_private = spec.tracking.private
+        self._public_curves = list_public_curves(spec) if self._is_private else set[str]()
+        self.spec = make_public(spec) if self._is_private else spec
         """The specification as MLflow may show it."""
         self._directory, self._training = spec.directory.absolute(), spec.training
         self._inputs = run_content.build_inputs(self.spec)
@@ -131,8 +132,8 @@ class DesiredRuns:
         if self._front and self.is_final:
             content.files = self._front.policies.get(record.number, {})
         points = run_content.iterate_points(self._read_steps(record, held), self._training)
-        is_public = self._public.select if self._public else bool
-        content.curves = [point for point in points if is_public({point[0]: 0})]
+        shown = self._public_curves
+        content.curves = [p for p in points if not self._is_private or p[0] in shown]
         return content
 
     @property
@@ -145,7 +146,7 @@ class DesiredRuns:
 
         content = run_content.build_sweep_content(self.spec, site.build_link(), self._inputs)
         # A report quotes reasons and incidents.
-        names = [FRONT_FILE] if self._public else [REPORT_FILE, FRONT_FILE]
+        names = [FRONT_FILE] if self._is_private else [REPORT_FILE, FRONT_FILE]
         content.files = {SPEC: dump_public_yaml(self.spec)}
         content.files |= {name: self._directory / name for name in names}
         content.status, content.end = self._status, self._end or None
@@ -156,9 +157,8 @@ class DesiredRuns:
     def _take_record(self, record: TrialRecord) -> None:
         number = record.number
         self._places[number] = (record.directory, record.address)
-        if self._public:
-            public = self._public.select_trial(record)
-            record = replace(public, directory=None, checkpoint=None, address="")
+        if self._is_private:
+            record = replace(hide_texts(record), directory=None, checkpoint=None, address="")
         if self._records.get(number) != record:
             self._records[number] = record
             self.changed[str(number)] = None

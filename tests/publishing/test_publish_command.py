@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from huggingface_hub import ModelCard
 
-from gdpo_tune import load_sweep, publish
+from gdpo_tune import publish
 from gdpo_tune.core.addresses import MANIFEST
 from gdpo_tune.core.errors import DiskFullError, HubError, PolicyError, UsageError
 from gdpo_tune.core.registry import POLICIES
@@ -39,15 +39,14 @@ def get_files(hub, name="model:me/knee"):
     return hub.repositories[name].files
 
 
-def test_a_policy_is_published_with_its_card_and_the_record(publish_to, hub, swept, capsys):
+def test_a_policy_is_published_with_its_card_and_the_numbers(publish_to, hub, swept, capsys):
     assert publish_to("knee", "me/knee") == 0
     files = get_files(hub)
     assert {"model.safetensors", "tokenizer.json", "config.json", "front.png", CARD} <= files.keys()
-    assert {"sweep/spec.yaml", "sweep/ledger.journal", "gdpo_tune.json"} <= files.keys()
+    assert {"sweep.json", "gdpo_tune.json"} <= files.keys()
     assert not {"trainer_state.json", "rng_state.pth", "complete.json"} & files.keys()
     assert f"published: {hub.url}/me/knee" in capsys.readouterr().out
-    read, own = load_sweep("hf://me/knee"), load_sweep(str(swept.directory))
-    assert read.front.equals(own.front)
+    assert json.loads(files["sweep.json"])["knee"] == "1"
     assert len(hub.repositories["model:me/knee"].commits) == 1
 
 
@@ -66,8 +65,8 @@ def test_the_card_has_the_facts_of_the_ledger(publish_to, hub):
     assert "This policy has one seed" in text[first : text.index("## Task")]
     assert "| correctness | 0.700 (0.680 to 0.720) |" in text
     assert "| reward_weights.format | 0.2 |" in text
-    assert "gdpo-tune train --from hf://me/knee:1" in text
-    assert 'load_sweep("hf://me/knee")' in text
+    assert "gdpo-tune train FILE.yaml --seed 71" in text
+    assert "The numbers of each are in `sweep.json`." in text
     assert "torch 2.13.0" in text
 
 
@@ -342,13 +341,11 @@ def test_a_front_gets_a_repository_a_member_a_record_and_a_collection(publish_to
     assert "trial 2: its policy was not kept" in printed
     assert re.search(r"python -m gdpo_tune.train --from \S+:2", printed)
     member = get_files(hub, "model:me/front-1")
-    assert not any(name.startswith("sweep/") for name in member)
-    assert b"hf://datasets/me/front:1" in member[CARD]
+    assert "sweep.json" not in member
+    assert b"`sweep.json` of [datasets/me/front]" in member[CARD]
     record = get_files(hub, "dataset:me/front")
     assert b"[trial 1](https://huggingface.co/me/front-1)" in record[CARD]
-    assert len(load_sweep("hf://datasets/me/front").front) == 3
-    with pytest.raises(UsageError, match="read hf://datasets/me/front"):
-        load_sweep("hf://me/front-1")
+    assert len(json.loads(record["sweep.json"])["front"]) == 3
 
 
 def test_the_same_again_changes_nothing(publish_to, hub, capsys):
@@ -378,7 +375,10 @@ def test_an_update_sends_only_what_changed(publish_to, hub, swept, capsys):
     uploads = len(hub.uploads)
     stored = hub.repositories["model:me/knee"]
     stored.files["notes.md"] = b"written by hand"
-    (swept.directory / "trials" / "2" / "steps.jsonl").unlink()
+    stored.files["gdpo_tune.json"] = stored.files["gdpo_tune.json"].replace(
+        b'"sweep.json"', b'"sweep.json", "sweep/spec.yaml"'
+    )
+    stored.files["sweep/spec.yaml"] = b"of an earlier version"
     config = swept.directory / "trials" / "1" / "checkpoint-60" / "generation_config.json"
     config.write_text('{"eos_token_id": 1}')
     publish_to("knee", "me/knee")
@@ -386,9 +386,9 @@ def test_an_update_sends_only_what_changed(publish_to, hub, swept, capsys):
     assert set(changed) == {
         "gdpo_tune.json",
         "generation_config.json",
-        "sweep/trials/2/steps.jsonl",
+        "sweep/spec.yaml",
     }
-    assert "sweep/trials/2/steps.jsonl" not in stored.files
+    assert "sweep/spec.yaml" not in stored.files
     assert stored.files["notes.md"] == b"written by hand"
     assert len(hub.uploads) == uploads
     assert f"updated: {hub.url}/me/knee" in capsys.readouterr().out

@@ -1,106 +1,100 @@
-"""The published record: the same front for others, and nothing about the author's machine."""
+"""The published numbers: those of the ledger, and nothing about the author's machine or data."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from dataclasses import replace
+from typing import Any
 
-import pandas as pd
 import pytest
 
-from gdpo_tune import load_sweep
-from gdpo_tune.publishing.record import build_record
+from gdpo_tune.core.trials import Estimate
+from gdpo_tune.publishing.record import OWN, build_record
 from gdpo_tune.results.open_sweep import find_sweep
-from gdpo_tune.spec import load_spec
-from tests.support.paths import ROOT
 from tests.support.published_sweeps import MACHINE, PRIVATE, copy_stored_sweep, make_sweep
 
+CANARY = "kanarie"
+TASK = """
+from gdpo_tune.tasks.code import CodeTask
 
-def publish_record(directory, hub, name="model:me/front"):
-    """Put the record of a sweep on the Hub, as the command does."""
-    hub.add(name, build_record(find_sweep(str(directory))))
+class Mine(CodeTask):
+    rewards = ("correctness", "format", "length")
+    metrics = ("correctness", "format", "length")
+"""
 
 
-def assert_same(one, other):
-    """Compare two loaded sweeps bit for bit."""
-    pd.testing.assert_frame_equal(one.front, other.front, check_exact=True)
-    pd.testing.assert_frame_equal(
-        one.trials.drop(columns="reason"), other.trials.drop(columns="reason"), check_exact=True
-    )
-    assert one.analysis.hypervolume == other.analysis.hypervolume
-    assert one.analysis.hypervolume_interval == other.analysis.hypervolume_interval
-    assert one.analysis.knee.name == other.analysis.knee.name
-    assert {n: c.name for n, c in one.analysis.extremes.items()} == {
-        n: c.name for n, c in other.analysis.extremes.items()
+def test_the_numbers_are_those_of_the_ledger_bit_for_bit(tmp_path):
+    sweep = find_sweep(str(copy_stored_sweep(tmp_path / "runs")))
+    numbers = json.loads(json.dumps(build_record(sweep), allow_nan=False))
+    assert numbers["front"] == [member.name for member in sweep.front.members]
+    assert numbers["knee"] == sweep.front.knee.name
+    assert numbers["hypervolume"]["value"] == sweep.front.hypervolume
+    assert len(numbers["trials"]) == len(sweep.records)
+    for trial, record in zip(numbers["trials"], sweep.records, strict=True):
+        assert (trial["number"], trial["role"]) == (record.number, record.role)
+        assert trial["params"] == record.trained_params
+        assert [part["weight"] for part in trial["parts"]] == [p.weight for p in record.parts]
+        for split in ("validation", "test"):
+            means = {name: e["mean"] for name, e in trial[split].items()}
+            assert means == {name: e.mean for name, e in getattr(record, split).items()}
+        assert trial["cost"]["completions"] == record.cost.completions
+
+
+def test_a_field_leaves_only_if_it_is_listed(swept):
+    """A new field of a trial or of the file is published only once somebody puts it here."""
+    numbers = build_record(find_sweep(str(swept.directory)))
+    assert set(numbers) == {
+        *("task", "policy", "objectives", "training", "lora_rank", "versions", "hypervolume"),
+        *("front", "knee", "trials"),
     }
-    assert one.analysis.hypervolume_over_trials == other.analysis.hypervolume_over_trials
-
-
-@pytest.mark.parametrize("place", ["me/front", "datasets/me/front"])
-def test_a_published_front_is_read_back_bit_for_bit(tmp_path, hub, place):
-    directory = copy_stored_sweep(tmp_path / "runs")
-    kind = "dataset" if "datasets" in place else "model"
-    publish_record(directory, hub, f"{kind}:me/front")
-    read = load_sweep(f"hf://{place}")
-    assert_same(read, load_sweep(str(directory)))
-    assert read.trials["reason"].equals(load_sweep(str(directory)).trials["reason"])
-    assert len(read.front) == 30
-    assert read.spec.name == "front"
-    assert set(read.figures) == set(load_sweep(str(directory)).figures)
+    assert all(
+        set(trial)
+        == {
+            *("number", "name", "role", "state", "proposer", "seed", "replicate_of", "feasible"),
+            *("comparable", "ends_at", "params", "parts", "cost", "validation", "test", "rungs"),
+        }
+        for trial in numbers["trials"]
+    )
+    assert all(isinstance(value, bool | int | float) for value in numbers["training"].values())
 
 
 def test_no_word_about_the_authors_machine_is_published(swept):
-    files = build_record(find_sweep(str(swept.directory)))
-    private = [*PRIVATE, str(swept.directory), swept.storage]
     journal = (swept.directory / "ledger.journal").read_text()
     assert all(word in journal for word in ("gpu-box-17", MACHINE, "anna.b", "10.1.2.3"))
-    for name, content in files.items():
-        found = [word for word in private if word.encode() in content]
-        assert not found, f"{name} has {found}"
-    assert '"reason":"FileNotFoundError"' in files["sweep/ledger.journal"].decode()
+    text = json.dumps(build_record(find_sweep(str(swept.directory))))
+    found = [w for w in (*PRIVATE, str(swept.directory), swept.storage) if w in text]
+    assert not found
 
 
-def test_completions_and_prompts_stay_behind(swept):
-    files = build_record(find_sweep(str(swept.directory)))
-    assert {name.rpartition("/")[2] for name in files} == {
-        "spec.yaml",
-        "ledger.journal",
-        "steps.jsonl",
-    }
-    assert b"private prompt" not in b"".join(files.values())
+def test_texts_and_names_that_nobody_declared_stay_behind(swept):
+    sweep = find_sweep(str(swept.directory))
+    unknown = {CANARY: Estimate(0.5, 0.1)}
+
+    def plant(record: Any) -> Any:
+        params = {**record.params, CANARY: 1.0, "normalization": CANARY}
+        return replace(
+            record,
+            params=params,
+            reason=CANARY,
+            content=CANARY,
+            request=CANARY,
+            address=f"s3://{CANARY}",
+            environment={CANARY: CANARY},
+            validation={**record.validation, **unknown},
+            test={**record.test, **unknown},
+            rungs=tuple(replace(rung, validation=unknown) for rung in record.rungs),
+        )
+
+    sessions = [{"ending": CANARY, "provenance": {"packages": {"torch": CANARY, CANARY: "1"}}}]
+    planted = replace(sweep, records=[*map(plant, sweep.records)], sessions=sessions)
+    assert CANARY not in json.dumps(build_record(planted))
 
 
-def test_the_record_of_a_sweep_with_directories_has_an_identity_of_its_own(tmp_path, hub):
-    data = tmp_path / "anna.b" / "prompts.jsonl"
-    data.parent.mkdir()
-    shutil.copyfile(ROOT / "tests" / "data" / "mbpp.jsonl", data)
-    spec = make_sweep(tmp_path, **{"data.source": str(data), "data.layout": "mbpp"})
-    publish_record(spec.directory, hub)
-    read = load_sweep("hf://me/front")
-    assert read.spec.data.source == "data.jsonl"
-    assert_same(read, load_sweep(str(spec.directory)))
-
-
-def test_the_published_file_can_be_searched_again(swept, tmp_path):
-    content = build_record(find_sweep(str(swept.directory)))["sweep/spec.yaml"]
-    (tmp_path / "again.yaml").write_bytes(content)
-    again = load_spec(tmp_path / "again.yaml")
-    assert again.compute_identity() == swept.compute_identity()
-    assert (again.notify, again.resources.env, again.storage) == (None, (), "runs")
-    assert again.tracking.uri == "sqlite:///mlflow.db"
-
-
-@pytest.mark.parametrize("user", ["search", "model", "gdpo", "sweep"])
-def test_a_user_whose_name_has_a_meaning_in_the_ledger(swept, hub, monkeypatch, user):
-    monkeypatch.setattr("getpass.getuser", lambda: user)
-    publish_record(swept.directory, hub)
-    assert_same(load_sweep("hf://me/front"), load_sweep(str(swept.directory)))
-
-
-def test_numbers_and_distributions_are_never_changed(swept):
-    before = (swept.directory / "ledger.journal").read_text().splitlines()
-    after = build_record(find_sweep(str(swept.directory)))["sweep/ledger.journal"].decode()
-    ours = [json.loads(line) for line in before if '"op_code":4' in line]
-    theirs = [json.loads(line) for line in after.splitlines() if '"op_code":4' in line]
-    assert [r["distributions"] for r in ours] == [r["distributions"] for r in theirs]
-    assert [r["params"] for r in ours] == [r["params"] for r in theirs]
+@pytest.mark.parametrize("key", ["policy", "task"])
+def test_a_policy_or_task_of_its_authors_own_has_no_name(tmp_path, key):
+    (tmp_path / CANARY).mkdir()
+    (tmp_path / CANARY / "mine.py").write_text(TASK)
+    values = {"policy": f"{tmp_path}/{CANARY}", "task": f"{tmp_path}/{CANARY}/mine.py:Mine"}
+    numbers = build_record(find_sweep(str(make_sweep(tmp_path, **{key: values[key]}).directory)))
+    assert numbers[key] == OWN
+    assert CANARY not in json.dumps(numbers)
