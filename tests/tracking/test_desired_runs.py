@@ -7,7 +7,7 @@ from pathlib import Path
 from gdpo_tune.core.events import SweepStarted
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Measurement, TrialRecord
-from gdpo_tune.tracking.projection import Projection
+from gdpo_tune.tracking.desired_runs import DesiredRuns
 from gdpo_tune.tracking.run_content import SWEEP
 from gdpo_tune.tracking.views import Site
 from tests.support.tuning import load_code_spec
@@ -36,12 +36,12 @@ def test_of_a_private_sweep_no_text_and_no_place_leaves(tmp_path: Path):
         directory=directory,
         checkpoint=directory / "checkpoint-1",
     )
-    projection = Projection(spec)
-    projection.take(SweepStarted((record,)))
+    runs = DesiredRuns(spec)
+    runs.take(SweepStarted((record,)))
     site = Site("http://tracking", "1", "parent")
-    run = projection.build("0", site, None)
+    run = runs.build("0", site, None)
     assert [name for name, *_ in run.curves] == ["train/loss"]
     assert CANARY not in repr(run)
-    sweep = projection.build(SWEEP, site, None)
+    sweep = runs.build(SWEEP, site, None)
     assert CANARY not in repr({**vars(sweep), "files": sweep.files["spec.yaml"]})
     assert "report.html" not in sweep.files
