@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gdpo_tune.results.open_sweep import Sweep
 
 
+MAX_NAMED = 8
+"""Other policies that are named, because they meet the target too."""
 REMOVED_OPTIONS = {
     "--out": "the merge is a trial of the sweep: leave it out",
     "--evaluations": "a call evaluates one merge: leave it out, and run the command again",
@@ -113,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _print_result(sweep: Sweep, chosen: WishedMerge, record: TrialRecord) -> int:
-    from gdpo_tune.core.text import format_estimate
+    from gdpo_tune.core.text import format_estimate, format_first, format_number
 
     print(f"{record.name}: {' '.join(filter(None, [record.state, record.reason]))}")
     if record.state != "complete":
@@ -122,7 +124,17 @@ def _print_result(sweep: Sweep, chosen: WishedMerge, record: TrialRecord) -> int
     for limit in chosen.limits:
         estimate = record.test[limit.metric]
         verb = "holds" if limit.holds(estimate.mean) else "does not hold"
-        print(f"{limit} {verb} on test prompts: {format_estimate(estimate)}")
+        bound = f"{limit.metric} {limit.op} {format_number(limit.limit)}"
+        print(f"{bound} {verb} on test prompts: {format_estimate(estimate)}")
+    others = [
+        other.name
+        for other in sweep.records
+        if other.state == "complete" and other.feasible and not other.is_initial
+        if other.replicate_of is None and other.number != record.number
+        if all(limit.holds(other.test[limit.metric].mean) for limit in chosen.limits)
+    ]
+    if chosen.limits and others:
+        print(f"these meet it on test prompts too: {format_first(others, MAX_NAMED)}")
     print(f"policy: {record.policy}")
     return ExitCode.DONE
 

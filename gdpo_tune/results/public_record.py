@@ -1,4 +1,4 @@
-"""What of a sweep may leave its machine: for `publish`, and for MLflow under `tracking.private`.
+"""Fields that may leave the machine: by `publish`, and to MLflow under `tracking.private`.
 
 A field leaves if it is listed here or in `publishing.record`, as a number or as a name that this
 package, the space or the task declares. No text of a trial leaves: a reason, an incident or an

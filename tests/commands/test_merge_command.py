@@ -127,16 +127,20 @@ def test_a_finished_sweep_evaluates_the_merge_in_a_session(spec, sessions, capsy
     assert "merge, predicted on validation" in printed
     assert "merge, test" in printed
     assert "3@60, test" in printed
-    assert "length >= 0.6 holds on test prompts" in printed
+    assert "length >= 0.600 holds on test prompts" in printed
     assert printed.endswith(f"policy: {record.checkpoint}\n")
     assert len(sessions) == 1
     with Ledger.open(spec, read_only=True) as ledger:
         assert is_finished(ledger.spec, ledger.get_records()), "it has finished again"
 
 
-def test_each_call_evaluates_another_merge_and_learns_from_those_before(spec, sessions):
+def test_each_call_evaluates_another_merge_and_learns_from_those_before(spec, sessions, capsys):
     for _ in range(3):
+        capsys.readouterr()
         assert run(spec, *TOWARD) == 0
+    earlier = [record.name for record in list_merges(spec)[:2]]
+    (line,) = [s for s in capsys.readouterr().out.splitlines() if "meet it on test" in s]
+    assert {*earlier} <= {*line.partition(": ")[2].split(", ")}, "what meets the target is named"
     assert len({record.parts for record in list_merges(spec)}) == 3
 
 
