@@ -115,6 +115,7 @@ def run_command(
     """Run a command's `main` on `words`, by default the process's own; exit with its status."""
     prepare_output()
     bypass_proxies_on_loopback()
+    os.environ.setdefault("DO_NOT_TRACK", "1")  # libraries report to their makers otherwise
     try:
         status = command(sys.argv[1:] if words is None else words)
         sys.stdout.flush()

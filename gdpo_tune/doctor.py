@@ -104,7 +104,7 @@ def _check_machine() -> Iterator[Row]:
     from gdpo_tune.spec.machine import count_visible_gpus, list_other_sweeps
     from gdpo_tune.spec.model import Tracking
     from gdpo_tune.tracking.server import find_problem
-    from gdpo_tune.tuning.ray.cluster import HEAD_POLL_SECONDS, describe_access, probe_head
+    from gdpo_tune.tuning.ray.cluster import describe_access, find_cluster, find_thread_problem
 
     others, memory = [*list_other_sweeps()], (system.read_machine_memory() or 0) / GIB
     cpus = f"{system.count_local_cpus()} of {os.cpu_count()}, by affinity and quotas"
@@ -133,11 +133,16 @@ def _check_machine() -> Iterator[Row]:
     uri = os.environ.get("MLFLOW_TRACKING_URI") or Tracking().uri
     problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
     yield _build_row("MLflow", f"{uri} {problem}", fix, fine=not problem)
-    address, name = os.environ.get(addresses.RAY_ADDRESS, ""), addresses.RAY_ADDRESS
-    silence = "" if address in ("", "auto") else probe_head(address, HEAD_POLL_SECONDS)
-    said = silence or (address and describe_access(address))
-    text = f"{name} = {address} {said}" if address else "starts on this machine, with a token"
-    yield _build_row("Ray", text, f"start that cluster, or unset {name}", fine=not silence)
+    if address := os.environ.get(addresses.RAY_ADDRESS, ""):
+        try:
+            find_cluster()
+            text = f"{addresses.RAY_ADDRESS} = {address} {describe_access(address)}"
+            yield _build_row("Ray", text, fine=True)
+        except GdpoTuneError as error:
+            yield _build_row("Ray", str(error), fine=False)
+    else:
+        problem = find_thread_problem()
+        yield _build_row("Ray", problem or "starts on this machine, with a token", fine=not problem)
 
 
 def check_gpus() -> Iterator[Row]:

@@ -11,6 +11,7 @@ closes asks too, but never aborts: the shell and the kernel each send SIGHUP.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import threading
@@ -76,8 +77,27 @@ def count_local_cpus(root: Path = Path("/")) -> int:
     return max(1, min([cores, *quotas]))
 
 
+def count_free_threads(root: Path = Path("/")) -> int | None:
+    """Return how many more threads this user and control group may start; None: no limit is known.
+
+    Source: `RLIMIT_NPROC` in getrlimit(2), which counts threads and does not bind root; `pids.max`
+    and `pids.current` in the kernel's cgroup-v2.rst and pids.rst.
+    """
+    import psutil
+
+    files = _read_group_files(root, "pids", "pids.max pids.current", "pids.max pids.current")
+    pairs = [words for words in files if len(words) == 2 and words[0].isdecimal()]
+    free = [int(most) - int(now) for most, now in pairs]
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.geteuid() and limit != resource.RLIM_INFINITY:
+        ours = psutil.process_iter(["uids", "num_threads"])
+        threads = (p.info["num_threads"] or 0 for p in ours if p.info["uids"].real == os.getuid())
+        free.append(limit - sum(threads))
+    return min(free, default=None)
+
+
 def _read_group_files(
-    root: Path, controller: str, name: str, names_of_version_1: str
+    root: Path, controller: str, names: str, names_of_version_1: str
 ) -> Iterator[list[str]]:
     """Yield the words of files of this process's control group, then of each parent that has them.
 
@@ -91,8 +111,8 @@ def _read_group_files(
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         inner = PurePosixPath(path.lstrip("/"))
         for group in (inner, *inner.parents):
-            names = names_of_version_1.split() if controllers else [name]
-            lines = [line for name in names for line in _read_lines(mount / group / name)]
+            files = (names_of_version_1 if controllers else names).split()
+            lines = [line for name in files for line in _read_lines(mount / group / name)]
             if words := " ".join(lines).split():
                 yield words
 

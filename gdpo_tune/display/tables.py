@@ -40,7 +40,8 @@ def build_console(width: int | None = None) -> Console:
     For rich `FORCE_COLOR` makes a terminal of any file. Jupyter and CI set it, and would keep every
     frame of a live table.
     """
-    return _Console(force_terminal=None if sys.stdout.isatty() else False, width=width)
+    is_terminal = None if sys.stdout.isatty() else False
+    return _Console(force_terminal=is_terminal, width=width, emoji=False)  # :x: is no picture
 
 
 def make_table(*columns: str) -> Table:

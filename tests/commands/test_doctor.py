@@ -167,9 +167,20 @@ def test_what_is_wrong_with_a_machine(row, change, state, text, monkeypatch, cap
     assert SECRET not in str(rows)
 
 
+def test_a_limit_of_threads_is_what_the_sweep_refuses(monkeypatch, capsys):
+    monkeypatch.setattr(cluster, "count_free_threads", lambda: 100)
+    status, rows = run(capsys)
+    assert (status, *rows["Ray"][:2]) == (
+        1,
+        "problem",
+        cluster.find_thread_problem().split("\n")[0],
+    )
+
+
 @pytest.mark.parametrize("access", ["asks for a token", "is open: everyone may join"])
 def test_whom_a_cluster_lets_in_is_said(access, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setattr(cluster, "find_cluster", lambda: ("auto", "head:6379"))
     monkeypatch.setattr(cluster, "describe_access", lambda _: access)
     assert run(capsys)[1]["Ray"][:2] == ["ok", f"RAY_ADDRESS = auto {access}"]
 

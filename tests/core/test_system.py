@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ from gdpo_tune import cli
 from gdpo_tune.core import system
 from gdpo_tune.core.system import (
     block_hangups,
+    count_free_threads,
     count_local_cpus,
     count_parallel_candidates,
     find_process,
@@ -146,6 +149,55 @@ def test_cpus_are_the_fewest_of_affinity_and_quotas(files, expected, tmp_path, m
     """Quotas are those of the kernel's cgroup-v2.rst and sched-bwc.rst, counted as Ray counts."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert count_local_cpus(machine(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("user", "limit", "files", "expected"),
+    [
+        (0, 100, {}, None),  # getrlimit(2): not enforced for root
+        (1000, resource.RLIM_INFINITY, {}, None),
+        (1000, 500, {}, 500 - 3 - 20),
+        (
+            *(1000, 500),
+            {
+                "proc/self/cgroup": "0::/pod/job\n",
+                "sys/fs/cgroup/pod/job/pids.max": "max\n",
+                "sys/fs/cgroup/pod/job/pids.current": "40\n",
+                "sys/fs/cgroup/pod/pids.max": "110\n",
+                "sys/fs/cgroup/pod/pids.current": "60\n",
+            },
+            50,
+        ),
+        (
+            *(0, 500),
+            {
+                "proc/self/cgroup": "3:pids:/docker/0123\n",
+                "sys/fs/cgroup/pids/pids.max": "150\n",
+                "sys/fs/cgroup/pids/pids.current": "10\n",
+            },
+            140,
+        ),
+        (  # the root of all groups has no limit
+            *(0, 500),
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/pids.current": "10\n"},
+            None,
+        ),
+    ],
+)
+def test_free_threads_are_the_fewest_of_user_and_control_groups(
+    user, limit, files, expected, tmp_path, monkeypatch
+):
+    """Files are those of the kernel's cgroup-v2.rst and, in version 1, pids.rst."""
+    processes = [(1000, 3), (1000, 20), (0, 70)]
+    table = [
+        SimpleNamespace(info={"uids": SimpleNamespace(real=owner), "num_threads": threads})
+        for owner, threads in processes
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda names: table)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    assert count_free_threads(machine(tmp_path, files)) == expected
 
 
 def test_candidates_share_half_of_the_memory_and_one_always_runs():

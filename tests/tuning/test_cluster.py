@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -20,10 +21,13 @@ import psutil
 import pytest
 import ray
 from ray._common.utils import get_default_ray_temp_dir
+from ray._private import ray_constants
+from ray._private import worker as ray_worker
 from ray._private.accelerators import accelerator
+from ray._private.runtime_env import uv_runtime_env_hook
 from ray._private.utils import validate_socket_filepath
 from ray._raylet import AuthenticationMode, get_authentication_mode
-from ray.exceptions import AuthenticationError, RpcError
+from ray.exceptions import AuthenticationError, GetTimeoutError, RpcError
 
 from gdpo_tune.core.errors import ClusterError, ClusterLostError, UsageError
 from gdpo_tune.core.system import identify_start
@@ -67,6 +71,7 @@ def test_only_processes_of_the_cluster_are_recorded(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     new: list[int] = []
     monkeypatch.setattr(ray, "init", lambda **options: new.append(spawn().pid))
+    monkeypatch.setattr(cluster, "check_first_process", lambda: None)
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     spawn()  # a server of somebody else, say
@@ -95,6 +100,7 @@ def slow_down_starts(
             raise Exception("The current node timed out during startup. This could happen because")
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "check_first_process", lambda: None)
     return started
 
 
@@ -118,6 +124,63 @@ def test_a_cluster_that_never_starts_ends_the_sweep_in_one_line(
     with late, cluster.open_cluster(file):
         pytest.fail("there is no cluster")
     assert len(started) == cluster.STARTS
+
+
+@pytest.mark.parametrize("free", [None, 0, cluster.THREADS - 1, cluster.THREADS])
+def test_a_limit_of_threads_is_named_before_ray_starts(
+    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, free: int | None
+):
+    """ray-project/ray#37144, #8546: below it servers abort, or wait for minutes."""
+    started = slow_down_starts(spawn, monkeypatch, times=0)
+    monkeypatch.setattr(cluster, "count_free_threads", lambda: free)
+    if free is None or free >= cluster.THREADS:
+        with cluster.open_cluster(file):
+            assert started
+        return
+    named = pytest.raises(ClusterError, match=f"leaves {free} more threads .*\n    fix: raise it")
+    with named, cluster.open_cluster(file):
+        pytest.fail("there is no cluster")
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "terminate called\n  what():  Resource temporarily unavailable\n/lib/libc.so",
+            r"\(raylet: what\(\): Resource temporarily unavailable; see .*logs\)",
+        ),
+        (
+            "[2026-11-29 02:17:57,387 E 20976 20976] (raylet) pool.cc:660: It is dead.\n",
+            r"\(raylet: \[.*It is dead\.; see",
+        ),
+        ("[2026-11-29 02:17:57,387 I 20976 20976] (raylet) fine\n", "for trials; see .*logs"),
+        (None, "for trials; see .*logs"),
+    ],
+)
+def test_the_first_process_has_a_time_limit_and_servers_are_quoted(
+    log: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Lines as Ray 2.60 wrote them below `ulimit -u 110` and `180`."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(cluster, "SOCKET", "")
+    monkeypatch.setattr("ray._common.utils.get_default_ray_temp_dir", lambda: str(tmp_path / "ray"))
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    if log is not None:
+        (logs / "raylet.err").write_text(log)
+    limits = []
+
+    def get(reference: object, timeout: float) -> None:
+        limits.append(timeout)
+        raise GetTimeoutError
+
+    task = SimpleNamespace(remote=lambda: None)
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda _: task)
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(ClusterLostError, match=f"Ray can start no process.*{said}"):
+        cluster.check_first_process()
+    assert limits == [cluster.FIRST_PROCESS_SECONDS]
 
 
 def test_other_errors_of_ray_are_raised_unchanged(
@@ -318,6 +381,16 @@ def test_stop_requests_of_an_earlier_run_are_removed(tmp_path: Path):
     flag.withdraw(3)
 
 
+def test_no_environment_of_uv_is_built_for_trials(monkeypatch: pytest.MonkeyPatch):
+    """ray-project/ray#50462: the constant is Ray's switch, read from a variable on import."""
+    monkeypatch.setattr(ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", True)
+    monkeypatch.setattr(cluster, "ENVIRONMENT", {})
+    cluster._set_defaults()
+    environment = {"env_vars": {"A": "1"}}
+    monkeypatch.setattr(uv_runtime_env_hook, "_get_uv_run_cmdline", lambda: ["uv", "run", "python"])
+    assert ray_worker._maybe_modify_runtime_env(environment, False) == environment
+
+
 def test_a_trial_without_a_gpu_sees_none():
     """Ray reads this variable for CUDA_VISIBLE_DEVICES of actors without a GPU."""
     name = accelerator.RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR
@@ -336,10 +409,14 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield address
 
 
-def fake_client(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
-    def client(address: str) -> None:
+def fake_client(monkeypatch: pytest.MonkeyPatch, error: Exception | None, **versions: str) -> None:
+    own = {"ray_version": ray.__version__, "python_version": platform.python_version()}
+    metadata = json.dumps(own | versions).encode()
+
+    def client(address: str) -> SimpleNamespace:
         if error is not None:
             raise error
+        return SimpleNamespace(internal_kv_get=lambda *_, **__: metadata)
 
     monkeypatch.setattr("ray._raylet.GcsClient", client)
 
@@ -369,6 +446,31 @@ def test_a_head_that_does_not_let_us_in(head, monkeypatch, error, token, message
     if token:
         monkeypatch.setenv("RAY_AUTH_TOKEN", token)
     with pytest.raises(ClusterError, match=f"{head} {message}"):
+        cluster.connect_to_cluster({}, {})
+
+
+@pytest.mark.parametrize("other", [{"python_version": "3.11.99"}, {"ray_version": "2.1.0"}])
+def test_a_head_of_other_versions_is_refused_with_both(head, monkeypatch, other):
+    """ray-project/ray#7648, #44063: `check_version_info` of Ray raises a RuntimeError."""
+    fake_client(monkeypatch, None, **other)
+    with pytest.raises(ClusterError) as caught:
+        cluster.connect_to_cluster({}, {})
+    first, fix, *more = str(caught.value).splitlines()
+    assert all(version in first for version in (*other.values(), ray.__version__))
+    assert platform.python_version() in first
+    assert fix.startswith("    fix: install the same versions")
+    assert not more
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no room"), RpcError("Deadline Exceeded")])
+def test_another_error_of_ray_is_a_reason(head, monkeypatch, error):
+    fake_client(monkeypatch, None)
+
+    def refuse(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ClusterError, match=f"does not join the cluster at {head}: .*\n    fix: "):
         cluster.connect_to_cluster({}, {})
 
 

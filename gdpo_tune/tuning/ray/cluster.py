@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import psutil
@@ -27,11 +29,18 @@ import psutil
 from gdpo_tune.core import addresses, registry
 from gdpo_tune.core.errors import ClusterError, ClusterLostError
 from gdpo_tune.core.files import write_atomically
-from gdpo_tune.core.system import block_hangups, count_local_cpus, find_process, identify_start
+from gdpo_tune.core.system import (
+    block_hangups,
+    count_free_threads,
+    count_local_cpus,
+    find_process,
+    identify_start,
+)
 from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.ray.head_store import KEY_VARIABLE, share_secrets, split_secrets
 
 FOR_TRIALS: Mapping[str, str] = {
+    "DO_NOT_TRACK": "1",  # no reports to the makers of TRL and vLLM
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a report of several workers waits for it
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # importing torch on a busy machine
@@ -66,6 +75,14 @@ STARTS = 4
 """Attempts to start a cluster of our own: half a minute is not always enough on a busy machine."""
 TOO_SLOW = "timed out during startup"
 """In the message of Ray's error, which has no type of its own, if the start took too long."""
+COMPLAINT = re.compile(r"what\(\):|\bfailed\b|\] *Error|\s[EF] \d+ \d+\]")
+"""In lines of Ray's logs: an exception, or the severity error or fatal."""
+QUOTED = 200
+"""Characters of such a line in a message."""
+THREADS = 200
+"""Threads that Ray's servers on two cores, 165 with Ray 2.60, and the process of one trial need."""
+FIRST_PROCESS_SECONDS = 300.0
+"""Seconds that Ray may take for its first process, which imports Ray on a busy machine."""
 ANSWER_SECONDS = 10.0
 """Seconds that the head may take for its first answer."""
 HEAD_POLL_SECONDS, CONNECT_SECONDS = 2.0, 2.0
@@ -79,6 +96,7 @@ LOST = (
     "a server of Ray is gone (killed, out of memory, or crashed), and no trial can run "
     "without it; what trials have recorded is kept"
 )
+ALONE = f"to train on this machine alone, unset {addresses.RAY_ADDRESS}"
 ELSEWHERE = "from a machine that is no node of the cluster: --submit http://HEAD:8265"
 
 
@@ -147,6 +165,8 @@ def _start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[C
     _set_defaults()
     import ray
 
+    if problem := find_thread_problem():
+        raise ClusterError(problem)
     others = list_children()
     # Ray runs what everyone sends who reaches its ports and has the token. A variable is in no
     # file, log or command line, and the sandbox does not pass it on
@@ -166,6 +186,7 @@ def _start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[C
 
     try:
         remember()
+        check_first_process()
         yield Cluster(Nodes(ray.nodes), remember, call_every(CHECK_SERVERS, is_alive))
     finally:
         lost = not is_alive()
@@ -198,24 +219,31 @@ def read_authentication() -> None:
 def _set_defaults() -> None:
     for name, value in ENVIRONMENT.items():  # Ray reads some of them when it is imported
         os.environ.setdefault(name, value)
+    from ray._private import ray_constants
+
+    # Below `uv run` every process would build an environment from a copy of this directory
+    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
 
 
 def start_servers(others: set[psutil.Process]) -> None:
     """Start Ray's servers, up to `STARTS` times if they take too long; `others` are not of Ray."""
     import ray
     from ray._private import ray_constants
+    from ray._private.node import Node
     from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
-    usual = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", ""))
-    is_too_long = len(os.fsencode(os.path.abspath(usual) + SOCKET)) > 107  # bytes, see unix(7)
     starting = Retrying(
         retry=retry_if_exception(lambda error: TOO_SLOW in str(error)),
         stop=stop_after_attempt(STARTS),
         after=lambda _: end_processes(list_children() - others),
     )
+    usual_value, usual_start = ray_constants.ENABLE_RAY_CLUSTER, Node.start_api_server
     # Ray listens on the loopback address where it knows no clusters, as on macOS. Elsewhere it
     # replaces 127.0.0.1, also in its option _node_ip_address, and listens on every interface
-    usual_value, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    # Without a dashboard this server is there for usage statistics alone, and asks the metadata
+    # services of three clouds for them even where they are switched off
+    Node.start_api_server = _leave_out_api_server
     try:
         with block_hangups():  # otherwise the servers end with the terminal, and trials unsaved
             starting(
@@ -224,16 +252,70 @@ def start_servers(others: set[psutil.Process]) -> None:
                 num_cpus=count_local_cpus(),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
-                _temp_dir="/tmp/ray" if usual and is_too_long else None,
+                _temp_dir=_choose_directory(),
                 **QUIET,
             )
     except RetryError as error:
         raise ClusterLostError(
-            f"the servers of Ray did not start in time in {STARTS} attempts: other programs keep "
-            "this machine busy"
+            f"the servers of Ray did not start in time in {STARTS} attempts{quote_logs()}"
         ) from error
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = usual_value
+        ray_constants.ENABLE_RAY_CLUSTER, Node.start_api_server = usual_value, usual_start
+
+
+def check_first_process() -> None:
+    """Let Ray start one process; raise a `ClusterLostError` with Ray's own words if it does not."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+
+    try:
+        ray.get(ray.remote(num_cpus=0)(_answer).remote(), timeout=FIRST_PROCESS_SECONDS)
+    except (GetTimeoutError, RayError) as error:
+        raise ClusterLostError(f"Ray can start no process for trials{quote_logs()}") from error
+
+
+def _answer() -> None:
+    """Stand for a trial."""
+
+
+def quote_logs() -> str:
+    """Return the first line in which each of Ray's servers says what is wrong, for a message."""
+    from ray._common.utils import get_default_ray_temp_dir
+
+    logs = Path(_choose_directory() or get_default_ray_temp_dir(), "session_latest", "logs")
+    quotes: list[str] = []
+    for name in SERVERS:
+        with suppress(OSError):  # it has written none
+            lines = (logs / f"{name}.err").read_text(errors="replace").splitlines()
+            found = [line.strip() for line in lines if COMPLAINT.search(line)]
+            quotes += [f"{name}: {shorten(found[0], QUOTED)}"] if found else []
+    return f" ({'; '.join(quotes)}; see {logs})" if quotes else f"; see {logs}"
+
+
+def _choose_directory() -> str | None:
+    """Return the directory of Ray's sockets; None for Ray's own, where its paths are not too long.
+
+    Source: unix(7), whose `sun_path` has 107 bytes.
+    """
+    usual = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", ""))
+    is_too_long = len(os.fsencode(os.path.abspath(usual) + SOCKET)) > 107
+    return "/tmp/ray" if usual and is_too_long else None
+
+
+def find_thread_problem() -> str:
+    """Return why Ray's servers cannot run beside the threads of this user; empty if they can."""
+    free = count_free_threads()
+    if free is None or free >= THREADS:
+        return ""
+    return (
+        f"a limit leaves {max(0, free)} more threads to this user or container, and Ray needs "
+        f"{THREADS}\n    fix: raise it: ulimit -u, docker run --pids-limit, or TasksMax= of systemd"
+    )
+
+
+def _leave_out_api_server(node: Any, **_: Any) -> None:
+    """Stand for `ray._private.node.Node.start_api_server`, whose address others read."""
+    node._webui_url = ""
 
 
 def call_every(seconds: float, check: Callable[[], bool]) -> Callable[[], bool]:
@@ -282,32 +364,49 @@ def connect_to_cluster(options: Mapping[str, Any], environment: Mapping[str, str
     """Connect to the cluster of `RAY_ADDRESS`, with options of `ray.init` and variables of trials.
 
     Raises:
-        ClusterError: there is none, it wants another token, or this machine is no node of it.
+        ClusterError: this machine is no node of it, or `find_cluster` refuses it.
+    """
+    address, head = find_cluster()
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **options)
+    except ConnectionError as error:
+        raise ClusterError(
+            f"{addresses.RAY_ADDRESS} = {address}: no node of the Ray cluster at {head} runs on "
+            f"this machine ({error})\n    fix: call on one of its nodes; {ELSEWHERE}; {ALONE}"
+        ) from error
+    except (RuntimeError, RayError) as error:
+        raise ClusterError(
+            f"{addresses.RAY_ADDRESS} = {address}: Ray does not join the cluster at {head}: "
+            f"{shorten(str(error), QUOTED)}\n    fix: see what its nodes log; {ALONE}"
+        ) from error
+
+
+def find_cluster() -> tuple[str, str]:
+    """Return the address of `RAY_ADDRESS`, and `HOST:PORT` of the head of the cluster there.
+
+    Raises:
+        ClusterError: there is none, it wants another token, or it has other versions.
         UsageError: the address, or the token, is wrong.
     """
     address = addresses.check_ray_address(os.environ[addresses.RAY_ADDRESS], addresses.RAY_ADDRESS)
     addresses.enable_ray_token(os.environ)
-    import ray
     from ray._private.services import canonicalize_bootstrap_address
 
     read_authentication()
     try:
         head = str(canonicalize_bootstrap_address(address))
+        check_head(head)
     except ConnectionError as error:
         raise ClusterError(
             f"{addresses.RAY_ADDRESS} = {address}: no Ray runs on this machine\n"
             f"    fix: start it with ray start, or write HOST:PORT of the head; {ELSEWHERE}"
         ) from error
-    try:
-        check_head(head)
-        ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **options)
-    except (ClusterError, ConnectionError) as error:
-        reason = str(error)
-        if isinstance(error, ConnectionError):
-            reason = f"no node of the Ray cluster at {head} runs on this machine ({error})\n"
-            reason += f"    fix: call on one of its nodes; {ELSEWHERE}"
-        alone = f"to train on this machine alone, unset {addresses.RAY_ADDRESS}"
-        raise ClusterError(f"{addresses.RAY_ADDRESS} = {address}: {reason}; {alone}") from error
+    except ClusterError as error:
+        raise ClusterError(f"{addresses.RAY_ADDRESS} = {address}: {error}; {ALONE}") from error
+    return address, head
 
 
 def describe_access(address: str) -> str:
@@ -331,7 +430,12 @@ def describe_access(address: str) -> str:
 
 
 def check_head(head: str) -> None:
-    """Raise a `ClusterError` if nothing at `HOST:PORT` answers, or if it wants another token."""
+    """Raise a `ClusterError` for a head at `HOST:PORT` that Ray would not join from this process.
+
+    Nothing answers there, it wants another token, or it has another Python or Ray.
+    """
+    from ray._common.usage.usage_lib import get_cluster_metadata
+    from ray._private.utils import check_version_info
     from ray.exceptions import AuthenticationError, RayError
 
     reason = probe_head(head, ANSWER_SECONDS)
@@ -341,7 +445,13 @@ def check_head(head: str) -> None:
             f"    fix: start the cluster; or correct or unset {addresses.RAY_ADDRESS}"
         )
     try:
-        registry.load("ray._raylet:GcsClient")(address=head)
+        client = registry.load("ray._raylet:GcsClient")(address=head)
+        check_version_info(get_cluster_metadata(client), "here")
+    except RuntimeError as error:  # of the versions
+        raise ClusterError(
+            f"the Ray cluster at {head} cannot be joined: {' '.join(str(error).split())}\n"
+            "    fix: install the same versions of Python and Ray here and on every node"
+        ) from error
     except AuthenticationError as error:
         has_token = os.environ.get(addresses.RAY_AUTH_MODE, "").lower() == "token"
         problem = "does not take the token" if has_token else "asks for a token"
