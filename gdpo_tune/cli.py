@@ -169,6 +169,34 @@ def _is_output_closed() -> bool:
     return is_closed
 
 
+def outlive_readers() -> None:
+    """Let this process go on when nobody reads its output any more; what it prints is lost then.
+
+    For long work: Ctrl-C ends `tee` first, and `head` ends when it has enough.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
+            continue  # a notebook, or a test, shows it
+        stream.flush()
+        raw = _OutlivingFile(stream.fileno(), "w", closefd=False)
+        wrapped = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            stream.encoding,
+            stream.errors,
+            line_buffering=stream.line_buffering or name == "stderr",
+        )
+        setattr(sys, name, wrapped)
+
+
+class _OutlivingFile(io.FileIO):
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
+
+
 def parse_directory(text: str) -> Path:
     """Return the value of an argument that names a directory, with `~` expanded."""
     problem = find_path_problem(text) if text else "empty, as a variable is that has no value"

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str]) -> int:
             return _print_dry_run(spec, needs or ())
     if options.submit is not None:
         return _submit_sweep(spec, options)
+    cli.outlive_readers()
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
         print_environment(spec)

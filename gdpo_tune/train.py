@@ -97,6 +97,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     else:
         asked = build_request_from_file(options.space, overrides)
+    cli.outlive_readers()
     for line in asked.lines:
         print(line)
     config = build_trial_config(asked, seed=options.seed, out=options.out, threads=options.threads)

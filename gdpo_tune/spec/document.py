@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -396,8 +397,12 @@ def read_text(path: Path, problems: Problems) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        reason, example = "there is no such file", "search_spaces/code.yaml"
-        fix = f"{suggest_file(path)}give the path of a search space, such as {example}"
+        from gdpo_tune.spec.starter import list_spaces
+
+        reason, guess = "there is no such file", suggest_file(path)
+        fix = f"{guess}give the path of a search space, or write one with gdpo-tune init"
+        if (shipped := list_spaces().get(path.stem)) and not guess:
+            fix = f"copy the one that ships: {shlex.join(['cp', str(shipped), path.name])}; {fix}"
     except UnicodeDecodeError as error:
         reason, fix = f"not UTF-8 at byte {error.start}", "save the file as UTF-8 text"
     except OSError as error:

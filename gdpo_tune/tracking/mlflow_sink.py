@@ -33,6 +33,9 @@ from gdpo_tune.tracking.views import build_experiment_tags
 INTERVAL, CLOSING_INTERVAL = 5.0, 0.5
 """Seconds between two comparisons, and while the process waits to end."""
 CLOSING_SECONDS = 10.0
+VIEWS = "views"
+NAMES = {SWEEP: "of the sweep", VIEWS: "of the experiment's views"}
+"""Key of what a server may refuse, besides numbers of trials -> its name for a person."""
 POLL_SECONDS, PRINT_SECONDS = 0.5, 5.0
 
 
@@ -113,7 +116,7 @@ class MlflowTracker:
                 f"  python -m gdpo_tune.report {shlex.quote(self._spec.location)} --sync"
             )
         for key, reason in self._refused.items():
-            name = "of the sweep" if key == SWEEP else f"of trial {key}"
+            name = NAMES.get(key, f"of trial {key}")
             warnings.append(f"{uri} refused updates {name}: {reason}")
         return "; ".join(warnings)
 
@@ -157,7 +160,10 @@ class MlflowTracker:
         if site := store.connect():
             desired.mark_all()
             start = store.runs[SWEEP].start
-            store.tag_experiment(build_experiment_tags(desired.spec, site, start))
+            try:
+                store.tag_experiment(build_experiment_tags(desired.spec, site, start))
+            except ContentRefused as error:  # data does not wait for what decorates it
+                self._refused[VIEWS] = str(error)
         self._problem = ""
         assert store.site is not None, "it is connected"
         if is_closing and store.runs[SWEEP].status == "RUNNING":

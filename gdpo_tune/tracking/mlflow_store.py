@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.tracking import views
 from gdpo_tune.tracking.run_content import NOTE, PARENT, RUN_NAME, SWEEP, RunContent
-from gdpo_tune.tracking.server import find_experiment, make_absolute, open_client, translate_errors
+from gdpo_tune.tracking.server import (
+    ContentRefused,
+    find_experiment,
+    make_absolute,
+    open_client,
+    translate_errors,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -135,7 +141,10 @@ class MlflowStore:
             self._find_runs(self.client)
 
     def write(self, key: str, content: RunContent) -> None:
-        """Write what a run lacks of its content, files aside; its tags after all points."""
+        """Write what a run lacks of its content, files aside; its tags after all points.
+
+        An entry that the server refuses is left out, and raises `ContentRefused` at the end.
+        """
         from mlflow.entities import Metric, Param, RunTag
 
         run = self._get_run(key, content)
@@ -146,13 +155,27 @@ class MlflowStore:
                 points.append((name, value, when, 0))
         params = {k: v for k, v in content.params.items() if k not in run.params}
         tags = {k: v for k, v in content.tags.items() if run.tags.get(k, "") != v}
+        refused: dict[str, None] = {}
+
+        def send(kind: str, entries: list[Any], size: int) -> None:
+            for batch in _split(entries, size):
+                try:
+                    with translate_errors():
+                        self.client.log_batch(run.id, **{kind: batch})
+                except ContentRefused as error:
+                    if len(batch) > 1:
+                        send(kind, batch, (len(batch) + 1) // 2)
+                    else:
+                        refused[f"{batch[0].key}: {error}"] = None
+                    continue
+                for each in batch:
+                    value = (each.value, each.step) if kind == "metrics" else each.value
+                    getattr(run, kind)[each.key] = value
+
+        send("metrics", [Metric(*point) for point in points], METRICS_PER_BATCH)
+        send("params", [Param(*item) for item in params.items()], ENTRIES_PER_BATCH)
+        send("tags", [RunTag(*item) for item in tags.items()], ENTRIES_PER_BATCH)
         with translate_errors():
-            for batch in _split([Metric(*point) for point in points], METRICS_PER_BATCH):
-                self.client.log_batch(run.id, metrics=batch)
-            for batch in _split([Param(*item) for item in params.items()], ENTRIES_PER_BATCH):
-                self.client.log_batch(run.id, params=batch)
-            for batch in _split([RunTag(*item) for item in tags.items()], ENTRIES_PER_BATCH):
-                self.client.log_batch(run.id, tags=batch)
             if content.inputs and not run.has_inputs:
                 self.client.log_inputs(run.id, build_dataset_inputs(content.inputs))
             if content.status and content.status != run.status:
@@ -160,11 +183,10 @@ class MlflowStore:
                     self.client.update_run(run.id, content.status)
                 else:
                     self.client.set_terminated(run.id, content.status, content.end)
-        run.metrics |= {name: (value, step) for name, value, _, step in points}
-        run.params |= params
-        run.tags |= tags
         run.has_inputs |= bool(content.inputs)
         run.status = content.status or run.status
+        if refused:
+            raise ContentRefused("; ".join(refused))
 
     def _get_run(self, key: str, content: RunContent) -> HeldRun:
         """Return a run; create that of a trial if it is missing.
@@ -208,14 +230,25 @@ class MlflowStore:
                 self.client.set_tag(run.id, DIGESTS, run.tags[DIGESTS])
 
     def tag_experiment(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the experiment; of its note, only the line of this sweep."""
+        """Set tags of the experiment; of its note, only the line of this sweep.
+
+        A server of MLflow 2 takes at most 5,000 characters, which views exceed; others are set.
+        """
+        refused: dict[str, None] = {}
         with translate_errors():
             held = self.client.get_experiment(self._experiment).tags
-            for name, text in tags.items():
-                if name == NOTE:
-                    text = views.merge_note(held.get(NOTE, ""), text, self.runs[SWEEP].id)
-                if held.get(name) != text:
+        for name, text in tags.items():
+            if name == NOTE:
+                text = views.merge_note(held.get(NOTE, ""), text, self.runs[SWEEP].id)
+            if held.get(name) == text:
+                continue
+            try:
+                with translate_errors():
                     self.client.set_experiment_tag(self._experiment, name, text)
+            except ContentRefused as error:
+                refused[str(error)] = None
+        if refused:
+            raise ContentRefused("; ".join(refused))
 
     def register(self, name: str, versions: Iterable[Mapping[str, Any]]) -> None:
         """Make the registry hold these versions and no others of this sweep."""

@@ -101,6 +101,42 @@ def test_a_reader_that_has_enough_sees_no_traceback():
     assert done.stderr == ""
 
 
+LONG = r"""
+import signal, sys
+from gdpo_tune import cli
+def work(_):
+    cli.outlive_readers()
+    print("begun", flush=True)
+    sys.stdin.readline()  # the reader has gone
+    print("lost", flush=True)
+    print("lost, too", file=sys.stderr)
+    open(sys.argv[1], "w").write("done")
+    return 130
+cli.run_command(work, [])
+"""
+
+
+def test_long_work_goes_on_when_its_reader_ends(tmp_path: Path):
+    """log4rs#31: Ctrl-C reaches `tee` as well, which ends before a sweep has said how to resume."""
+    done = tmp_path / "done"
+    with subprocess.Popen(
+        [sys.executable, "-c", LONG, str(done)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdin
+        assert process.stdout.readline() == b"begun\n"
+        process.stdout.close()
+        process.stderr.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait() == 130
+    assert done.read_text() == "done"
+
+
 SPELL = r"""
 from gdpo_tune import cli
 cli.run_command(lambda _: print('\u25cf 7 \u00b1 1 \u25be \u4e2d') or 0, [])

@@ -14,6 +14,8 @@ class FakeMlflow:
 
     def __init__(self):
         self.runs, self.experiment_tags, self.versions, self.files = {}, {}, {}, []
+        self.refused_keys = set()
+        """Keys of points, params and tags whose batch is refused."""
         self.requests, self.fail = [], lambda method, *arguments: None
         self._ids = itertools.count(1)
 
@@ -77,6 +79,8 @@ class FakeMlflow:
 
     def log_batch(self, id, metrics=(), params=(), tags=()):
         run = self.runs[id]
+        if self.refused_keys & {each.key for each in (*metrics, *params, *tags)}:
+            raise MlflowException("not this one", REFUSED)
         for metric in metrics:
             point = (metric.key, metric.value, metric.timestamp, metric.step)
             run.points += [] if point in run.points else [point]

@@ -382,6 +382,27 @@ def test_a_refused_run_does_not_delay_the_others(spec, mlflow):
     assert set(mlflow.by_key()) == {"sweep", "1"}
 
 
+def test_a_decoration_that_is_refused_costs_itself_alone(spec, mlflow):
+    """mlflow#16215: MLflow 2.22 takes tags of at most 5,000 characters, and our views have more."""
+
+    def fail(method, *arguments):
+        if method == "set_experiment_tag" and "View" in arguments[1]:
+            raise MlflowException("exceeds the maximum length of 5000 characters", REFUSED)
+
+    mlflow.fail = fail
+    mlflow.refused_keys = {"normalization"}
+    warning = play(spec, started(), TrialFinished(make_complete_trial(0, 0.9, 0.1)))
+    assert "refused updates of the experiment's views: MlflowException: exceeds" in warning
+    assert "refused updates of trial 0: normalization: MlflowException: not this one" in warning
+    assert "updates did not reach" not in warning
+    run = mlflow.by_key()["0"]
+    assert run.status == "FINISHED"
+    assert run.metrics["test/correctness"]
+    assert "group_size" in run.params
+    assert "normalization" not in {**run.params, **run.tags}
+    assert "mlflow.note.content" in mlflow.experiment_tags
+
+
 def test_files_that_cannot_be_stored_delay_nothing_and_are_tried_again(spec, mlflow):
     def fail(method, *_):
         if method == "log_text":
