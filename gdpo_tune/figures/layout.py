@@ -18,8 +18,8 @@ WIDTH = 1120
 """Pixels of a figure in a wide window; labels are placed for this width."""
 MARGINS = {"l": 64, "r": 40, "t": 48, "b": 52}
 """At the right there is room for the buttons, which would cover the legend elsewhere."""
-GAPS = (0.075, 0.16)
-"""Space between two panels as a share of the whole: across, and up."""
+GAP_ACROSS, GAP_UP = 0.075, 103
+"""Space between two panels: across as a share of the whole, and up in pixels, whatever the rows."""
 AXIS = {
     "gridcolor": style.GRID,
     "linecolor": style.FAINT,
@@ -62,20 +62,20 @@ def get_panel_size(panels: int) -> tuple[float, float]:
     """Return width and height of one of `panels` panels in pixels."""
     columns = style.count_columns(panels)
     inner = WIDTH - MARGINS["l"] - MARGINS["r"]
-    return inner * (1 - GAPS[0] * (columns - 1)) / columns, 430.0 if columns == 1 else 270.0
+    return inner * (1 - GAP_ACROSS * (columns - 1)) / columns, 430.0 if columns == 1 else 270.0
 
 
 def make_panels(count: int) -> tuple[go.Figure, list[dict[str, Any]]]:
     """Return a figure of `count` panels, and the `row` and `col` of each."""
     columns = style.count_columns(count)
     rows = math.ceil(count / columns)
+    inner = rows * get_panel_size(count)[1] + (rows - 1) * GAP_UP
     figure: go.Figure = make_subplots(
         rows=rows,
         cols=columns,
-        horizontal_spacing=GAPS[0] if columns > 1 else 0.0,
-        vertical_spacing=GAPS[1] if rows > 1 else 0.0,
+        horizontal_spacing=GAP_ACROSS if columns > 1 else 0.0,
+        vertical_spacing=GAP_UP / inner if rows > 1 else 0.0,
     )
-    inner = rows * get_panel_size(count)[1] / (1 - GAPS[1] * (rows - 1))
     figure.update_layout(**make_layout(inner + 64 + 56, t=64, b=56))
     return figure, [
         {"row": index // columns + 1, "col": index % columns + 1} for index in range(count)

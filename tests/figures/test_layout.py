@@ -1,0 +1,21 @@
+"""Panels of a figure, whatever their number."""
+
+import pytest
+
+from gdpo_tune.figures.layout import GAP_UP, get_panel_size, make_panels
+
+
+@pytest.mark.parametrize("objectives", [2, 3, 4, 7, 8, 10])
+def test_rows_of_panels_have_their_size_in_pixels(objectives: int):
+    """plotly.py#2273: spacing as a share of the figure grows with the rows, and is then refused."""
+    count = objectives * (objectives - 1) // 2
+    figure, cells = make_panels(count)
+    assert len(cells) == count
+    layout = figure.layout
+    inner = layout.height - layout.margin.t - layout.margin.b
+    domains = {tuple(layout[each].domain) for each in layout if str(each).startswith("yaxis")}
+    rows = sorted(domains)
+    for low, high in rows:
+        assert (high - low) * inner == pytest.approx(get_panel_size(count)[1], abs=1)
+    for below, above in zip(rows, rows[1:], strict=False):
+        assert (above[0] - below[1]) * inner == pytest.approx(GAP_UP, abs=1)
