@@ -132,7 +132,6 @@ def build_server(app: FastAPI) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         access_log=False,
-        date_header=False,
         lifespan="off",
         log_level="error",
         proxy_headers=False,  # else a client could evade the rate limit by a made-up address

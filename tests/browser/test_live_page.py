@@ -277,6 +277,34 @@ def test_the_sweep_is_paused_and_resumed(page, sweep):
     wait(lambda: get_kind(page) == "running")
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_times_are_those_of_the_server_whatever_the_clock_of_the_browser(browser, address, hours):
+    """gearpump#1479: RFC 9110, 6.6.1: `Date` is when the answer was made."""
+    with closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.add_init_script(
+            f"const now = Date.now.bind(Date); Date.now = () => now() + {hours * 3_600_000}"
+        )
+        page.goto(address)
+        wait(lambda: get_kind(page) == "running")
+        wait(lambda: page.inner_text(".progress small"))
+        assert " h " not in page.inner_text(".progress small")
+        assert " h " not in page.inner_text("#time-left")
+
+
+def test_a_server_that_is_silent_takes_no_requests(open_page, address):
+    """node-red-dashboard#618: a dead tunnel neither answers nor ends the connection."""
+    page = open_page(address)
+    wait(lambda: get_kind(page) == "running")
+    page.route("**/api/state", lambda route: None)
+    wait(lambda: get_kind(page) == "away")
+    assert "No answer since" in page.inner_text("#status-text")
+    assert not page.locator("#pause").is_enabled()
+    page.unroute("**/api/state")
+    wait(lambda: get_kind(page) == "running")
+    assert page.locator("#pause").is_enabled()
+
+
 def test_an_open_page_outlives_its_server_and_the_driver(open_page, sweep, driver):
     port = find_free_port()
     with watch(sweep, port) as (address, _):

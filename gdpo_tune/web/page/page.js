@@ -1,8 +1,9 @@
 "use strict";
 // The live page: asks for the state every second, and changes only what is new.
-const SECOND = 1000, HIDDEN = 10 * SECOND;
+const SECOND = 1000, HIDDEN = 10 * SECOND, PATIENCE = 15 * SECOND;
 const NO_VALUE = "\u2014";
 let state = null, tag = "", timer = 0, isAway = false, isAsking = false;
+let ahead = 0, answered = Date.now(); // how far the server's clock is ahead of this one, and when it last answered; milliseconds
 
 if (location.search) history.replaceState(null, "", location.pathname); // the cookie has the token from here on
 
@@ -37,7 +38,10 @@ async function refresh() {
   isAsking = true;
   clearTimeout(timer);
   try {
-    const answer = await fetch("api/state", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+    const answer = await fetch("api/state", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+    answered = Date.now();
+    const difference = Date.parse(answer.headers.get("Date")) - answered;
+    if (Math.abs(difference - ahead) > 2 * SECOND) ahead = difference; // the header has whole seconds
     if (answer.status === 200) {
       tag = answer.headers.get("ETag");
       state = await answer.json();
@@ -50,7 +54,8 @@ async function refresh() {
       showAway("refused", "This page may not see the sweep any more: open the address that the command watch prints.");
     }
   } catch {
-    showAway("away", "The server of this page has ended: start the command watch again, and the page goes on.");
+    showAway("away", "No answer since " + formatTime((answered + ahead) / SECOND) + ": the server of this page has ended, or the connection is lost. " +
+      "Start the command watch again, or the tunnel, and the page goes on.");
   }
   isAsking = false;
   showClocks();
@@ -212,7 +217,7 @@ function buildEndedRow(data) {
 // What time alone changes
 function showClocks() {
   if (!state || isAway) return;
-  const now = Date.now() / SECOND;
+  const now = (Date.now() + ahead) / SECOND;
   setText(byId("time-left"), state.ends_at === null ? "" : "About " + formatDuration(state.ends_at - now) + " left.");
   for (const small of document.querySelectorAll(".progress small")) {
     const since = small.dataset.started ? ", " + formatDuration(now - Number(small.dataset.started)) : "";
