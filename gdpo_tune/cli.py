@@ -33,7 +33,12 @@ from gdpo_tune.core.errors import (
     TaskFileError,
     UsageError,
 )
-from gdpo_tune.core.files import expand_path, find_path_problem, is_disk_full
+from gdpo_tune.core.files import (
+    expand_path,
+    explain_no_space,
+    find_path_problem,
+    is_disk_full,
+)
 from gdpo_tune.core.http import bypass_proxies_on_loopback
 from gdpo_tune.core.text import join_names, suggest
 
@@ -129,8 +134,9 @@ def run_command(
     except OSError as error:
         if not is_disk_full(error):
             raise
-        fix = "make room, and run the same command again"
-        print(f"error: no space left on a disk: {error}; {fix}", file=sys.stderr)
+        place = Path(str(error.filename)).parent if error.filename else Path()
+        reason, fix = explain_no_space(place, error)
+        print(f"error: {error}: {reason}\n    fix: {fix} and run it again", file=sys.stderr)
         status = ExitCode.FAILED
     except KeyboardInterrupt as error:
         print("Interrupted. Run the same command to resume.", file=sys.stderr)

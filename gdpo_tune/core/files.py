@@ -6,8 +6,8 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gdpo_tune.core.errors import DiskFullError, UsageError
@@ -90,9 +90,11 @@ def expand_path(path: str) -> Path:
 
 def find_path_problem(path: str) -> str:
     """Return why no file or directory can have this path; empty if one can."""
-    expanded, unset = _expand(path)
+    expanded, unset, unknown = _expand(path)
     if unset:
         return f"the variable {unset[0]} is not set (export {unset[0]}=...)"
+    if unknown:
+        return f"{unknown[0]} is not filled in: a $ begins a variable as $NAME or ${{NAME}} alone"
     if str(expanded).startswith("~"):
         return "there is no user of that name"
     if "\0" in path:
@@ -105,9 +107,13 @@ def find_path_problem(path: str) -> str:
     return ""
 
 
-def _expand(path: str) -> tuple[Path, list[str]]:
-    """Return a path as `expand_path`, and the variables in it that are unset or empty."""
+def _expand(path: str) -> tuple[Path, list[str], list[str]]:
+    """Return a path as `expand_path`, variables that are unset or empty, and parts with another $.
+
+    Such a part is `${SCRATCH:-/tmp}` of a shell or `${oc.env:SCRATCH}` of OmegaConf.
+    """
     unset: list[str] = []
+    unknown: list[str] = []
 
     def read(found: re.Match[str]) -> str:
         name = found[1] or found[2]
@@ -118,8 +124,9 @@ def _expand(path: str) -> tuple[Path, list[str]]:
     for part in Path(os.path.expanduser(path)).parts:
         literal = result / part
         is_literal = "$" not in part or path_exists(literal)
+        unknown += [] if is_literal or "$" not in _VARIABLE.sub("", part) else [part]
         result = literal if is_literal else Path(result, _VARIABLE.sub(read, part))
-    return result, unset
+    return result, unset, unknown
 
 
 def is_data_file(file: Path) -> bool:
@@ -159,29 +166,50 @@ def explain_full_disk(directory: Path, subject: str) -> Generator[None]:
         is_full = is_full or _count_free_bytes(directory) < _NEARLY_FULL
         if isinstance(error, DiskFullError) or not is_full:
             raise
-        raise build_disk_full_error(directory, subject) from error
+        raise build_disk_full_error(directory, subject, error) from error
 
 
-def build_disk_full_error(directory: Path, subject: str) -> DiskFullError:
+def build_disk_full_error(directory: Path, subject: str, error: BaseException) -> DiskFullError:
     """Build the error for a failure to write `subject` into a directory on a full disk."""
-    free = _count_free_bytes(directory)
+    reason, fix = explain_no_space(directory, error)
     return DiskFullError(
-        f"no space left for {subject} in {directory}: {free:,} bytes free\n"
-        "    fix: make room there and run the same command to resume from the last whole "
+        f"no space left for {subject} in {directory}: {reason}\n"
+        f"    fix: {fix} and run the same command to resume from the last whole "
         "checkpoints; keep another sweep elsewhere with --set storage=DIRECTORY"
     )
 
 
+def explain_no_space(directory: Path, error: BaseException) -> tuple[str, str]:
+    """Return why a disk took no more, and what to do.
+
+    Source: errno(3), setrlimit(2) for EFBIG, and statvfs(3) for inodes, which some file systems do
+    not count.
+    """
+    codes = {each.errno for each in _list_causes(error) if isinstance(each, OSError)}
+    if errno.EFBIG in codes:
+        return "a file would be larger than a limit allows", "raise the limit (ulimit -f unlimited)"
+    if errno.EDQUOT in codes:
+        return "your quota is used up", "delete files there, or ask for a larger quota,"
+    with suppress(OSError):
+        found = os.statvfs(directory)
+        if found.f_files and not found.f_favail:
+            return "no inode is free, whatever the bytes (df -i)", "delete small files there"
+    return f"{_count_free_bytes(directory):,} bytes free", "make room there"
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Return whether a full disk or quota is among the causes of an error."""
+    return any(
+        isinstance(cause, DiskFullError) or (isinstance(cause, OSError) and cause.errno in _FULL)
+        for cause in _list_causes(error)
+    )
+
+
+def _list_causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, DiskFullError):
-            return True
-        if isinstance(cause, OSError) and cause.errno in _FULL:
-            return True
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def _count_free_bytes(directory: Path) -> int:

@@ -6,7 +6,6 @@ follows the torn one. And its lock file survives `kill -9`, and then blocks for 
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
@@ -124,8 +123,8 @@ class Journal(BaseJournalBackend):
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         before = os.fstat(self._file).st_size
         try:
-            if os.write(self._file, lines) != len(lines):
-                raise OSError(errno.ENOSPC, "the ledger's disk is full")
+            while lines:  # the second write of what is left says why the first was short
+                lines = lines[os.write(self._file, lines) :]
             if not self._is_batch_open:
                 self._flush()
         except OSError:

@@ -128,12 +128,15 @@ def _round_up(share: float) -> float:
 def read_device_memory() -> int | None:
     """Return the bytes of the smallest GPU here; None without NVIDIA's tool or without a GPU.
 
-    Of a GPU that is divided (MIG), the tool tells the whole, and torch the part that CUDA sees.
+    Of a GPU that is divided (MIG), the tool tells the whole, and torch the part that CUDA sees. Of
+    unequal ones CUDA tells which are visible: `CUDA_VISIBLE_DEVICES` has UUIDs, or numbers in
+    CUDA's order, in which the fastest comes first.
     """
     query = "--query-gpu=memory.total,mig.mode.current"
     try:
         answer = _run(["nvidia-smi", query, "--format=csv,noheader,nounits"], 20)
-        if "Enabled" in answer:
+        are_equal = len(set(answer.splitlines())) <= 1
+        if "Enabled" in answer or ("CUDA_VISIBLE_DEVICES" in os.environ and not are_equal):
             answer = _run([sys.executable, "-c", MEASURE_BY_CUDA], 120)
     except (OSError, subprocess.SubprocessError):
         return None

@@ -143,7 +143,7 @@ def test_versions_outside_of_the_tested_ranges(
          "1.0 GiB"),
         ("CPUs", lambda m: m.setattr(machine, "list_other_sweeps", lambda: iter(OTHERS)),
          "warning", "by affinity and quotas; process 9"),
-        ("shared memory", lambda m: _free(m, {"/dev/shm": 64 << 20}), "problem", "/dev/shm: 0.1"),
+        ("shared memory", lambda m: _free(m, {"/dev/shm": 64 << 20}), "warning", "/dev/shm: 0.1"),
         ("TMPDIR", lambda m: m.setenv("TMPDIR", "/nowhere"), "problem", "/nowhere: 0.0 GiB"),
         ("disk", lambda m: _free(m, {os.getcwd(): 1 << 20}), "problem", "0.0 GiB to write"),
         ("sandbox", lambda m: m.setattr(sandbox, "CodeSandbox", _refuse_sandbox), "problem",

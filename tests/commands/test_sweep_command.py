@@ -128,8 +128,13 @@ def build_main(ending):
         (0, 0, ""),
         (UsageError("no"), 2, "error: no\n"),
         (KeyboardInterrupt(), 130, "Run the same command to resume"),
-        (OSError(errno.ENOSPC, "No space left on device", "/a"), 1, "no space left on a disk: "),
-        (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), 1, "Disk quota exceeded: '/a'; make"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/a"),
+            1,
+            "bytes free\n    fix: make room",
+        ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), 1, "'/a': your quota is used up\n"),
+        (OSError(errno.EFBIG, "File too large", "/a"), 1, "fix: raise the limit (ulimit -f"),
     ],
 )
 def test_how_a_command_ends(ending, status, message, capsys):

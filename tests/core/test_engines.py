@@ -443,7 +443,31 @@ def test_a_part_of_a_gpu_is_measured_by_cuda(monkeypatch, tmp_path):
     module.write_text("raise ImportError\n")
     assert read_device_memory() is None
     tool.write_text("#!/bin/sh\necho 81920, Disabled\necho 24564, [N/A]\n")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert read_device_memory() == 24564 << 20
+
+
+@pytest.mark.parametrize("visible", ["1", "GPU-8932f937", "1,0"])
+def test_gpus_that_are_hidden_do_not_count(visible, monkeypatch, tmp_path):
+    """CUDA C++ Programming Guide, "CUDA Environment Variables": numbers in CUDA's order, or UUIDs.
+
+    A card of 48 GiB is visible, or both are; the stand-in for torch says what CUDA would.
+    """
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 4096, [N/A]\necho 49140, [N/A]\n")
+    tool.chmod(0o755)
+    seen = [49140 << 20] if "," not in visible else [49140 << 20, 4096 << 20]
+    (tmp_path / "torch.py").write_text(
+        "from types import SimpleNamespace\n"
+        f"seen = [SimpleNamespace(total_memory=amount) for amount in {seen}]\n"
+        "cuda = SimpleNamespace(\n"
+        "    device_count=lambda: len(seen), get_device_properties=lambda n: seen[n]\n"
+        ")\n"
+    )
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert read_device_memory() == min(seen)
 
 
 # How large a policy is

@@ -1,5 +1,7 @@
 """Panels of a figure, whatever their number."""
 
+import itertools
+
 import pytest
 
 from gdpo_tune.figures.layout import GAP_UP, get_panel_size, make_panels
@@ -17,5 +19,5 @@ def test_rows_of_panels_have_their_size_in_pixels(objectives: int):
     rows = sorted(domains)
     for low, high in rows:
         assert (high - low) * inner == pytest.approx(get_panel_size(count)[1], abs=1)
-    for below, above in zip(rows, rows[1:], strict=False):
+    for below, above in itertools.pairwise(rows):
         assert (above[0] - below[1]) * inner == pytest.approx(GAP_UP, abs=1)

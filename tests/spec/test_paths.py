@@ -14,6 +14,7 @@ from gdpo_tune.report import main as report
 from gdpo_tune.results.open_sweep import find_sweep, locate_sweep
 from gdpo_tune.results.public_record import make_public
 from gdpo_tune.spec import SweepSpec, load_spec
+from tests.support.paths import ROOT
 
 TASK = """
 from gdpo_tune.tasks.custom import RewardFunctionTask
@@ -227,3 +228,22 @@ def test_that_there_is_no_sweep_needs_no_heavy_import(tmp_path: Path):
     )
     with pytest.raises(UsageError):
         report(["runs/nothing"])
+
+
+@pytest.mark.parametrize(
+    "path", ["${oc.env:SCRATCH}/x", "${SCRATCH:-/tmp}/x", "$(pwd)/x", "runs/${SCRATCH", "$$/x"]
+)
+@pytest.mark.parametrize("key", ["storage={}", "tracking.uri=sqlite:///{}", "policy=./{}"])
+def test_a_dollar_of_another_language_is_no_name_of_a_directory(
+    key: str, path: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Forms of OmegaConf and of shells (POSIX, 2.6.2), which nothing here fills in."""
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    with pytest.raises(SpecError, match="is not filled in: a \\$ begins a variable"):
+        load_spec(ROOT / "search_spaces" / "code.yaml", [key.format(path)])
+    assert find_path_problem("$SCRATCH/${SCRATCH}") == ""
+
+
+def test_a_directory_with_a_dollar_in_its_name_is_itself(tmp_path: Path):
+    (tmp_path / "$(pwd)").mkdir()
+    assert find_path_problem(f"{tmp_path}/$(pwd)/new") == ""

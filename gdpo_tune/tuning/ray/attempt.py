@@ -188,7 +188,7 @@ def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialRe
     except OSError as error:
         if not is_disk_full(error):
             raise
-        return Fatal(build_disk_full_error(trial.directory, "the trial"))
+        return Fatal(build_disk_full_error(trial.directory, "the trial", error))
     if outcome is None:
         return Interrupted()
     note = checkpoints.describe_damage()
