@@ -42,7 +42,7 @@ assert torch.cuda.device_count(), "PyTorch sees no GPU"
 PUBLIC = re.compile(
     r"^(?:[\d.]+(?:(?:a|b|rc|\.post|\.dev)\d+)*(?:\+(?:cpu|cu\d+))?|not installed); tested "
     r"[\d.,<>=!~]*$|^[\d.]+ of \d+, by affinity and quotas|[\d.]+ GiB(?: to write|, with .*)$"
-    r"|^none(?:: trainings use CPUs)?$|^works$|^starts on this machine$| could start(?=,|$)"
+    r"|^none(?:: trainings use CPUs)?$|^works$|^starts on this machine, with a token$| could start(?=,|$)"
 )
 """Parts of texts that --json prints."""
 Row = dict[str, str]
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     for row in rows if options.json else ():
         if row["state"] != "ok" or row["name"] not in ("GPUs", "sandbox"):
             row["text"] = "; ".join(PUBLIC.findall(row["text"])).strip()
-            row["fix"] = "" if row["name"] in ("file", "sandbox") else row["fix"]
+            row["fix"] = "" if row["name"] in ("file", "sandbox", "Ray") else row["fix"]
     page = json.dumps(rows, indent=1) if options.json else "\n".join(lines)
     build_console().print(page, markup=False, highlight=False, soft_wrap=True)
     return int(any(row["state"] == "problem" for row in rows))
@@ -134,7 +134,10 @@ def _check_machine() -> Iterator[Row]:
     proxies = [f"{kind}: {url}" for kind, url in getproxies().items() if kind != "no"]
     yield _build_row("proxies", ", ".join(proxies) or "none", fine=True)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or Tracking().uri
-    problem, fix = find_problem(uri), "start the server, or export MLFLOW_TRACKING_URI=..."
+    problem, fix = (
+        find_problem(uri),
+        "mend that, or name another server: export MLFLOW_TRACKING_URI=...",
+    )
     yield _build_row("MLflow", f"{uri} {problem}", fix, fine=not problem)
     if address := os.environ.get(addresses.RAY_ADDRESS, ""):
         try:

@@ -96,6 +96,8 @@ def find_uri_problem(uri: str) -> str:
     if path is None:
         if "#" in uri and uri.startswith("http"):
             return f"a browser's page: write {redact_passwords(uri).partition('#')[0].rstrip('/')}"
+        if uri.startswith("file:") or not re.match(r"[\w+]+://|databricks", uri):
+            return "a directory, and runs are kept in a database: write sqlite:///mlflow.db"
         variable = TRACKING_VARIABLES["uri"]
         return f"its password is in no file: export {variable} with it" if ":***@" in uri else ""
     try:

@@ -93,7 +93,8 @@ def test_json_may_be_passed_on(monkeypatch, capsys, tmp_path):
     assert rows["CPUs"]["text"].endswith("by affinity and quotas")
     assert rows["sandbox"]["text"] == "full"
     assert (rows["MLflow"]["state"], rows["MLflow"]["text"]) == ("problem", "")
-    assert rows["MLflow"]["fix"].startswith("start the server")
+    assert rows["MLflow"]["fix"].startswith("mend that")
+    assert rows["Ray"]["text"] == "starts on this machine, with a token"
     assert (rows["file"]["state"], rows["file"]["text"], rows["file"]["fix"]) == ("problem", "", "")
 
 

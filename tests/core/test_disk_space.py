@@ -40,7 +40,7 @@ def write_through_a_library() -> None:
 
 def test_the_cause_below_an_error_of_a_library_counts(tmp_path: Path):
     with (
-        pytest.raises(DiskFullError, match="a policy .*quota is used up\n.* the last whole"),
+        pytest.raises(DiskFullError, match=r"a policy .*quota is used up\n.* the last whole"),
         explain_full_disk(tmp_path, "a policy"),
     ):
         write_through_a_library()

@@ -128,6 +128,19 @@ def test_the_address_of_a_page_is_refused_with_that_of_its_server():
     assert problem == "a browser's page: write http://me:***@host:5000"
 
 
+@pytest.mark.parametrize("uri", ["./mlruns", "mlruns", "/data/mlruns", "file:///data/mlruns"])
+def test_a_directory_of_files_is_refused_with_a_database(uri):
+    """mlflow.org, "Backend Stores": the file store takes the place of a database, and is old."""
+    assert find_uri_problem(uri).endswith("write sqlite:///mlflow.db")
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://host:5000", "databricks", "databricks-uc", "postgresql+psycopg2://host/db"]
+)
+def test_other_stores_are_left_to_mlflow(uri):
+    assert find_uri_problem(uri) == ""
+
+
 @pytest.mark.parametrize("name", ["a?b", "a%20b", "a'b\"c"])
 def test_paths_that_mlflow_reads_as_another_are_refused(tmp_path, name, monkeypatch):
     """SQLAlchemy's `make_url` ends the path at `?`, and decodes `%20`.
