@@ -42,7 +42,8 @@ assert torch.cuda.device_count(), "PyTorch sees no GPU"
 PUBLIC = re.compile(
     r"^(?:[\d.]+(?:(?:a|b|rc|\.post|\.dev)\d+)*(?:\+(?:cpu|cu\d+))?|not installed); tested "
     r"[\d.,<>=!~]*$|^[\d.]+ of \d+, by affinity and quotas|[\d.]+ GiB(?: to write|, with .*)$"
-    r"|^none(?:: trainings use CPUs)?$|^works$|^starts on this machine, with a token$| could start(?=,|$)"
+    r"|^none(?:: trainings use CPUs)?$|^works$|^starts on this machine, with a token$"
+    r"| could start(?=,|$)"
 )
 """Parts of texts that --json prints."""
 Row = dict[str, str]

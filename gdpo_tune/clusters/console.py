@@ -16,7 +16,8 @@ from gdpo_tune.clusters.schedule_spec import KubeRayBackend, LocalBackend, RayJo
 from gdpo_tune.clusters.schedule_state import ACTIVE, ScheduleHistory
 from gdpo_tune.clusters.scheduler import TICK_TOLERANCE, Clock, SweepScheduler
 from gdpo_tune.core import addresses
-from gdpo_tune.core.errors import GdpoTuneError, SpecError
+from gdpo_tune.core.errors import GdpoTuneError, SpecError, StoreError
+from gdpo_tune.core.files import find_write_problem
 from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.core.object_store import is_url
 from gdpo_tune.core.text import align_columns
@@ -111,8 +112,11 @@ def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:
 def _check_storage(sweep: ScheduledSweep) -> None:
     if is_url(sweep.storage):
         check_store_writable(sweep.storage)
-    with ScheduleHistory(sweep.state_directory).hold():
-        pass
+    if problem := find_write_problem(sweep.state_directory):
+        raise StoreError(
+            f"{sweep.state_directory}: {problem}\n    fix: name another directory with storage:"
+        )
+    ScheduleHistory(sweep.state_directory).read()
 
 
 def find_warnings(sweep: ScheduledSweep) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -32,7 +32,7 @@ def _describe_values(field: FieldInfo) -> str:
     kind, *_ = (*get_args(field.annotation), None)
     if schedule_spec.DURATION_VALIDATOR in (*field.metadata, *getattr(kind, "__metadata__", ())):
         return DURATION
-    if get_origin(field.annotation) is tuple and get_args(kind):
+    if get_origin(field.annotation) is tuple and get_origin(kind) is Literal:
         return f"some of {join_names(get_args(kind))}"
     return reference.describe_values(field)
 

@@ -193,6 +193,12 @@ Memory = Annotated[
         r"[1-9][0-9]{0,14}([KMGT]i?)?", "not an amount of memory", "write it like 512Mi or 32Gi"
     ),
 ]
+OptionalMemory = Annotated[
+    str,
+    require_pattern(
+        r"([1-9][0-9]{0,14}([KMGT]i?)?)?", "not an amount of memory", "write it like 512Mi or 32Gi"
+    ),
+]
 SlurmName = Annotated[
     str, require_pattern(r"[!-~]+", "not one word", "write it without blanks, or remove the key")
 ]
@@ -281,6 +287,19 @@ class PodSettings(Section):
     """Memory, as Kubernetes writes it."""
 
 
+class Toleration(Section):
+    """A taint that pods tolerate; fields are those of Kubernetes."""
+
+    key: str = ""
+    """Key of the taint; empty with `Exists`: every one."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    """`Exists` takes every value."""
+    value: str = ""
+    """Value of the taint."""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    """Effect of the taint; empty: every one."""
+
+
 class KubeRayBackend(Section):
     """A separate Ray cluster for each attempt: a RayJob, which KubeRay runs."""
 
@@ -305,6 +324,15 @@ class KubeRayBackend(Section):
     """Secret whose keys are variables of every pod, such as `MLFLOW_TRACKING_PASSWORD`."""
     service_account: KubernetesName = ""
     """Service account of the pods, if an object store needs one."""
+    node_selector: dict[str, str] = {}
+    """Labels of the nodes on which pods may be placed, such as `{gpu: h100}`."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = ()
+    """Taints of nodes on which pods may be placed all the same, as Kubernetes writes them."""
+    image_pull_secrets: Annotated[tuple[KubernetesName, ...], Field(strict=False)] = ()
+    """Secrets with which the image is fetched from a private registry."""
+    shared_memory: OptionalMemory = ""
+    """Size of /dev/shm in each pod, such as `8Gi`, a part of its memory; empty: 64 MiB, as
+    containers have it, too little for several processes of one training."""
     queue: KubernetesName = ""
     """Queue of Kueue: jobs are created suspended, and begin when Kueue admits them."""
     cluster: KubernetesName = ""

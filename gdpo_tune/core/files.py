@@ -70,6 +70,15 @@ def is_file(path: Path) -> bool:
     return os.path.isfile(path)
 
 
+def find_write_problem(directory: Path) -> str:
+    """Return why a directory could not be made or written, without making it; empty if it could."""
+    absolute = directory.absolute()
+    place = next(each for each in (absolute, *absolute.parents) if path_exists(each))
+    if not is_directory(place):
+        return f"{place} is a file"
+    return "" if os.access(place, os.W_OK | os.X_OK) else f"{place} is not writable"
+
+
 def is_directory(path: Path) -> bool:
     """Return whether a directory exists; unlike `Path.is_dir`, False for a name too long."""
     return os.path.isdir(path)

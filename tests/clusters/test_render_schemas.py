@@ -41,6 +41,14 @@ VARIANTS = {
     ).replace("image: search:1", "image: search:1, head: {gpus: 2}, namespace: night"),
     "no limit": KUBERAY.replace("max_runtime: 10h, ", ""),
     "a queue": KUBERAY.replace("claim: sweeps", "claim: sweeps, queue: night"),
+    "places": KUBERAY.replace(
+        "claim: sweeps",
+        "claim: sweeps, node_selector: {gpu: h100, zone: on}, tolerations: [{key: nvidia.com/gpu, "
+        "operator: Exists, effect: NoSchedule}, {key: team, value: search}], "
+        "image_pull_secrets: [registry], shared_memory: 8Gi",
+    ).replace("zone: on", 'zone: "on"'),
+    "shared memory alone": HEAD
+    + "backend: {kind: kuberay, image: i, shared_memory: 1Gi}\nstorage: s3://bucket/runs\n",
     "no worker": KUBERAY.replace("claim: sweeps", "claim: sweeps, workers: 0"),
 }
 
@@ -138,6 +146,24 @@ def test_ray_jobs(schemas, tmp_path, variant):
         not {"backoffLimit", "suspend"} & set(document["spec"])
         or "rayClusterSpec" in document["spec"]
     )
+
+
+def test_pods_are_placed_as_the_file_says(tmp_path):
+    (document,) = documents(write_ray_job(tmp_path, VARIANTS["places"]))
+    cluster = document["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        assert pod["nodeSelector"] == {"gpu": "h100", "zone": "on"}
+        assert pod["tolerations"] == [
+            {"operator": "Exists", "key": "nvidia.com/gpu", "effect": "NoSchedule"},
+            {"operator": "Equal", "key": "team", "value": "search"},
+        ]
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        (container,) = pod["containers"]
+        places = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert places == {"storage": "/mnt/sweeps", "shared-memory": "/dev/shm"}
+        memory = {each["name"]: each.get("emptyDir") for each in pod["volumes"]}["shared-memory"]
+        assert memory == {"medium": "Memory", "sizeLimit": "8Gi"}
 
 
 def test_the_checks_refuse_wrong_manifests(schemas, tmp_path):

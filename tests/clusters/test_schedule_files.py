@@ -10,7 +10,9 @@ import pytest
 import yaml
 from fsspec.implementations.memory import MemoryFileSystem
 
+from gdpo_tune import schedule
 from gdpo_tune.clusters import console
+from gdpo_tune.clusters.backends import base
 from gdpo_tune.clusters.load_schedules import list_overrides, load_sweeps
 from gdpo_tune.clusters.schedule_spec import LocalBackend, RayJobBackend
 from gdpo_tune.core.errors import SpecError, UsageError
@@ -239,3 +241,21 @@ def test_a_tracking_file_in_a_pod_is_warned_of(tmp_path):
     assert not console.find_warnings(
         load_scheduled_sweep(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n")
     )
+
+
+@pytest.mark.parametrize("backend", ["{kind: local}", "{kind: slurm, folder: jobs/deep}"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_validation_writes_nothing(tmp_path, monkeypatch, backend, enabled):
+    monkeypatch.setattr(base, "call_program", lambda *_: base.ProgramResult(0, "", ""))
+    file = f"enabled: {str(enabled).lower()}\nspace: search_spaces/gpu.yaml\n"
+    load_scheduled_sweep(tmp_path, f"{file}backend: {backend}\nstorage: runs/deep\n")
+    before = sorted(tmp_path.rglob("*"))
+    schedule.main([str(tmp_path / "sweeps"), "validate"])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_storage_that_cannot_be_made_is_said_by_validate(tmp_path, capsys):
+    load_scheduled_sweep(tmp_path, "space: search_spaces/gpu.yaml\nstorage: taken/runs\n")
+    (tmp_path / "taken").touch()
+    assert schedule.main([str(tmp_path / "sweeps"), "validate"]) != 0
+    assert f"{tmp_path}/taken is a file" in capsys.readouterr().err

@@ -163,6 +163,13 @@ def test_a_job_that_is_stopped_is_gone(backend, cluster, known):
             BackendUnreachableError,
             "does not answer: Unable to connect",
         ),
+        (  # kubectl that knows no types, because it reaches no server
+            ProgramResult(
+                1, "", f"Warning: the server doesn't have a resource type 'rayjobs'\n{REFUSED}"
+            ),
+            BackendUnreachableError,
+            "does not answer: .*connection refused",
+        ),
         (
             ProgramResult(
                 0, "yes\n", "Warning: the server doesn't have a resource type 'rayjobs' in group"

@@ -86,6 +86,17 @@ def test_the_command_prints_or_writes(tmp_path, capsys, monkeypatch):
         schedule.main(["sweeps", "render", "--to", "crontab", "--out", "file/x"])
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_the_job_that_ticks_is_in_the_partition_and_account_of_the_file(tmp_path, named):
+    """scrontab(1): options as of sbatch, in lines of #SCRON."""
+    text = SLURM.replace("partition: gpu", "partition: gpu, account: rl" if named else "setup: x")
+    sweep = load_scheduled_sweep(tmp_path, text)
+    (lines,) = render_ticker([sweep], str(sweep.file), "slurm").values()
+    options = [line for line in lines.splitlines() if line.startswith("#SCRON")]
+    assert ("#SCRON --partition=gpu" in options) == named
+    assert ("#SCRON --account=rl" in options) == named
+
+
 def test_a_target_that_is_gone_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         schedule.main(["sweeps", "render", "--to", "rayjob"])

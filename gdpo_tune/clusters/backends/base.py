@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from gdpo_tune.clusters.schedule_spec import resolve_path
 from gdpo_tune.clusters.schedule_state import JobHandle
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import BackendError, BackendUnreachableError
+from gdpo_tune.core.files import find_write_problem
 
 CHECKPOINT_SECONDS = 120.0
 """Time for a sweep's checkpoints after it was asked to stop."""
@@ -108,17 +108,12 @@ def get_jobs_directory(sweep: ScheduledSweep, directory: str = "") -> Path:
 
 
 def check_jobs_directory(directory: Path, backend: str) -> None:
-    """Create a directory; raise a `BackendError` if it cannot be written."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / f".probe-{uuid.uuid4().hex}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
+    """Raise a `BackendError` if a directory could not be made or written; make nothing."""
+    if problem := find_write_problem(directory):
         raise BackendError(
-            f"backend {backend}: {directory}: {error.strerror}\n"
+            f"backend {backend}: {directory}: {problem}\n"
             "    fix: make it writable, or write folder: and another one"
-        ) from error
+        )
 
 
 def build_end_status(exit_status: int, log: Path) -> JobStatus:

@@ -44,6 +44,8 @@ class KubeRay:
     def check(self) -> None:
         """Ask Kubernetes whether RayJobs may be created."""
         answer = self._call("auth", "can-i", "create", "rayjobs.ray.io")
+        if UNREACHABLE.search(answer.err):  # then it says also that it has no such type
+            answer.raise_unless_expected(self.kind, UNREACHABLE)
         if "doesn't have a resource type" in answer.err:
             raise BackendError(
                 "backend kuberay: Kubernetes does not know RayJobs\n"
