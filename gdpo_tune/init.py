@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.core.errors import ExitCode, SpecError, UsageError
-from gdpo_tune.core.files import explain_write_errors, find_path_problem, write_atomically
+from gdpo_tune.core.files import (
+    expand_path,
+    explain_write_errors,
+    find_path_problem,
+    is_directory,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from gdpo_tune.spec.starter import FirstFile
@@ -93,6 +99,7 @@ def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     from gdpo_tune.core.registry import POLICIES, TASKS, describe_layout
     from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.core.text import join_names, suggest
+    from gdpo_tune.spec.machine import count_visible_gpus
     from gdpo_tune.spec.starter import BUILT_IN, FirstFile
     from gdpo_tune.tasks.dataset import collect_data, propose_layout
 
@@ -116,10 +123,17 @@ def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
     first = FirstFile(task)
     policy = answer(options.policy, "Policy: Hub id, directory or", first.info.embedded)
     first = FirstFile(task, policy)
-    usual = "0" if first.chosen_policy in POLICIES else "1"
+    is_path = policy.startswith(("/", ".", "~", "$")) or policy.count("/") > 1
+    if is_path and not is_directory(expand_path(policy)):
+        raise UsageError(
+            f"--policy {policy}: no such directory, and not the id of a policy on the Hub\n"
+            "    fix: write the directory of a policy that save_pretrained has written, or an id "
+            "such as Qwen/Qwen2.5-1.5B-Instruct"
+        )
+    usual = f"{int(first.chosen_policy not in POLICIES and count_visible_gpus(os.environ) > 0)}"
     gpus = _read_number(answer(_as_text(options.gpus), "GPUs of one trial", usual), "gpus", 0)
     data = answer(options.data, "Prompts: Hub id, file or built-in", first.suggest_data())
-    usual = str(first.usual_completions)
+    usual = str(FirstFile(task, policy, gpus).usual_completions)
     text = answer(_as_text(options.completions), "Budget: completions in training", usual)
     completions = int(_read_number(text, "completions", 1))
     if options.layout and data == BUILT_IN:

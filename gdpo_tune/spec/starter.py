@@ -46,9 +46,13 @@ LARGEST_COST = 0.05
 """Share of its range by which the first objective may end below the untrained policy."""
 LARGEST_COST_EMBEDDED = 0.25
 """The same share for the policies that ship, whose fronts are wider."""
-EMBEDDED_BUDGET, LARGE_BUDGET = 89_600, 409_600
+EMBEDDED_BUDGET, LARGE_BUDGET, CPU_BUDGET = 89_600, 409_600, 8_192
 """Completions in training of a first file: for a policy that ships about 155 steps of 64 for each
-of four long trainings, else 100 steps of 512."""
+of four long trainings, on a GPU 100 steps of 512, and for another policy on a CPU 36 of 32."""
+CPU_PROMPTS = {"train_prompts": 500, "validation_prompts": 64, "test_prompts": 64}
+CPU_TOKENS = 128
+"""Longest completion of a policy that does not ship, on a CPU: 135M parameters write some 30 tokens
+a second and core."""
 BUILT_IN = "built-in"
 """Source of prompts: those that the task writes itself."""
 
@@ -132,7 +136,9 @@ class FirstFile:
     @property
     def usual_completions(self) -> int:
         """Completions in training that a first sweep of such a policy takes."""
-        return EMBEDDED_BUDGET if self.chosen_policy in POLICIES else LARGE_BUDGET
+        if self.chosen_policy in POLICIES:
+            return EMBEDDED_BUDGET
+        return LARGE_BUDGET if self.gpus else CPU_BUDGET
 
     def suggest_data(self) -> str:
         """Return the usual source of prompts for this task and policy."""
@@ -149,6 +155,8 @@ class FirstFile:
         tokens, limit = EMBEDDED_LENGTHS.get(self.task, (64, 32))
         if is_large:
             tokens, limit = (known.tokens, known.limit) if known else (512, 200)
+            if not self.gpus:
+                tokens, limit = min(tokens, CPU_TOKENS), min(limit, CPU_TOKENS // 2)
         template = jinja2.Template(
             Path(__file__).with_name("templates").joinpath("sweep.yaml.jinja").read_text(),
             trim_blocks=True,
@@ -180,7 +188,8 @@ class FirstFile:
             objectives=objectives,
             margin=margin,
             rewards=list(self.info.rewards),
-            prompts=known.prompts if known and source == known.source["source"] else few,
+            prompts=self._count_prompts(few, known),
+            step_size=512 if self.gpus else 32,
             tokens=tokens,
             limit=limit,
             completions=self.completions or self.usual_completions,
@@ -188,6 +197,14 @@ class FirstFile:
             gpus=f"{self.gpus:g}",
         )
         return "".join(f"{_align_comment(line)}\n" for line in text.splitlines())
+
+    def _count_prompts(self, few: Mapping[str, int], known: KnownData | None) -> dict[str, int]:
+        """Return key of `training:` -> prompts: those that there are; on a CPU fewer."""
+        source = self.data or self.suggest_data()
+        counts = dict(known.prompts if known and source == known.source["source"] else few)
+        if self.chosen_policy in POLICIES or self.gpus:
+            return counts
+        return {key: min(counts.get(key, most), most) for key, most in CPU_PROMPTS.items()}
 
     def _describe_data(self, source: str, known: KnownData | None) -> str:
         if source == BUILT_IN:

@@ -11,8 +11,8 @@ from gdpo_tune import init, sweep
 from gdpo_tune.core.errors import TaskFileError, UsageError
 from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.spec import load_spec
-from gdpo_tune.spec.starter import DATA, EMBEDDED_BUDGET
+from gdpo_tune.spec import load_spec, machine
+from gdpo_tune.spec.starter import CPU_BUDGET, CPU_TOKENS, DATA, EMBEDDED_BUDGET, LARGE_BUDGET
 from gdpo_tune.tasks.dataset import check_data
 from tests.support.paths import ROOT
 
@@ -42,13 +42,47 @@ def test_a_file_without_a_gpu_runs_as_it_is(task: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("task", DATA)
 def test_a_file_for_a_gpu_has_the_usual_data_of_its_task(task: str, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert init.main(["gpu.yaml", "--task", task, "--policy", HUB, "--yes"]) == 0
+    words = ["gpu.yaml", "--task", task, "--policy", HUB, "--gpus", "1", "--yes"]
+    assert init.main(words) == 0
     assert "asks for GPUs, resources.gpus: 1; this machine has none" in capsys.readouterr().out
     spec = load_spec("gpu.yaml", needs=[])
     assert (spec.name, spec.policy, spec.resources.gpus) == ("gpu", HUB, 1)
     assert spec.data.source == DATA[task].source["source"]
     assert spec.training.train_prompts == DATA[task].prompts["train_prompts"]
     assert spec.model.lora_rank == 32
+
+
+@pytest.mark.parametrize(("present", "expected"), [(0, (0, "auto", 32)), (2, (1, "vllm", 512))])
+def test_a_policy_gets_the_file_of_this_machine(present, expected, monkeypatch, capsys):
+    """A laptop's file is one that it can train; a GPU's uses the GPU."""
+    monkeypatch.setattr(machine, "count_visible_gpus", lambda *_: present)
+    assert init.main(["mine.yaml", "--task", "math", "--policy", HUB, "--yes"]) == 0
+    spec = load_spec("mine.yaml", needs=[])
+    training = spec.training
+    found = (spec.resources.gpus, spec.rollout.engine, training.completions_per_step)
+    assert found == expected
+    assert spec.search.budget.completions == (LARGE_BUDGET if present else CPU_BUDGET)
+    assert training.max_completion_length <= (1024 if present else CPU_TOKENS)
+    assert ("asks for GPUs" in capsys.readouterr().out) is False
+
+
+@pytest.mark.parametrize("policy", ["/nonexistent", "./here", "~/policies/mine", "a/b/c"])
+def test_a_policy_that_is_nowhere_is_refused(policy: str, directory: Path):
+    with pytest.raises(UsageError, match=r"no such directory, and not the id .*\n    fix: write"):
+        init.main(["mine.yaml", "--task", "math", "--policy", policy, "--yes"])
+    assert not (directory / "mine.yaml").exists()
+
+
+def test_a_task_without_a_length_reward_has_no_limit(directory: Path):
+    (directory / "mine.py").write_text(
+        "from gdpo_tune.tasks.custom import RewardFunctionTask\n"
+        "def right(completions, **_):\n    return [1.0 for _ in completions]\n"
+        "class Mine(RewardFunctionTask):\n    reward_funcs = [right]\n"
+        "    def rows(self):\n        return [{'prompt': f'{n} + 1'} for n in range(9000)]\n"
+    )
+    for words in ([], ["--policy", HUB, "--gpus", "1"]):
+        assert init.main(["--task", "mine.py:Mine", *words, "--yes", "--force"]) == 0
+        assert "length_limit" not in (directory / "mine.yaml").read_text()
 
 
 def test_flags_decide_what_the_file_says():
