@@ -176,8 +176,15 @@ class Front:
 
         Of sweeps whose policies are all equal, at most 5 % have any such objective.
         """
-        compared = len(self.objectives) * len(self.baselines) * len(self.configurations)
-        return list_regressions(one, other, self.objectives, comparisons=compared)
+        return list_regressions(one, other, self.objectives, comparisons=self.comparisons)
+
+    @property
+    def comparisons(self) -> int:
+        """Number of differences between a policy and a baseline in an objective.
+
+        A policy that is put forward is the best of many, so what is said of it has to hold for all.
+        """
+        return len(self.objectives) * len(self.baselines) * len(self.configurations)
 
     @cached_property
     def knee_shortfall(self) -> list[str]:
@@ -339,23 +346,24 @@ def find_smallest(
     return int(np.lexsort((_scale_losses(values, objectives).sum(axis=1), np.asarray(column)))[0])
 
 
-def subtract_estimates(one: Estimate, other: Estimate) -> Estimate:
+def subtract_estimates(one: Estimate, other: Estimate, comparisons: int = 1) -> Estimate:
     """Return the difference of two values, with an interval by square-and-add.
+
+    With `comparisons`, all of so many intervals hold together at 95 %.
 
     Source: Newcombe 1998, Interval estimation for the difference between independent proportions;
     Zou and Donner 2008 (intervals of any kind).
     """
-    gap = one.mean - other.mean
-    low = gap - math.hypot(one.mean - one.low, other.high - other.mean)
-    high = gap + math.hypot(one.high - one.mean, other.mean - other.low)
-    return Estimate(gap, math.hypot(one.se, other.se), low, high, df=max(one.df, other.df))
+    gap, df = one.mean - other.mean, max(one.df, other.df)
+    wider = compute_quantile(df, comparisons) / compute_quantile(df)
+    low = gap - wider * math.hypot(one.mean - one.low, other.high - other.mean)
+    high = gap + wider * math.hypot(one.high - one.mean, other.mean - other.low)
+    return Estimate(gap, math.hypot(one.se, other.se), low, high, df=df)
 
 
 def is_above(one: Estimate, other: Estimate, comparisons: int = 1) -> bool:
     """Return whether a value is higher than another by more than the noise of `comparisons`."""
-    gap = subtract_estimates(one, other)
-    wider = compute_quantile(gap.df, comparisons) / compute_quantile(gap.df)
-    return gap.mean > wider * (gap.mean - gap.low)
+    return subtract_estimates(one, other, comparisons).low > 0
 
 
 def _scale_losses(values: ArrayLike, objectives: Sequence[Objective]) -> Floats:

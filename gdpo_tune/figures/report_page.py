@@ -336,7 +336,7 @@ def _list_values(
         low, high = (info.low, info.high) if info else (-math.inf, math.inf)
         compared = (NO_VALUE, None)
         if name in base:
-            gain = subtract_estimates(own, base[name])
+            gain = subtract_estimates(own, base[name], front.comparisons)
             compared = (format_number(base[name].mean), _format_interval(gain, sign="+"))
         rows.append((name, _format_interval(own, low, high), *compared))
     return rows

@@ -114,6 +114,31 @@ def test_a_difference_of_shares_has_the_published_interval():
     assert (found.low, found.high) == pytest.approx((0.0524, 0.3339), abs=4e-3)
 
 
+def test_the_gain_of_the_best_of_equal_policies_is_mostly_no_gain():
+    """Dunnett 1955: the best of many against one control; nominal .05, of 40 policies .3 without."""
+    rng, rounds, policies, prompts = np.random.default_rng(0), 400, 40, 128
+    found = {1: 0, policies: 0}
+    for _ in range(rounds):
+        shares = rng.binomial(prompts, 0.7, size=policies + 1) / prompts
+        best, untrained = (
+            estimate_mean(share, math.sqrt(share * (1 - share) / prompts), prompts, 0.0, 1.0)
+            for share in (float(shares[1:].max()), float(shares[0]))
+        )
+        for comparisons in found:
+            found[comparisons] += is_above(best, untrained, comparisons)
+    assert found[1] > 0.2 * rounds
+    assert found[policies] <= 0.05 * rounds
+
+
+def test_a_card_speaks_for_all_policies_objectives_and_baselines_together():
+    records = [
+        replace(build_trial(0, 0.3, 0.3), role="untrained"),
+        *(build_trial(number, 0.3 + 0.1 * number, 0.9 - 0.1 * number) for number in (1, 2, 3)),
+    ]
+    front = build_front(records, GOALS)
+    assert front.comparisons == len(GOALS) * len(front.baselines) * len(front.configurations)
+
+
 @pytest.mark.parametrize(("comparisons", "errors"), [(1, 1.96), (40, 3.22), (120, 3.52)])
 def test_more_comparisons_ask_for_a_larger_difference(comparisons, errors):
     """Source: Sidak 1967: each of m holds at .95^(1/m)."""

@@ -1,7 +1,6 @@
 """The panel and the cards of the report that lead to one policy."""
 
 import json
-import math
 import re
 import shlex
 from dataclasses import replace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gdpo_tune import export, merge, report, train
+from gdpo_tune.analysis.front import subtract_estimates
 from gdpo_tune.core.text import format_interval
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.figures.report_page import (
@@ -115,10 +115,8 @@ def test_a_card_has_intervals_and_searched_parameters(sweep, records, front):
     card = html.partition(f'data-candidate="{member.name}"')[2].partition("</article>")[0]
     own, untrained = member.mean["correctness"], front.baselines[0].mean["correctness"]
     assert format_interval(max(0, own.low), min(1, own.high)) in card
-    gain = own.mean - untrained.mean
-    below = math.hypot(own.mean - own.low, untrained.high - untrained.mean)
-    above = math.hypot(own.high - own.mean, untrained.mean - untrained.low)
-    assert format_interval(gain - below, gain + above) in card
+    gain = subtract_estimates(own, untrained, front.comparisons)
+    assert format_interval(gain.low, gain.high) in card
     assert "learning rate" in card
     assert "reward_weights.correctness" not in card
     assert str(records[member.first].checkpoint) in card
