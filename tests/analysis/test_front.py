@@ -115,7 +115,7 @@ def test_a_difference_of_shares_has_the_published_interval():
 
 
 def test_the_gain_of_the_best_of_equal_policies_is_mostly_no_gain():
-    """Dunnett 1955: the best of many against one control; nominal .05, of 40 policies .3 without."""
+    """Dunnett 1955: the best of many against one control; nominal .05."""
     rng, rounds, policies, prompts = np.random.default_rng(0), 400, 40, 128
     found = {1: 0, policies: 0}
     for _ in range(rounds):
