@@ -53,6 +53,7 @@ from gdpo_tune.ledger.opening import (
     open_study,
     pin_template_date,
     record_origin,
+    separate_copy,
     write_spec,
 )
 from gdpo_tune.ledger.requests import (
@@ -112,6 +113,8 @@ class Ledger(CloseableResource):
             self._resolve_spec()
             if lease is not None:
                 write_spec(spec)
+                if not spec.address:
+                    separate_copy(study, spec)
         except BaseException:
             self.close()
             raise

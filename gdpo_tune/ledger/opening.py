@@ -23,7 +23,7 @@ from optuna.storages import BaseStorage, JournalStorage
 
 from gdpo_tune.core.content import format_time
 from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
-from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.core.locks import LOCK, Lease, is_locked
 from gdpo_tune.core.object_store import JOURNAL, SPEC
 from gdpo_tune.ledger.journal import Journal, archive_directory, truncate_torn_write
@@ -107,6 +107,8 @@ def record_origin(study: optuna.Study, spec: SweepSpec) -> None:
 
 SWEEP_ID = "sweep_id"
 """Attribute of the study: a random id, by which MLflow's runs of this ledger are found."""
+PLACE = "directory"
+"""Attribute of the study: the directory in which it was last written."""
 MAX_DIFFERENCES = 4
 """Number of differences between two sweeps that a message lists."""
 
@@ -139,6 +141,24 @@ def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> o
             "    fix: choose another --name, or --fresh to move that one aside"
         )
     return study
+
+
+def separate_copy(study: optuna.Study, spec: SweepSpec) -> None:
+    """Give a copy of a sweep an id of its own, so that it writes no runs of the original.
+
+    A sweep that was moved keeps its id: nothing is left where it was, or another sweep.
+    """
+    here, id = str(spec.directory.resolve()), study.user_attrs.get(SWEEP_ID, "")
+    before = study.user_attrs.get(PLACE, here)
+    if study.user_attrs.get(PLACE) != here:
+        study.set_user_attr(PLACE, here)
+    original, own = Path(before) / JOURNAL, spec.directory / JOURNAL
+    if before == here or not is_file(original) or original.samefile(own):
+        return
+    if id.encode() not in original.read_bytes():
+        return
+    study.set_user_attr(SWEEP_ID, uuid.uuid4().hex)
+    print(f"note: a copy of the sweep in {before}; MLflow gets runs of its own", file=sys.stderr)
 
 
 def pin_template_date(study: optuna.Study, spec: SweepSpec, *, writable: bool) -> SweepSpec:

@@ -13,6 +13,7 @@ from gdpo_tune.core.events import TrackingState
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
+from gdpo_tune.spec import load_spec
 from gdpo_tune.tracking import MlflowTracker, mlflow_sink
 from tests.support.tracking import make_measurement, make_tiny_spec
 
@@ -123,3 +124,44 @@ def test_sync_says_how_much_is_left_until_the_server_fails(spec, monkeypatch, ca
         "MLflow: 1,200 updates left",
         "MLflow: 800 updates left",
     ]
+
+
+def test_a_copy_of_a_sweep_writes_no_runs_of_the_original(spec, tmp_path, capsys):
+    """`cp -r` of a directory whose tracking is a server or a database elsewhere."""
+    database = tmp_path / "shared.db"
+    words = ["--set", f"tracking.uri=sqlite:///{database}"]
+    assert report.main([str(spec.directory), "--sync", *words]) == 0
+    before = list_runs(database)
+    copy = spec.directory.with_name("copy")
+    shutil.copytree(spec.directory, copy)
+    with Ledger.open(load_copy(copy, database)) as ledger:
+        again = ledger.start(ledger.get_records()[0].params, "search", "model", seed=9)
+        ledger.fail(again.number, "no")
+    assert f"a copy of the sweep in {spec.directory}" in capsys.readouterr().err
+    assert report.main([str(copy), "--sync", *words]) == 0
+    after = list_runs(database)
+    assert after.items() >= before.items()
+    assert len(after) == 2 * len(before) + 1
+
+
+def list_runs(database):
+    """Return run id -> name, status and metrics of every run."""
+    client = MlflowClient(f"sqlite:///{database}")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    return {r.info.run_id: (r.info.run_name, r.info.status, r.data.metrics) for r in runs}
+
+
+def test_a_sweep_that_was_moved_keeps_its_runs(spec, tmp_path):
+    with Ledger.open(spec) as ledger:
+        before = ledger.sweep_id
+    moved = spec.directory.with_name("moved")
+    spec.directory.rename(moved)
+    with Ledger.open(load_copy(moved, tmp_path / "m.db")) as ledger:
+        assert ledger.sweep_id == before
+    with Ledger.open(load_copy(moved, tmp_path / "m.db")) as ledger:
+        assert ledger.sweep_id == before
+
+
+def load_copy(directory, database):
+    file, change = directory / "spec.yaml", f"tracking.uri=sqlite:///{database}"
+    return load_spec(file, [change], directory.name, to_run=False)
