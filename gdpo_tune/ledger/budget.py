@@ -38,7 +38,7 @@ def compute_spending(
 def find_at_target(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the first trial that meets `search.target` on validation and on test prompts."""
     for record in records if spec.search.target else ():
-        tested = record.state == "complete" and record.is_comparable and record.feasible
+        tested = record.state == "complete" and record.feasible
         if tested and spec.meets_target(record.validation) and spec.meets_target(record.test):
             return record
     return None

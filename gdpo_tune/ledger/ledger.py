@@ -28,7 +28,7 @@ from gdpo_tune.core.errors import IdentityError, UsageError
 from gdpo_tune.core.events import Incident, RecordedRequest
 from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.text import format_list, make_printable
+from gdpo_tune.core.text import make_printable
 from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
@@ -158,14 +158,10 @@ class Ledger(CloseableResource):
         if self._lease is not None:
             self._lease.release()
 
-    def compare_content(
-        self, current: Mapping[str, Fact], *, accept: bool = False, one_front: bool = False
-    ) -> None:
+    def compare_content(self, current: Mapping[str, Fact], *, accept: bool = False) -> None:
         """Refuse content that differs from that of earlier trials; record it where it is new.
 
-        With `accept` a change is recorded, and open trials are stopped, because a training has one
-        reward. Trials before and after it share no front. With `one_front` nothing is stopped, and
-        all share a front.
+        With `accept` a change is recorded, and the trials before and after it are marked.
 
         Raises:
             IdentityError: something differs, and `accept` is false.
@@ -186,18 +182,12 @@ class Ledger(CloseableResource):
         if not accept:
             raise IdentityError(
                 f"{describe_changes(changes, self.spec.location, recorded['time'])}\n"
-                "    fix: restore it, or --fresh to move that sweep aside and begin anew, or "
-                "--accept-changes to go on: trials before and after are marked, and share no front "
-                "(with --one-front they do)"
+                "    fix: restore it, or --fresh to move that sweep aside and begin anew; if the "
+                "change decides no value, as in a comment, --accept-changes goes on, with all "
+                "trials on one front"
             )
-        reason = f"{format_list([*changes])} changed, and a trial needs one content"
-        for record in self.get_records():
-            if record.is_open and not one_front:
-                self.prune(record.number, reason, record.cost)
-        change = {"first": len(self._records), "changes": [*changes], "one_front": one_front}
-        self._append(CONTENT, {**now, **change})
+        self._append(CONTENT, {**now, "first": len(self._records), "changes": [*changes]})
         self._stale.update(range(len(self._records)))
-        self._resolve_spec()
 
     def get_records(self) -> list[TrialRecord]:
         """Return every trial, by number."""
@@ -387,7 +377,7 @@ class Ledger(CloseableResource):
         """Return the content that decided the results, by time; see `Ledger.compare_content`.
 
         `time` is in Unix seconds, `first` the number of the first trial with these `digests`. An
-        accepted change has `changes`, names of facts, and `one_front`.
+        accepted change has `changes`, names of facts.
         """
         return self._list(CONTENT)
 

@@ -111,7 +111,6 @@ def decode_trial(
         parts=tuple(Part(*part) for part in stored.get("parts", ())),
         request=stored.get("request", ""),
         content=_describe_content(trial.number, contents[1:]),
-        is_comparable=all(c["one_front"] for c in contents[1:] if trial.number < c["first"]),
         kept_steps=tuple(n for n in steps if (directory / f"{CHECKPOINT_PREFIX}{n}").is_dir()),
     )
 

@@ -244,8 +244,6 @@ def pick_trial(sweep: Sweep, pick: Pick) -> PickedCandidate:
         why = (
             "without an evaluation on test prompts" if record.state == "complete" else record.state
         )
-        if not record.is_comparable:
-            why = f"not comparable with newer trials: {record.content}"
         return PickedCandidate(record, label, (f"{head}, {why}",))
     mean, objectives = configuration.mean, sweep.spec.objectives
     names = dict.fromkeys([*objectives, *pick.metrics])

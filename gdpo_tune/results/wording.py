@@ -122,11 +122,8 @@ def count_notes(records: Sequence[TrialRecord], key: str) -> str:
 
 def describe_content(records: Sequence[TrialRecord]) -> str:
     """Return how many trials ran before and after accepted changes of content; may be empty."""
-    counts = Counter((r.content, r.is_comparable) for r in records if r.content)
-    return "; ".join(
-        f"{format_count(count, 'trial')} {content}{'' if is_comparable else ', on no front'}"
-        for (content, is_comparable), count in counts.items()
-    )
+    counts = Counter(record.content for record in records if record.content)
+    return "; ".join(f"{format_count(n, 'trial')} {content}" for content, n in counts.items())
 
 
 def describe_origins(front: Front) -> list[str]:

@@ -561,8 +561,7 @@ class SweepSpec(Section):
         """Return a spec whose bounds have the values of the baselines among the records."""
         if all(constraint.baseline is None for constraint in self.constraints.values()):
             return self
-        complete = (r for r in records if r.state == "complete" and r.is_comparable)
-        measured = {r.role: r.validation for r in complete}
+        measured = {r.role: r.validation for r in records if r.state == "complete"}
         resolved = {
             name: constraint.model_copy(update={"value": measured[constraint.baseline][name].mean})
             if constraint.baseline in measured and name in measured[constraint.baseline]

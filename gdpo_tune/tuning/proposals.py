@@ -9,7 +9,6 @@ from a new in-memory study with one entry for each configuration:
     waiting          as stopped early, also after its promotion
     running          as stopped early from its first rung on, before that pending
     failed           pending for good
-    not comparable   left out: what decides results has changed since then
     untrained        left out: its parameters had no effect
     out of space     left out (the published baseline may be)
 
@@ -138,8 +137,7 @@ class SamplerView:
         """Take in a record that is new or has changed."""
         if record.role not in ("search", "replicate"):
             self._baselines.append(record)
-        usable = record.is_training and record.is_comparable
-        point = self._find_point(record.params) if usable else None
+        point = self._find_point(record.params) if record.is_training else None
         if point is not None:
             self._trials[record.number] = point, record
 
@@ -275,8 +273,8 @@ def list_seed_values(
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """Load the usable trials of the sweeps of `search.warm_start`, by directory and number.
 
-    A usable trial trained a policy, is complete and has every judged metric. Trials before an
-    accepted change of content are left out. An earlier sweep may still run.
+    A usable trial trained a policy, is complete and has every judged metric. An earlier sweep
+    may still run.
 
     Raises:
         SpecError: the file of an earlier sweep is not valid any more.
@@ -287,7 +285,7 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         with _open_earlier(directory) as ledger:
             records = ledger.get_records()
         for record in records:
-            trained = record.state == "complete" and record.is_training and record.is_comparable
+            trained = record.state == "complete" and record.is_training
             if trained and record.validation.keys() >= set(spec.required_metrics):
                 trials.append(record)
     return trials

@@ -74,7 +74,6 @@ def run_sweep(
     *,
     fresh: bool = False,
     accept_changes: bool = False,
-    one_front: bool = False,
     listeners: Sequence[events.Listener] = (),
     train: str = "",
 ) -> SweepResult:
@@ -86,7 +85,6 @@ def run_sweep(
         spec: what to search, and where it is kept.
         fresh: move an earlier sweep of this name aside and begin anew.
         accept_changes: go on although files or versions that decide results have changed.
-        one_front: keep the trials before an accepted change on one front with later ones.
         listeners: called with every event, in the thread of this call; they must return quickly.
         train: `module:function` that trains one trial. Default: that of `training`.
 
@@ -111,19 +109,19 @@ def run_sweep(
             listener(event)
 
     with Ledger.open(spec, fresh=fresh) as ledger:
-        is_left = _begin_sweep(ledger, emit, accept=accept_changes, one_front=one_front)
+        is_left = _begin_sweep(ledger, emit, accept=accept_changes)
         exit_status = _with_ray(ledger, train, emit) if is_left else 0
         return _end_sweep(ledger, emit, exit_status)
 
 
-def _begin_sweep(ledger: Ledger, emit: events.Listener, *, accept: bool, one_front: bool) -> bool:
+def _begin_sweep(ledger: Ledger, emit: events.Listener, *, accept: bool) -> bool:
     """Check and announce an open sweep; return whether anything is left to run."""
     spec = ledger.spec
     content = measure_content(
         *(spec.task, spec.policy, spec.model, spec.data, spec.rollout),
         spec.start.file if spec.start else "",
     )
-    ledger.compare_content(content, accept=accept, one_front=one_front)
+    ledger.compare_content(content, accept=accept)
     if spec.address:
         SweepStore(spec).write_spec()
         fetch_files(ledger)
