@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrialConfig
     from gdpo_tune.core.trials import Measurement
     from gdpo_tune.results.retrain import TrainingRequest
+    from gdpo_tune.spec import SweepSpec
 
 REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
 """Files in the directory of a training: its request, its result, and the lock of its process."""
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--accept-changes"]
     command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
     with cli.hold_directory(config.directory, LOCK):
-        config = record_request(config)
+        config = record_request(asked.spec, config)
         status, config = _prepare_start(asked, config, accept=options.accept_changes)
         if status:
             print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
@@ -133,7 +134,7 @@ def _prepare_start(
         return 0, config
     own = asked.spec.build_start_config(asked.params, config.seed, config.directory / "start")
     own.directory.mkdir(exist_ok=True)
-    own = record_request(replace(own, threads=config.threads, model=config.model))
+    own = record_request(asked.spec, replace(own, threads=config.threads, model=config.model))
     _compare_content(own, accept=accept)
     if not (own.directory / RESULT).exists() and (status := _train_to_end(asked, own)):
         return status, config
@@ -141,7 +142,7 @@ def _prepare_start(
     return 0, replace(config, start=own.directory / result["checkpoint"])
 
 
-def record_request(config: TrialConfig) -> TrialConfig:
+def record_request(spec: SweepSpec, config: TrialConfig) -> TrialConfig:
     """Write the request into the directory, or compare it with the one that the directory has.
 
     Return the config with the date for chat templates that the request records.
@@ -149,14 +150,18 @@ def record_request(config: TrialConfig) -> TrialConfig:
     Raises:
         UsageError: the directory holds another training.
     """
-    from gdpo_tune.results.retrain import list_decisive_settings
-    from gdpo_tune.spec.model import list_differences
+    from gdpo_tune.spec.model import list_decisive_values, list_differences
 
     file, key = config.directory / REQUEST, "model.template_date"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     day = config.model.template_date or earlier.get(key) or date.today().isoformat()
     config = replace(config, model=config.model.replace(template_date=day))
-    wanted = list_decisive_settings(config)
+    values = list_decisive_values(spec)
+    free = ("objectives.", "space.", "sandbox.")  # they may change while it is interrupted
+    wanted = {name: value for name, value in values.items() if not name.startswith(free)}
+    wanted |= {f"params.{name}": value for name, value in config.params.items()}
+    wanted |= {"seed": config.seed, "sharded": config.sharded, key: day}
+    wanted = json.loads(json.dumps(wanted))
     if not earlier:
         write_atomically(file, json.dumps(wanted, indent=1))
     changed = list_differences({key: day, **(earlier or wanted)}, wanted)
