@@ -490,7 +490,7 @@ class Ledger(CloseableResource):
         values = {name: estimate.mean for name, estimate in record.validation.items()}
         for name, bound in self.spec.constraints.items():
             if name not in trial.constraints and name in values and bound.is_known:
-                violation = encoding.compute_violation(bound, values[name])
+                violation = bound.compute_violation(values[name])
                 Trial(self.study, trial_id).set_constraint(name, violation)
         objectives = [values[name] for name in self.spec.objectives]
         self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, objectives)

@@ -31,7 +31,6 @@ from gdpo_tune.core.text import (
 from gdpo_tune.core.trials import (
     MERGE_PREFIX,
     PROMPTS_LEFT_OUT,
-    ParamValue,
     TrialRecord,
     format_parts,
     title_candidate,
@@ -392,14 +391,7 @@ def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
 def _count_at_limit(
     configurations: Sequence[Configuration], name: str, domain: Uniform, side: str
 ) -> int:
-    def scale(value: ParamValue) -> float:
-        kept = min(max(float(value), domain.low), domain.high)  # a person may force others
-        return math.log(kept) if domain.log else kept
-
-    low, high = scale(domain.low), scale(domain.high)
-    places = [
-        (scale(c.params[name]) - low) / (high - low) for c in configurations if name in c.params
-    ]
+    places = [domain.find_place(float(c.params[name])) for c in configurations if name in c.params]
     return sum(place < EDGE if side == "lower" else place > 1 - EDGE for place in places)
 
 

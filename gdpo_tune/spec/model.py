@@ -226,6 +226,12 @@ class Constraint(Section):
         """Return whether `value` respects the limit; NaN does not."""
         return value >= self.limit if self.op == ">=" else value <= self.limit
 
+    def compute_violation(self, value: float) -> float:
+        """Return how far a value is beyond the limit; 0 or less, as in Optuna, if it holds."""
+        if not self.is_known:
+            return 0.0
+        return self.limit - value if self.op == ">=" else value - self.limit
+
     def __str__(self) -> str:
         known = self.baseline is not None and self.is_known
         return self.text + (f" ({self.limit:.3g})" if known else "")

@@ -45,7 +45,7 @@ from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import Params, ParamValue, Proposer, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.opening import create_study
-from gdpo_tune.ledger.trial_encoding import compute_violation, convert_to_distribution
+from gdpo_tune.ledger.trial_encoding import convert_to_distribution
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.first_trials import draw_point, draw_startup_point
 from gdpo_tune.spec.gpu import choose_sampler
@@ -218,7 +218,7 @@ class SamplerView:
                     values=[mean[name] for name in spec.objectives] if values else None,
                     params=dict(zip(self._distributions, point, strict=True)),
                     distributions=self._distributions,
-                    constraints={n: compute_violation(bound, mean[n]) for n, bound in bounds},
+                    constraints={n: bound.compute_violation(mean[n]) for n, bound in bounds},
                 )
             )
         return study

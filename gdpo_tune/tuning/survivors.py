@@ -193,15 +193,8 @@ def encode_params(spec: SweepSpec, params: Params) -> Floats:
             chosen = [float(value == choice) for choice in domain.choices]
             features += chosen if name in active else [share] * len(domain.choices)
         else:
-            features.append(_find_place(domain, float(value)) if name in active else 0.5)
+            features.append(domain.find_place(float(value)) if name in active else 0.5)
     return np.array(features)
-
-
-def _find_place(domain: Uniform, value: float) -> float:
-    low, high = float(domain.low), float(domain.high)
-    if domain.log:
-        low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
-    return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
 def _fit(features: Sequence[Floats], values: Floats) -> Callable[[Floats], Floats]:
