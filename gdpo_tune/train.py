@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -176,10 +175,8 @@ def record_request(spec: SweepSpec, config: TrialConfig) -> TrialConfig:
 def _compare_content(config: TrialConfig, *, accept: bool) -> None:
     """Refuse to resume with other content than before, or write it into the directory's record.
 
-    What becomes known later, such as a commit on the Hub, is compared from then on.
-
     Raises:
-        UsageError: a file or version that decides the result has changed, and `accept` is false.
+        IdentityError: as `compare_starts`.
     """
     from gdpo_tune.core import content
 
@@ -191,17 +188,8 @@ def _compare_content(config: TrialConfig, *, accept: bool) -> None:
     facts = content.measure_content(
         config.task, config.policy, config.model, config.data, config.rollout, start
     )
-    digests = {name: fact.digest for name, fact in facts.items()}
-    changes = content.list_changes(starts[-1]["digests"], facts) if starts else {}
-    if changes and not accept:
-        raise UsageError(
-            f"{content.describe_changes(changes, config.directory, starts[-1]['time'])}\n"
-            "    fix: restore it, choose another --out to begin anew, or --accept-changes to resume"
-        )
-    if starts and not changes:
-        starts[-1]["digests"] |= digests
-    else:
-        starts.append({"time": time.time(), "digests": digests, "changes": list(changes)})
+    ways = "choose another --out to begin anew, or --accept-changes to resume"
+    starts = content.compare_starts(starts, facts, config.directory, ways, accept=accept)
     write_atomically(file, json.dumps(starts, indent=1))
 
 

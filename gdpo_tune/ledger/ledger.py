@@ -23,8 +23,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from gdpo_tune.core.content import Fact, describe_changes, list_changes
-from gdpo_tune.core.errors import IdentityError, UsageError
+from gdpo_tune.core.content import Fact, compare_starts
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import Incident, RecordedRequest
 from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.system import CloseableResource
@@ -166,28 +166,16 @@ class Ledger(CloseableResource):
         Raises:
             IdentityError: something differs, and `accept` is false.
         """
-        contents = self.get_contents()
-        digests = {name: fact.digest for name, fact in current.items()}
-        now = {"time": time.time(), "digests": digests}
-        if not contents:
-            self._append(CONTENT, {**now, "first": 0})
-            return
-        recorded = contents[-1]
-        changes = list_changes(recorded["digests"], current)
-        if not changes:
-            merged = {**recorded["digests"], **digests}
-            if merged != recorded["digests"]:
-                self._set_entry(CONTENT, len(contents) - 1, {**recorded, "digests": merged})
-            return
-        if not accept:
-            raise IdentityError(
-                f"{describe_changes(changes, self.spec.location, recorded['time'])}\n"
-                "    fix: restore it, or --fresh to move that sweep aside and begin anew; if the "
-                "change decides no value, as in a comment, --accept-changes goes on, with all "
-                "trials on one front"
-            )
-        self._append(CONTENT, {**now, "first": len(self._records), "changes": [*changes]})
-        self._stale.update(range(len(self._records)))
+        ways = (
+            "or --fresh to move that sweep aside and begin anew; if the change decides no value, "
+            "as in a comment, --accept-changes goes on, with all trials on one front"
+        )
+        earlier = self.get_contents()
+        contents = compare_starts(earlier, current, self.spec.location, ways, accept=accept)
+        if contents != earlier:
+            newest = {"first": len(self._records), **contents[-1]}
+            self._set_entry(CONTENT, len(contents) - 1, newest)
+            self._stale.update(range(len(self._records)))
 
     def get_records(self) -> list[TrialRecord]:
         """Return every trial, by number."""
@@ -376,8 +364,7 @@ class Ledger(CloseableResource):
     def get_contents(self) -> list[dict[str, Any]]:
         """Return the content that decided the results, by time; see `Ledger.compare_content`.
 
-        `time` is in Unix seconds, `first` the number of the first trial with these `digests`. An
-        accepted change has `changes`, names of facts.
+        An entry is one of `compare_starts`, with the number of the `first` trial with its digests.
         """
         return self._list(CONTENT)
 
