@@ -176,8 +176,7 @@ def pool_trials(
 def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
     """Group trials with equal parameters, each replicate with its original, by trial number.
 
-    The untrained policy and the start stand alone. Trials that are not comparable have groups of
-    their own.
+    The untrained policy and the start stand alone.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}

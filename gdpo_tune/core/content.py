@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 PACKAGE = __name__.partition(".")[0]
 PACKAGES = ("torch", "transformers", "trl", "tokenizers")
 """Packages whose feature releases may change numbers; a patch release is no difference."""
+RECORDED = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
+"""Packages whose versions a session of a sweep records, and which may be published."""
 CACHED_FROM = 8 * 2**20
 """Bytes from which on the digest of a file is kept in the cache; a smaller one is read again."""
 _RACY_SECONDS = 2.0

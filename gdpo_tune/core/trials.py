@@ -257,6 +257,12 @@ class TrialRecord(Provenance):
     """Accepted changes of content before and after it, for a person; empty without such changes."""
 
     @property
+    def times(self) -> list[float]:
+        """Unix times of its start, its rungs and its end, as far as they are known."""
+        times = (self.started, *(rung.recorded for rung in self.rungs), self.finished)
+        return [time for time in times if time is not None]
+
+    @property
     def policy_steps(self) -> tuple[int, ...]:
         """Steps of its training whose policies exist, the last one of a complete trial included."""
         has_end = self.checkpoint is not None and self.is_training and self.rungs

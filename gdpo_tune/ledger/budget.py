@@ -82,12 +82,8 @@ def compute_hours(
             end = now
         else:
             following = math.inf if last else float(sessions[index + 1]["started"])
-            times = (
-                time
-                for record in records
-                for time in (record.started, *(r.recorded for r in record.rungs), record.finished)
-            )
-            end = max((t for t in times if t is not None and t < following), default=start)
+            times = (time for record in records for time in record.times)
+            end = max((time for time in times if time < following), default=start)
         gaps = [gap for gap in session.get("gaps", ()) if gap[0] <= end]
         worked, reach = end - start - sum(min(0.0, seconds) for _, seconds in gaps), start
         idle = [*pauses, *((until - max(0.0, seconds), until) for until, seconds in gaps)]

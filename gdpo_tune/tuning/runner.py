@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import events, registry
-from gdpo_tune.core.content import measure_content
+from gdpo_tune.core.content import RECORDED, measure_content
 from gdpo_tune.core.errors import (
     ClusterLostError,
     ExitCode,
@@ -50,8 +50,6 @@ from gdpo_tune.tuning.ray.preflight import check_nodes, find_mixture
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
-PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
-"""Packages whose versions a session records."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +267,7 @@ def fetch_files(ledger: Ledger) -> None:
 
 def _describe_machine() -> dict[str, Any]:
     packages: dict[str, str] = {}
-    for name in PACKAGES:
+    for name in RECORDED:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
     return {
