@@ -115,8 +115,8 @@ def build_parser() -> cli.Parser:
     parser.flag("--fresh", "start anew; an earlier sweep of this name is moved aside, not deleted")
     parser.flag(
         "--accept-changes",
-        "go on although the task's file, data, policy or versions have changed: trials before "
-        "and after are marked, and share no front",
+        "go on although the task's file, data, policy or versions have changed, if that decides "
+        "no value: all trials share a front",
     )
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     text = "join the cluster of which this machine is a node: auto, or HOST:PORT of its head"
