@@ -92,7 +92,7 @@ def find_next_trial(
         return None
     if find_at_target(spec, records) is not None:
         return None
-    is_spent = describe_spent_budget(spec, records, hours)
+    is_spent = bool(describe_spent_budget(spec, records, hours))
     records = [record for record in records if not is_asked_merge(record)]
     if is_spent:
         return plan_merge_or_checkpoint(spec, records, at_end=True)
