@@ -155,7 +155,8 @@ def _collect(options: argparse.Namespace) -> int:
     test = train(config, resume=policy, report=lambda _step, _path: None).test
     values: Mapping[str, Estimate] = {}
     if request.name:
-        values = load_and_pick(options.source, options.pick, "export")[1].values
+        found = load_and_pick(options.source, options.pick, "export")[1].configuration
+        values = found.mean if found else {}
     apart = {n: subtract_estimates(test[n], value) for n, value in values.items() if n in test}
     print("\n".join(request.lines))
     columns = {"in the sweep": values, "collected": test, "difference": apart}

@@ -19,7 +19,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
-from gdpo_tune.core.errors import ExitCode, UsageError
+from gdpo_tune.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trials import Estimate, TrialRecord
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 8
 """Other policies that are named, because they meet the target too."""
-REMOVED_OPTIONS = {
-    "--out": "the merge is a trial of the sweep: leave it out",
-    "--evaluations": "a call evaluates one merge: leave it out, and run the command again",
-    "--adapters": "a merge of adapters is an adapter in PEFT's format: leave it out",
-    "--set": "a merge is evaluated as the sweep's trials are: leave it out",
-}
-"""Option that is gone -> what stands in its place."""
 
 
 def build_parser() -> cli.Parser:
@@ -60,9 +53,6 @@ def build_parser() -> cli.Parser:
 
 def main(arguments: Sequence[str]) -> int:
     """Ask for the merge that `arguments` describe, and return the exit status."""
-    for name in (word.partition("=")[0] for word in arguments):
-        if name in REMOVED_OPTIONS:
-            raise UsageError(f"{name} is gone\n    fix: {REMOVED_OPTIONS[name]}")
     parser = build_parser()
     options = parser.parse_args(arguments)
     if bool(options.weights) == bool(options.toward or options.prefer):

@@ -26,8 +26,9 @@ from gdpo_tune.core.files import explain_write_errors
 from gdpo_tune.core.text import format_count
 
 if TYPE_CHECKING:
-    from gdpo_tune.publishing.publication import Publication, PublishedPolicy
+    from gdpo_tune.publishing.publication import Publication
     from gdpo_tune.publishing.repositories import RepositoryContent
+    from gdpo_tune.results.picks import PickedCandidate
 
 
 def build_parser() -> cli.Parser:
@@ -72,9 +73,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _choose_policies(
     options: argparse.Namespace,
-) -> tuple[Publication, list[PublishedPolicy], list[str]]:
+) -> tuple[Publication, list[PickedCandidate], list[str]]:
     from gdpo_tune.publishing.publication import (
-        choose_published_policy,
+        check_published,
         list_members,
         open_publication,
     )
@@ -98,13 +99,14 @@ def _choose_policies(
     if parsed is None:
         members, missing = list_members(publication)
         return publication, members, missing
-    chosen = pick_trial(sweep, parsed)
+    chosen = pick_trial(publication.sweep, parsed)
     print("\n".join(chosen.lines))
-    return publication, [choose_published_policy(publication, chosen, parsed.text)], []
+    check_published(publication, chosen)
+    return publication, [chosen], []
 
 
 def _build_contents(
-    publication: Publication, policies: Sequence[PublishedPolicy], missing: Sequence[str]
+    publication: Publication, policies: Sequence[PickedCandidate], missing: Sequence[str]
 ) -> list[RepositoryContent]:
     from gdpo_tune.publishing.repositories import build_front_repositories, build_model_repository
 
@@ -160,7 +162,7 @@ def _write_whole(
 
 def _upload_all(
     publication: Publication,
-    policies: Sequence[PublishedPolicy],
+    policies: Sequence[PickedCandidate],
     missing: Sequence[str],
     *,
     private: bool,

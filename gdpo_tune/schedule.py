@@ -26,16 +26,13 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.clusters import TARGETS
-from gdpo_tune.core.errors import GdpoTuneError, UsageError
+from gdpo_tune.core.errors import GdpoTuneError
 from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.system import stop_on_signals
 
 if TYPE_CHECKING:
     from gdpo_tune.clusters.load_schedules import LoadedSweeps, ScheduledSweep
     from gdpo_tune.clusters.scheduler import SweepScheduler
-
-REMOVED_OPTIONS = ("--here", "--once", "--kuberay", "--ray-cron-job")
-"""Options that are gone; all for the same reason."""
 
 
 def build_parser() -> cli.Parser:
@@ -73,12 +70,6 @@ def build_parser() -> cli.Parser:
 
 def main(arguments: Sequence[str]) -> int:
     """Do what `arguments` ask for and return the exit status."""
-    for word in arguments:
-        if word.partition("=")[0] in REMOVED_OPTIONS:
-            raise UsageError(
-                f"{word} is gone: other schedulers call `tick`, and backend: says where a run is "
-                "executed\n    fix: leave it out; write rendered files again with render --to ..."
-            )
     options = build_parser().parse_args(arguments)
     return COMMANDS[options.command][1](options)
 

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     cli.set_written_variables(spec)
     with cli.name_file(str(options.space)):
         print_environment(spec)
-    once = ("--fresh", "--accept-changes", "--one-front")
+    once = ("--fresh", "--accept-changes")
     words = [word for word in arguments if word not in once]
     return _run_here(spec, options, shlex.join(["python", "-m", "gdpo_tune.sweep", *words]))
 
@@ -73,7 +73,6 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
                 spec,
                 fresh=options.fresh,
                 accept_changes=options.accept_changes,
-                one_front=options.one_front,
                 listeners=[tracker, display, notifier],
             )
             display.close()
@@ -101,8 +100,6 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("detach", "working_dir"):
         if getattr(options, name) and options.submit is None:
             raise UsageError(f"--{name.replace('_', '-')} requires --submit URL")
-    if options.one_front and not options.accept_changes:
-        raise UsageError("--one-front requires --accept-changes")
     if options.address is not None:
         address = addresses.check_ray_address(options.address, "--address")
         # The variable names a cluster more exactly than auto does.
@@ -119,10 +116,9 @@ def build_parser() -> cli.Parser:
     parser.flag("--fresh", "start anew; an earlier sweep of this name is moved aside, not deleted")
     parser.flag(
         "--accept-changes",
-        "go on although the task's file, data, policy or versions have changed: trials before "
-        "and after are marked, and share no front",
+        "go on although the task's file, data, policy or versions have changed, if that decides "
+        "no value: all trials share a front",
     )
-    parser.flag("--one-front", "with --accept-changes: keep all trials on one front")
     cluster = parser.add_argument_group("on a Ray cluster").add_mutually_exclusive_group()
     text = "join the cluster of which this machine is a node: auto, or HOST:PORT of its head"
     cluster.add_argument("--address", help=text)
@@ -228,7 +224,7 @@ def _submit_sweep(spec: SweepSpec, options: argparse.Namespace) -> int:
             )
     storage = spec.storage if spec.address else os.path.abspath(spec.storage)
     words = ["--name", spec.name]
-    for name in ("fresh", "accept_changes", "one_front"):
+    for name in ("fresh", "accept_changes"):
         words += [f"--{name.replace('_', '-')}"] if getattr(options, name) else []
     for change in [*options.overrides, f"storage={json.dumps(storage)}"]:
         words += ["--set", change]

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrialConfig
     from gdpo_tune.core.trials import Measurement
     from gdpo_tune.results.retrain import TrainingRequest
+    from gdpo_tune.spec import SweepSpec
 
 REQUEST, RESULT, LOCK = "request.json", "result.json", "train.lock"
 """Files in the directory of a training: its request, its result, and the lock of its process."""
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--accept-changes"]
     command = shlex.join(["python", "-m", "gdpo_tune.train", *words])
     with cli.hold_directory(config.directory, LOCK):
-        config = record_request(config)
+        config = record_request(asked.spec, config)
         status, config = _prepare_start(asked, config, accept=options.accept_changes)
         if status:
             print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
@@ -134,7 +134,7 @@ def _prepare_start(
         return 0, config
     own = asked.spec.build_start_config(asked.params, config.seed, config.directory / "start")
     own.directory.mkdir(exist_ok=True)
-    own = record_request(replace(own, threads=config.threads, model=config.model))
+    own = record_request(asked.spec, replace(own, threads=config.threads, model=config.model))
     _compare_content(own, accept=accept)
     if not (own.directory / RESULT).exists() and (status := _train_to_end(asked, own)):
         return status, config
@@ -142,7 +142,7 @@ def _prepare_start(
     return 0, replace(config, start=own.directory / result["checkpoint"])
 
 
-def record_request(config: TrialConfig) -> TrialConfig:
+def record_request(spec: SweepSpec, config: TrialConfig) -> TrialConfig:
     """Write the request into the directory, or compare it with the one that the directory has.
 
     Return the config with the date for chat templates that the request records.
@@ -150,14 +150,18 @@ def record_request(config: TrialConfig) -> TrialConfig:
     Raises:
         UsageError: the directory holds another training.
     """
-    from gdpo_tune.results.retrain import list_decisive_settings
-    from gdpo_tune.spec.model import list_differences
+    from gdpo_tune.spec.model import list_decisive_values, list_differences
 
     file, key = config.directory / REQUEST, "model.template_date"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     day = config.model.template_date or earlier.get(key) or date.today().isoformat()
     config = replace(config, model=config.model.replace(template_date=day))
-    wanted = list_decisive_settings(config)
+    values = list_decisive_values(spec)
+    free = ("objectives.", "space.", "sandbox.")  # they may change while it is interrupted
+    wanted = {name: value for name, value in values.items() if not name.startswith(free)}
+    wanted |= {f"params.{name}": value for name, value in config.params.items()}
+    wanted |= {"seed": config.seed, "sharded": config.sharded, key: day}
+    wanted = json.loads(json.dumps(wanted))
     if not earlier:
         write_atomically(file, json.dumps(wanted, indent=1))
     changed = list_differences({key: day, **(earlier or wanted)}, wanted)
@@ -172,10 +176,8 @@ def record_request(config: TrialConfig) -> TrialConfig:
 def _compare_content(config: TrialConfig, *, accept: bool) -> None:
     """Refuse to resume with other content than before, or write it into the directory's record.
 
-    What becomes known later, such as a commit on the Hub, is compared from then on.
-
     Raises:
-        UsageError: a file or version that decides the result has changed, and `accept` is false.
+        IdentityError: as `compare_starts`.
     """
     from gdpo_tune.core import content
 
@@ -187,17 +189,8 @@ def _compare_content(config: TrialConfig, *, accept: bool) -> None:
     facts = content.measure_content(
         config.task, config.policy, config.model, config.data, config.rollout, start
     )
-    digests = {name: fact.digest for name, fact in facts.items()}
-    changes = content.list_changes(starts[-1]["digests"], facts) if starts else {}
-    if changes and not accept:
-        raise UsageError(
-            f"{content.describe_changes(changes, config.directory, starts[-1]['time'])}\n"
-            "    fix: restore it, choose another --out to begin anew, or --accept-changes to resume"
-        )
-    if starts and not changes:
-        starts[-1]["digests"] |= digests
-    else:
-        starts.append({"time": time.time(), "digests": digests, "changes": list(changes)})
+    ways = "choose another --out to begin anew, or --accept-changes to resume"
+    starts = content.compare_starts(starts, facts, config.directory, ways, accept=accept)
     write_atomically(file, json.dumps(starts, indent=1))
 
 

@@ -155,7 +155,7 @@ def estimate_effects(
     Trainings outside of the space, such as a published setting, do not count; a value of NaN counts
     as not measured.
     """
-    trained = [r for r in records if r.is_training and r.is_comparable]
+    trained = [r for r in records if r.is_training]
     counts = Counter(
         rung.step for r in trained if r.role != "replicate" for rung in r.rungs if rung.validation
     )

@@ -449,7 +449,7 @@ def has_stagnated(
     """
     if not patience:
         return False
-    ended = [r for r in records if not r.is_open and r.is_comparable]
+    ended = [r for r in records if not r.is_open]
     tried = [r for r in ended if r.role in ("search", "published")]
     search = [r for r in tried if r.role == "search"]
     if len(search) < patience:

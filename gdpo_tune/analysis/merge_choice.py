@@ -103,13 +103,9 @@ class Merge:
 
 
 def read_merges(records: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[Merge]:
-    """Read the complete trainings and checkpoints, and merges in any state, by trial number.
-
-    Trials that are not comparable are left out.
-    """
+    """Read the complete trainings and checkpoints, and merges in any state, by trial number."""
     result: list[Merge] = []
-    comparable = (record for record in records if record.is_comparable)
-    for record in sorted(comparable, key=lambda record: record.number):
+    for record in sorted(records, key=lambda record: record.number):
         mixture = {(part.trial, part.step): part.weight for part in record.parts}
         if record.role in ("search", "published") and record.rungs:
             mixture = {(record.number, record.rungs[-1].step): 1.0}
@@ -135,7 +131,7 @@ def _read_rungs(
     return [
         read_merge(replace(record, validation=rung.validation), {policy: 1.0}, objectives)
         for record in records
-        if record.state == "complete" and record.is_comparable and record.replicate_of is None
+        if record.state == "complete" and record.replicate_of is None
         for rung in record.rungs
         if (policy := (record.number, rung.step)) not in policies and rung.step in record.kept_steps
     ]
@@ -518,13 +514,12 @@ def rank_checkpoints(
         (record.validation, None)
         for record in records
         if record.state == "complete" and record.feasible is not False
-        if record.is_comparable and not record.is_initial
+        if not record.is_initial
     ]
     policies += [
         (rung.validation, Part(record.number, rung.step, 1.0))
         for record in records
         if record.replicate_of is None  # the seeds of a checkpoint follow from the checkpoint
-        if record.is_comparable
         for rung in record.rungs
         if rung.step in record.kept_steps
         if is_allowed({name: e.mean for name, e in rung.validation.items()})

@@ -176,8 +176,7 @@ def pool_trials(
 def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]:
     """Group trials with equal parameters, each replicate with its original, by trial number.
 
-    The untrained policy and the start stand alone. Trials that are not comparable have groups of
-    their own.
+    The untrained policy and the start stand alone.
     """
     ordered = sorted(records, key=lambda record: record.number)
     by_number = {record.number: record for record in ordered}
@@ -190,7 +189,7 @@ def group_trials(records: Iterable[TrialRecord]) -> dict[Key, list[TrialRecord]]
             key = (original.role,)
         elif original.parts:
             key = (original.role, original.parts)
-        groups.setdefault((record.is_comparable, *key), []).append(record)
+        groups.setdefault(key, []).append(record)
     return groups
 
 
@@ -200,9 +199,8 @@ def find_original(members: Sequence[TrialRecord]) -> TrialRecord:
 
 
 def is_measured(record: TrialRecord, objectives: Sequence[Objective]) -> bool:
-    """Return whether a comparable trial is complete, with finite test values of every objective."""
-    is_usable = record.state == "complete" and record.is_comparable
-    return is_usable and all(
+    """Return whether a trial is complete, with finite test values of every objective."""
+    return record.state == "complete" and all(
         goal.name in record.test and _is_finite(record.test[goal.name]) for goal in objectives
     )
 
@@ -316,7 +314,10 @@ def choose_replicate(
         if fewest < per_point and (rival.is_on_front or change >= WORTHWHILE):
             allowed.append((-round(float(change), 6), count, rival.first, number))
     original = min(allowed)[-1] if allowed else None
-    return None if original is None else Replicate(original, records[original].params)
+    if original is None:
+        return None
+    params = next(record.params for record in records if record.number == original)
+    return Replicate(original, params)
 
 
 def _find_ready(

@@ -25,7 +25,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,6 +34,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.files import (
     DATA_FILES,
     HUB_ID,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 PACKAGE = __name__.partition(".")[0]
 PACKAGES = ("torch", "transformers", "trl", "tokenizers")
 """Packages whose feature releases may change numbers; a patch release is no difference."""
+RECORDED = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
+"""Packages whose versions a session of a sweep records, and which may be published."""
 CACHED_FROM = 8 * 2**20
 """Bytes from which on the digest of a file is kept in the cache; a smaller one is read again."""
 _RACY_SECONDS = 2.0
@@ -162,6 +165,33 @@ def list_changes(
         if fact.file is not None:
             changes[name] += f" (written {format_time(fact.file.stat().st_mtime)})"
     return changes
+
+
+def compare_starts(
+    starts: Sequence[Mapping[str, Any]],
+    current: Mapping[str, Fact],
+    place: object,
+    ways: str,
+    *,
+    accept: bool,
+) -> list[Mapping[str, Any]]:
+    """Return the record of the content at each start that changed it, with that of now.
+
+    An entry has its `time` in Unix seconds, `digests`, and the names of `changes`. What becomes
+    known later, such as a commit on the Hub, is compared from then on. `place` has the record;
+    `ways` says how to go on.
+
+    Raises:
+        IdentityError: something has changed, and `accept` is false.
+    """
+    digests = {name: fact.digest for name, fact in current.items()}
+    changes = list_changes(starts[-1]["digests"], current) if starts else {}
+    if changes and not accept:
+        described = describe_changes(changes, place, starts[-1]["time"])
+        raise IdentityError(f"{described}\n    fix: restore it, {ways}")
+    if starts and not changes:
+        return [*starts[:-1], {**starts[-1], "digests": starts[-1]["digests"] | digests}]
+    return [*starts, {"time": time.time(), "digests": digests, "changes": [*changes]}]
 
 
 def describe_changes(changes: Mapping[str, str], place: object, recorded: float) -> str:

@@ -98,35 +98,14 @@ SCHEDULERS: dict[str, SchedulerInfo] = {
     ),
     "fifo": SchedulerInfo("gdpo_tune.tuning.schedulers:Scheduler", "every trial to its end"),
 }
-REMOVED_SCHEDULERS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("asha", "growth"),
-        (
-            "it has become part of halving, which divides a budget",
-            "leave search.scheduler out: halving with a search.budget, fifo with search.trials",
-        ),
+OTHER_SCHEDULERS = dict.fromkeys(
+    ("asha", "growth"),
+    (
+        "halving, which divides a budget, does its part",
+        "leave search.scheduler out: halving with a search.budget, fifo with search.trials",
     ),
-}
-"""Name of a scheduler that is gone -> the reason, and what to write instead."""
-REMOVED_KEYS = {
-    "search.plan": (
-        "search.scheduler decides it",
-        "remove the key: a search.budget without search.trials is divided by halving",
-    ),
-    "resources.pack": (
-        "trials no longer share a process",
-        "remove the key: with resources.gpus: 0.25 four trials share a GPU",
-    ),
-    "sandbox.url": (
-        "code runs on the machine of its trial",
-        "remove the key: code runs in the sandbox of this machine",
-    ),
-    "ledger": (
-        "the ledger is a file of the driver's machine; databases have left",
-        "remove the key: with storage: s3://... the store has a copy, for another machine",
-    ),
-}
-"""Key that is gone -> the reason, and what to write instead."""
+)
+"""Name of a scheduler that is known elsewhere -> the reason why there is none, and the fix."""
 
 LAYOUTS: dict[str, str] = {
     "gsm8k": "gdpo_tune.tasks.layouts:GSM8K",

@@ -6,7 +6,7 @@ import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from gdpo_tune.core.files import is_local_source
@@ -130,7 +130,7 @@ class SandboxSettings(Section):
     model with all the rights of the trainer."""
     workers: Annotated[int, Ge(1), Le(1024), INDIFFERENT] = 1
     """Candidates that run side by side in a trial, if memory allows."""
-    modules: tuple[str, ...] = ()
+    modules: Annotated[tuple[str, ...], AfterValidator(lambda names: tuple(sorted({*names})))] = ()
     """Installed packages that code may import besides the standard library, such as `numpy`."""
     cpu_seconds: Annotated[float, Ge(0.01), Le(86_400)] = 1.0
     """CPU time of one candidate, all its tests together."""
@@ -138,11 +138,6 @@ class SandboxSettings(Section):
     """Wall time of one candidate: a backstop for code that sleeps."""
     memory_mb: Annotated[int, Ge(64), Le(1 << 20)] = 512
     """Address space of one candidate in MiB."""
-
-    def list_decisive(self) -> dict[str, Any]:
-        """Return the settings on which the result of a test can depend, with modules in order."""
-        values = super().list_decisive()
-        return values | {"modules": tuple(sorted(set(self.modules)))}
 
 
 class HeldOutData(Section):

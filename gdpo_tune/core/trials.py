@@ -255,8 +255,12 @@ class TrialRecord(Provenance):
     """Id of the request that added it to the running sweep; empty for all others."""
     content: str = ""
     """Accepted changes of content before and after it, for a person; empty without such changes."""
-    is_comparable: bool = True
-    """False: what decides results has changed since then, so it shares no front with newer ones."""
+
+    @property
+    def times(self) -> list[float]:
+        """Unix times of its start, its rungs and its end, as far as they are known."""
+        times = (self.started, *(rung.recorded for rung in self.rungs), self.finished)
+        return [time for time in times if time is not None]
 
     @property
     def policy_steps(self) -> tuple[int, ...]:
@@ -307,8 +311,8 @@ class TrialRecord(Provenance):
 
 
 def find_start(records: Sequence[TrialRecord]) -> Path | None:
-    """Return the policy after the supervised start; None if no comparable trial has made one."""
-    starts = (r.checkpoint for r in records if r.role == "start" and r.is_comparable)
+    """Return the policy after the supervised start; None if no trial has made one."""
+    starts = (r.checkpoint for r in records if r.role == "start")
     return next(filter(None, starts), None)
 
 

@@ -38,7 +38,7 @@ def compute_spending(
 def find_at_target(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the first trial that meets `search.target` on validation and on test prompts."""
     for record in records if spec.search.target else ():
-        tested = record.state == "complete" and record.is_comparable and record.feasible
+        tested = record.state == "complete" and record.feasible
         if tested and spec.meets_target(record.validation) and spec.meets_target(record.test):
             return record
     return None
@@ -82,12 +82,8 @@ def compute_hours(
             end = now
         else:
             following = math.inf if last else float(sessions[index + 1]["started"])
-            times = (
-                time
-                for record in records
-                for time in (record.started, *(r.recorded for r in record.rungs), record.finished)
-            )
-            end = max((t for t in times if t is not None and t < following), default=start)
+            times = (time for record in records for time in record.times)
+            end = max((time for time in times if time < following), default=start)
         gaps = [gap for gap in session.get("gaps", ()) if gap[0] <= end]
         worked, reach = end - start - sum(min(0.0, seconds) for _, seconds in gaps), start
         idle = [*pauses, *((until - max(0.0, seconds), until) for until, seconds in gaps)]

@@ -23,12 +23,12 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from gdpo_tune.core.content import Fact, describe_changes, list_changes
-from gdpo_tune.core.errors import IdentityError, UsageError
+from gdpo_tune.core.content import Fact, compare_starts
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import Incident, RecordedRequest
 from gdpo_tune.core.locks import Lease
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.text import format_list, make_printable
+from gdpo_tune.core.text import make_printable
 from gdpo_tune.core.trial_files import TRIALS
 from gdpo_tune.core.trials import (
     CHECKPOINT_PREFIX,
@@ -161,46 +161,24 @@ class Ledger(CloseableResource):
         if self._lease is not None:
             self._lease.release()
 
-    def compare_content(
-        self, current: Mapping[str, Fact], *, accept: bool = False, one_front: bool = False
-    ) -> None:
+    def compare_content(self, current: Mapping[str, Fact], *, accept: bool = False) -> None:
         """Refuse content that differs from that of earlier trials; record it where it is new.
 
-        With `accept` a change is recorded, and open trials are stopped, because a training has one
-        reward. Trials before and after it share no front. With `one_front` nothing is stopped, and
-        all share a front.
+        With `accept` a change is recorded, and the trials before and after it are marked.
 
         Raises:
             IdentityError: something differs, and `accept` is false.
         """
-        contents = self.get_contents()
-        digests = {name: fact.digest for name, fact in current.items()}
-        now = {"time": time.time(), "digests": digests}
-        if not contents:
-            self._append(CONTENT, {**now, "first": 0})
-            return
-        recorded = contents[-1]
-        changes = list_changes(recorded["digests"], current)
-        if not changes:
-            merged = {**recorded["digests"], **digests}
-            if merged != recorded["digests"]:
-                self._set_entry(CONTENT, len(contents) - 1, {**recorded, "digests": merged})
-            return
-        if not accept:
-            raise IdentityError(
-                f"{describe_changes(changes, self.spec.location, recorded['time'])}\n"
-                "    fix: restore it, or --fresh to move that sweep aside and begin anew, or "
-                "--accept-changes to go on: trials before and after are marked, and share no front "
-                "(with --one-front they do)"
-            )
-        reason = f"{format_list([*changes])} changed, and a trial needs one content"
-        for record in self.get_records():
-            if record.is_open and not one_front:
-                self.prune(record.number, reason, record.cost)
-        change = {"first": len(self._records), "changes": [*changes], "one_front": one_front}
-        self._append(CONTENT, {**now, **change})
-        self._stale.update(range(len(self._records)))
-        self._resolve_spec()
+        ways = (
+            "or --fresh to move that sweep aside and begin anew; if the change decides no value, "
+            "as in a comment, --accept-changes goes on, with all trials on one front"
+        )
+        earlier = self.get_contents()
+        contents = compare_starts(earlier, current, self.spec.location, ways, accept=accept)
+        if contents != earlier:
+            newest = {"first": len(self._records), **contents[-1]}
+            self._set_entry(CONTENT, len(contents) - 1, newest)
+            self._stale.update(range(len(self._records)))
 
     def get_records(self) -> list[TrialRecord]:
         """Return every trial, by number."""
@@ -389,8 +367,7 @@ class Ledger(CloseableResource):
     def get_contents(self) -> list[dict[str, Any]]:
         """Return the content that decided the results, by time; see `Ledger.compare_content`.
 
-        `time` is in Unix seconds, `first` the number of the first trial with these `digests`. An
-        accepted change has `changes`, names of facts, and `one_front`.
+        An entry is one of `compare_starts`, with the number of the `first` trial with its digests.
         """
         return self._list(CONTENT)
 
@@ -503,7 +480,7 @@ class Ledger(CloseableResource):
         values = {name: estimate.mean for name, estimate in record.validation.items()}
         for name, bound in self.spec.constraints.items():
             if name not in trial.constraints and name in values and bound.is_known:
-                violation = encoding.compute_violation(bound, values[name])
+                violation = bound.compute_violation(values[name])
                 Trial(self.study, trial_id).set_constraint(name, violation)
         objectives = [values[name] for name in self.spec.objectives]
         self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, objectives)

@@ -140,7 +140,7 @@ def read_parts(records: Sequence[TrialRecord], weights: Mapping[str, Any]) -> tu
         if not 0 <= number < len(records) or (step and not step.isdecimal()):
             raise UsageError(f"{name}: a part of a merge is a trial (7) or a checkpoint (12@40)")
         record = records[number]
-        is_whole = record.is_training and record.state == "complete" and record.is_comparable
+        is_whole = record.is_training and record.state == "complete"
         steps = record.policy_steps if is_whole else ()
         wanted = int(step) if step else record.last_step or 0
         if wanted not in steps:

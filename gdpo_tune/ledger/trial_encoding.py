@@ -41,7 +41,6 @@ from gdpo_tune.core.trials import (
     TrialRecord,
 )
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.model import Constraint
 from gdpo_tune.spec.space import Choices, Uniform
 
 STATES: Mapping[TrialState, State] = {
@@ -111,7 +110,6 @@ def decode_trial(
         parts=tuple(Part(*part) for part in stored.get("parts", ())),
         request=stored.get("request", ""),
         content=_describe_content(trial.number, contents[1:]),
-        is_comparable=all(c["one_front"] for c in contents[1:] if trial.number < c["first"]),
         kept_steps=tuple(n for n in steps if (directory / f"{CHECKPOINT_PREFIX}{n}").is_dir()),
     )
 
@@ -123,13 +121,6 @@ def _describe_content(number: int, changes: Sequence[Mapping[str, Any]]) -> str:
         f"{format_list(change['changes'])} changed ({format_time(change['time'])})"
         for change in changes
     )
-
-
-def compute_violation(bound: Constraint, value: float) -> float:
-    """Return how far a value is beyond a bound; 0 or less, as in Optuna, if the bound holds."""
-    if not bound.is_known:
-        return 0.0
-    return bound.limit - value if bound.op == ">=" else value - bound.limit
 
 
 def create_running_trial(

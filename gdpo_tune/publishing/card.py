@@ -25,9 +25,10 @@ from gdpo_tune.core.text import (
 from gdpo_tune.policies.load_policy import find_local_directory, find_required_version
 from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_tokenizer
 from gdpo_tune.policies.prompt_format import PROMPTS_FILE
-from gdpo_tune.publishing.publication import Publication, PublishedPolicy
+from gdpo_tune.publishing.publication import Publication
 from gdpo_tune.publishing.record import PolicyFiles
 from gdpo_tune.results.front_table import BASELINES, build_front_row, list_rows
+from gdpo_tune.results.picks import PickedCandidate
 from gdpo_tune.results.public_record import list_public_versions
 from gdpo_tune.results.wording import capitalize_warning, list_result_warnings
 from gdpo_tune.spec import SweepSpec
@@ -36,11 +37,12 @@ TAGS = ("gdpo_tune", "reinforcement-learning", "pareto-front", "trl")
 
 
 def build_model_card(
-    publication: Publication, candidate: PublishedPolicy, policy: PolicyFiles, others: Sequence[str]
+    publication: Publication, candidate: PickedCandidate, policy: PolicyFiles, others: Sequence[str]
 ) -> str:
     """Return the model card of a candidate; `others` are the published members of the front."""
     repository, spec = publication.name_repository(candidate.name), publication.spec
     member = candidate.configuration
+    assert member is not None, "only what was measured is published"
     below = publication.sweep.spec.policy if policy.is_adapter else ""
     base = find_local_directory(below, spec.model.revision) if below else None
     baselines = [column for column in publication.front.baselines if column is not member]
@@ -57,7 +59,7 @@ def build_model_card(
         publication,
         candidate=candidate,
         repository=repository,
-        metadata=_build_metadata(publication, candidate),
+        metadata=_build_metadata(publication, candidate, member),
         own_warnings=own_warnings,
         columns=["this policy", *(BASELINES[column.role] for column in baselines)],
         metrics=build_metric_rows(publication, [member, *baselines]),
@@ -71,7 +73,7 @@ def build_model_card(
 
 
 def build_record_card(
-    publication: Publication, members: Sequence[PublishedPolicy], missing: Sequence[str]
+    publication: Publication, members: Sequence[PickedCandidate], missing: Sequence[str]
 ) -> str:
     """Return the card of the data set that has the numbers of a front."""
     from huggingface_hub import DatasetCardData
@@ -128,14 +130,16 @@ def _render(
     )
 
 
-def _build_metadata(publication: Publication, candidate: PublishedPolicy) -> str:
+def _build_metadata(
+    publication: Publication, candidate: PickedCandidate, member: Configuration
+) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     spec, is_merge = publication.spec, candidate.record.role == "merge"
     base: dict[str, Any] = {}
     if spec.policy not in POLICIES and HUB_ID.fullmatch(spec.policy):
         base = {"base_model": spec.policy, "base_model_relation": "finetune"}
-    source, mode = spec.data.source, candidate.configuration.params.get("normalization")
+    source, mode = spec.data.source, member.params.get("normalization")
     licence = publication.licence
     keys: dict[str, Any] = {"license": licence.identifier, "license_name": licence.name}
     keys["license_link"] = licence.link
@@ -146,8 +150,8 @@ def _build_metadata(publication: Publication, candidate: PublishedPolicy) -> str
             dataset_name=f"{spec.task}: test prompts",
             metric_type=name,
             metric_name=f"{name} ({publication.metrics[name].doc})",
-            metric_value=candidate.configuration.mean[name].mean,
-            metric_args={"standard_error": candidate.configuration.mean[name].se},
+            metric_value=member.mean[name].mean,
+            metric_args={"standard_error": member.mean[name].se},
         )
         for name in spec.objectives
     ]
@@ -212,16 +216,13 @@ def build_member_rows(
             repository = publication.name_repository(name)
             title = f"[{title}](https://huggingface.co/{repository.path})"
         title = f"**{title}**" if name == own else title
-        notes = [*row.labels, *row.shortfalls]
-        notes += ["one seed"] * (row.policy.is_provisional and not row.policy.is_initial)
-        notes += ["published weights"] * (row.policy.role == "published")
-        rows.append([title, *row.cells, ", ".join(notes)])
+        rows.append([title, *row.cells, ", ".join(row.remarks)])
         if row.stands_out or name == own:
             first.append(rows[-1])
     return first, rows
 
 
-def describe_training(publication: Publication, candidate: PublishedPolicy) -> dict[str, Any]:
+def describe_training(publication: Publication, candidate: PickedCandidate) -> dict[str, Any]:
     """Return how a policy was made: its parameters, or the parts of a merge."""
     records, record = publication.sweep.records, candidate.record
     if len(record.parts) > 1:

@@ -13,15 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gdpo_tune.analysis.front import Front, find_configuration
-from gdpo_tune.analysis.replicates import Configuration
+from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.addresses import Repository, find_id_problem
 from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import is_directory
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import TrialRecord, title_candidate
 from gdpo_tune.figures.front_png import write_front_png
 from gdpo_tune.policies.load_policy import ANSWER_SECONDS, find_local_directory, resolve_policy
 from gdpo_tune.publishing.record import build_record
@@ -34,26 +32,6 @@ from gdpo_tune.spec import SweepSpec
 PICTURE = "front.png"
 LONGEST_TITLE = 59
 """Most characters of a collection's title on the Hub."""
-
-
-@dataclass(frozen=True)
-class PublishedPolicy:
-    """A candidate whose policy is published."""
-
-    record: TrialRecord
-    configuration: Configuration
-    pick: str
-    """Choice that the person wrote, such as `knee`; its own name for a member of `--front`."""
-
-    @property
-    def name(self) -> str:
-        """Its name, such as `7` or `merge-9`."""
-        return self.record.name
-
-    @property
-    def title(self) -> str:
-        """Its name in a sentence."""
-        return title_candidate(self.name)
 
 
 @dataclass(frozen=True)
@@ -112,10 +90,10 @@ class Publication:
         pattern = rf"{re.escape(self.target)}-(merge-)?\d+(-step-\d+)?"
         return re.fullmatch(pattern, repository) is not None
 
-    def draw_picture(self, chosen: TrialRecord | None) -> bytes:
+    def draw_picture(self, chosen: PickedCandidate | None) -> bytes:
         """Return the picture of the front, with a candidate marked."""
         with TemporaryDirectory(prefix="gdpo-tune-") as directory:
-            sweep = replace(self.sweep, chosen=chosen and PickedCandidate(chosen, "", ()))
+            sweep = replace(self.sweep, chosen=chosen)
             return write_front_png(sweep, Path(directory, PICTURE)).read_bytes()
 
 
@@ -138,32 +116,29 @@ def open_publication(
     return Publication(sweep, source, target, found, sweep.front, is_front)
 
 
-def choose_published_policy(
-    publication: Publication, chosen: PickedCandidate, pick: str
-) -> PublishedPolicy:
-    """Return the candidate that a person picked, if it was evaluated and its policy kept."""
-    record, sweep = chosen.record, publication.sweep
-    configuration = find_configuration(publication.front.configurations, chosen.name)
-    if configuration is None:
+def check_published(publication: Publication, chosen: PickedCandidate) -> None:
+    """Refuse a candidate that was not evaluated, or whose policy was not kept."""
+    if chosen.configuration is None:
         raise UsageError(
-            f"{publication.source}: {title_candidate(record.name)} was not evaluated on test "
-            "prompts, so its card would be empty\n    fix: publish a member of the front"
+            f"{publication.source}: {chosen.title} was not evaluated on test prompts, so its card "
+            "would be empty\n    fix: publish a member of the front"
         )
-    if record.checkpoint is None:
-        raise UsageError(explain_missing_policy(sweep, record, publication.source))
-    return PublishedPolicy(record, configuration, pick)
+    if chosen.record.checkpoint is None:
+        raise UsageError(
+            explain_missing_policy(publication.sweep, chosen.record, publication.source)
+        )
 
 
-def list_members(publication: Publication) -> tuple[list[PublishedPolicy], list[str]]:
+def list_members(publication: Publication) -> tuple[list[PickedCandidate], list[str]]:
     """Return the members of the front whose policies were kept, and why the others are missing."""
-    kept: list[PublishedPolicy] = []
+    kept: list[PickedCandidate] = []
     missing: list[str] = []
     for member in publication.front.members:
         record = publication.sweep.records[member.first]
         if record.checkpoint is None:
             missing.append(explain_missing_policy(publication.sweep, record, publication.source))
         else:
-            kept.append(PublishedPolicy(record, member, member.name))
+            kept.append(PickedCandidate(record, member.name, member))
     if not kept:
         raise UsageError(missing[0])
     return kept, missing

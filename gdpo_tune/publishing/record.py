@@ -73,7 +73,6 @@ def _build_trial(record: TrialRecord, info: TaskInfo) -> dict[str, Any]:
         "seed": record.seed,
         "replicate_of": record.replicate_of,
         "feasible": record.feasible,
-        "comparable": record.is_comparable,
         "ends_at": record.ends_at,
         "params": _select_params(record.trained_params, list_parameters(info)),
         "parts": [asdict(part) for part in record.parts],

@@ -13,9 +13,10 @@ from typing import Any
 from gdpo_tune.core.addresses import MANIFEST, Repository
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.publishing.card import build_model_card, build_record_card
-from gdpo_tune.publishing.publication import CARD, PICTURE, Publication, PublishedPolicy
+from gdpo_tune.publishing.publication import CARD, PICTURE, Publication
 from gdpo_tune.publishing.record import NUMBERS, collect_policy_files
 from gdpo_tune.results.open_sweep import fetch_policy
+from gdpo_tune.results.picks import PickedCandidate
 
 KEYS = {"sweep", "candidate", "pick", "record", "files"}
 """Keys of a manifest."""
@@ -62,7 +63,7 @@ def _describe(manifest: Mapping[str, Any]) -> str:
 
 
 def build_model_repository(
-    publication: Publication, candidate: PublishedPolicy, others: Sequence[str] = ()
+    publication: Publication, candidate: PickedCandidate, others: Sequence[str] = ()
 ) -> RepositoryContent:
     """Build the repository of a policy; it has the record unless each member gets a repository.
 
@@ -73,7 +74,7 @@ def build_model_repository(
     policy = collect_policy_files(publication.sweep, directory)
     files: dict[str, Path | bytes] = {
         CARD: build_model_card(publication, candidate, policy, others).encode(),
-        PICTURE: publication.draw_picture(candidate.record),
+        PICTURE: publication.draw_picture(candidate),
         **policy.files,
         **({} if publication.is_front else {NUMBERS: publication.numbers}),
     }
@@ -83,7 +84,7 @@ def build_model_repository(
 
 
 def build_front_repositories(
-    publication: Publication, members: Sequence[PublishedPolicy], missing: Sequence[str]
+    publication: Publication, members: Sequence[PickedCandidate], missing: Sequence[str]
 ) -> list[RepositoryContent]:
     """Build the repository of the record, then those of the members of the front."""
     names = [member.name for member in members]
@@ -100,13 +101,13 @@ def _build_content(
     publication: Publication,
     repository: Repository,
     files: Mapping[str, Path | bytes],
-    candidate: PublishedPolicy | None,
+    candidate: PickedCandidate | None,
 ) -> RepositoryContent:
     manifest = {
         "made_by": "gdpo-tune publish",
         "sweep": publication.sweep_id,
         "candidate": candidate and candidate.name,
-        "pick": candidate and candidate.pick,
+        "pick": candidate and candidate.text,
         "record": publication.record.path,
     }
     return _add_manifest(RepositoryContent(repository, files, manifest))

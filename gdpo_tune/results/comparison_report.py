@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gdpo_tune.analysis.comparison import ALPHA, Arm, Comparison, Effect, build_arm, compare_arms
 from gdpo_tune.analysis.effects import Effects
@@ -19,7 +19,6 @@ from gdpo_tune.core.text import format_count, format_list, format_percent, join_
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import describe_effects
-from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import list_decisive_values, list_differences
 
 ENOUGH = 40
@@ -52,18 +51,13 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
     one, other = left.spec, right.spec
     if one.directory.absolute() == other.directory.absolute():
         raise UsageError(f"{one.name} and {other.name} are the same sweep: name two")
-    problems = [
-        f"{key} = {getattr(one, key)}, not {getattr(other, key)}"
-        for key in ("task", "scoring")
-        if getattr(one, key) != getattr(other, key)
-    ]
-    goals = one.list_objectives()
-    if goals != other.list_objectives():
-        listed = [
-            {f"objectives.{name}": goal.model_dump() for name, goal in spec.objectives.items()}
-            for spec in (one, other)
-        ]
-        problems += list_differences(*listed) or ["objectives in another order"]
+    decisive, goals = [list_decisive_values(spec) for spec in (one, other)], one.list_objectives()
+    fixed = ("task", "scoring", "objectives.")
+    problems = list_differences(
+        *({k: v for k, v in values.items() if k.startswith(fixed)} for values in decisive)
+    )
+    if not problems and goals != other.list_objectives():
+        problems = ["objectives in another order"]
     if problems:
         raise UsageError(
             f"{one.name} cannot be compared with {other.name}: {'; '.join(problems)}. A "
@@ -72,8 +66,10 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
         )
     names = [spec.location if one.name == other.name else spec.name for spec in (one, other)]
     arms = [build_arm(n, s.records, goals) for n, s in zip(names, (left, right), strict=True)]
-    settings = list_differences(_list_settings(one), _list_settings(other))
-    notes = [f"{names[0]} has {line} as {names[1]}" for line in settings]
+    for spec, values in zip((one, other), decisive, strict=True):
+        search = spec.search.model_dump(mode="json", include={"sampler", "scheduler", "warm_start"})
+        values |= {f"search.{name}": value for name, value in search.items()}
+    notes = [f"{names[0]} has {line} as {names[1]}" for line in list_differences(*decisive)]
     if notes:
         notes.insert(0, "The result is the effect of all these differences together:")
     if one.constraints != other.constraints:
@@ -168,12 +164,6 @@ def _judge_effects(effects: Effects, left: str, objectives: Sequence[Objective])
         winner = "mixed" if len(better) > 1 else "left" if left in better else "right"
     text = f"At step {effects.step}, where most trainings were measured: {headline}."
     return Verdict(winner, text, tuple(describe_effects(effects)))
-
-
-def _list_settings(spec: SweepSpec) -> dict[str, Any]:
-    # what influences how good the configurations of a sweep are
-    search = spec.search.model_dump(mode="json", include={"sampler", "scheduler", "warm_start"})
-    return list_decisive_values(spec) | {f"search.{name}": value for name, value in search.items()}
 
 
 def _compare_arms(left: Arm, right: Arm, notes: Sequence[str], file: Path) -> ComparisonReport:

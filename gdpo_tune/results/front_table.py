@@ -63,10 +63,10 @@ class FrontRow:
 
     @property
     def remarks(self) -> list[str]:
-        """All that is said about it in words."""
+        """All that is said about it in words, besides its title."""
         is_single = self.policy.is_on_front and self.policy.is_provisional
-        baseline = [self.baseline] if self.baseline else []
-        return [*self.labels, *baseline, *["provisional"] * is_single, *self.shortfalls]
+        published = [self.baseline] if self.policy.role == "published" else []
+        return [*self.labels, *published, *["provisional"] * is_single, *self.shortfalls]
 
 
 def title_policy(policy: Configuration) -> str:

@@ -70,14 +70,13 @@ class LoadedSweep:
         cells: list[dict[str, str]] = []
         for row in rows:
             values = (text.replace(" ", "\N{NO-BREAK SPACE}") for text in row.cells)
-            published = [row.baseline] if row.policy.role == "published" else []
             cells.append(
                 {
                     "configuration": row.title,
                     **dict(zip(names, values, strict=True)),
                     "seeds": str(row.policy.seeds),
                     "on the front": "yes" if row.policy.is_on_front else "no",
-                    "remarks": ", ".join([*published, *row.labels, *row.shortfalls]),
+                    "remarks": ", ".join(row.remarks),
                 }
             )
         table = pd.DataFrame(cells)

@@ -46,10 +46,11 @@ class Sweep:
     """What decided its results, as `Ledger.get_contents`."""
     chosen: PickedCandidate | None = None
     """Candidate that a person picked."""
-    file: Path | None = None
-    """Its resolved YAML, if it was read."""
-    storage_override: str = ""
-    """Override, such as `storage="runs"`, that states where the sweep is now."""
+
+    @property
+    def storage_override(self) -> str:
+        """Override, such as `storage="runs"`, that states where the sweep is now."""
+        return f"storage={json.dumps(self.spec.storage)}"
 
     @property
     def ending(self) -> str:
@@ -87,11 +88,11 @@ class Sweep:
         from gdpo_tune.spec import load_spec
         from gdpo_tune.spec.document import dump_flow
 
-        assert self.file is not None, "it was read"
         search = self.spec.search.model_dump(include={"merges", "checkpoints", "seed"})
         alone = dump_flow({"trials": 1, "scheduler": {"type": "fifo"}, **search})
         words = [self.storage_override, "search=", f"search={alone}", *changes]
-        return load_spec(self.file, words, self.file.parent.name, needs=None if to_run else [])
+        file, name = self.spec.directory / SPEC, self.spec.name
+        return load_spec(file, words, name, needs=None if to_run else [])
 
 
 def fetch_policy(spec: SweepSpec, policy: Path | None) -> Path | None:
@@ -170,8 +171,6 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
             ledger.get_records(),
             ledger.get_sessions(),
             ledger.get_contents(),
-            file=file,
-            storage_override=storage_override,
         )
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from gdpo_tune.analysis.front import Front, choose_knee, find_configuration, find_smallest
@@ -24,13 +24,13 @@ from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import COMPARISONS, Condition
 from gdpo_tune.core.text import format_estimate, join_names, suggest
-from gdpo_tune.core.trials import MERGE_PREFIX, Estimate, Part, TrialRecord, title_candidate
+from gdpo_tune.core.trials import MERGE_PREFIX, Part, TrialRecord, title_candidate
 from gdpo_tune.results.front_table import BASELINES
 from gdpo_tune.results.open_sweep import Sweep, read_sweep, resolve_location, split_source
 
 CONDITIONS = "length >= 0.6 and format >= 0.8"
 EXAMPLE = "max correctness where length >= 0.9 and format >= 0.95"
-_CHECKPOINT = re.compile(r"(\d{1,9})@(\d{1,9})")
+_CANDIDATE = re.compile(rf"(\d{{1,9}})(?:@(\d{{1,9}}))?|{MERGE_PREFIX}(\d{{1,9}})")
 _TOKEN = re.compile(r"\s*(>=|<=|==|[<>=,]|[^\s<>=,]+)")
 
 
@@ -43,20 +43,16 @@ class Extreme(NamedTuple):
     """Of the metric in the text, from 1."""
 
 
-class CheckpointName(NamedTuple):
-    """Name of a checkpoint: `7@40`."""
-
-    trial: int
-    step: int
-
-
-class MergeName(NamedTuple):
-    """Name of a merge: `merge-27`."""
+class CandidateName(NamedTuple):
+    """Name of a candidate: `7`, `7@40` or `merge-27`."""
 
     number: int
+    step: int | None
+    """Of a checkpoint."""
+    is_merge: bool
 
 
-Rule = Literal["knee"] | Extreme | int | CheckpointName | MergeName
+Rule = Literal["knee"] | Extreme | CandidateName
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Pick:
 
     text: str
     rule: Rule
-    """Knee or extreme of the front; or any candidate: a trial's number, a checkpoint or a merge."""
+    """Knee or extreme of the front; or any candidate."""
     conditions: tuple[Condition, ...] = ()
 
     @property
@@ -92,17 +88,24 @@ class PickedCandidate:
 
     record: TrialRecord
     """Trial with that name, or the first trial of the configuration that was picked."""
-    label: str
+    text: str
+    """The choice as it was written; for a member of a whole front its name."""
+    configuration: Configuration | None
+    """Its means over seeds; None if it was not measured to its end."""
+    label: str = ""
     """Part of a directory's name: `knee`, `trial-7`, `trial-7-step-40` or `merge-27`."""
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
     """Sentences about it, for a person."""
-    values: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
-    """Means over seeds on test prompts; empty if it was not measured to its end."""
 
     @property
     def name(self) -> str:
-        """Name of the candidate."""
+        """Name of the candidate, such as `7` or `merge-9`."""
         return self.record.name
+
+    @property
+    def title(self) -> str:
+        """Its name in a sentence."""
+        return title_candidate(self.name)
 
 
 def parse_pick(text: str) -> Pick:
@@ -131,9 +134,9 @@ class _Parser:
                 guess = suggest(word, [keyword])
                 reason = f"{word!r}: {guess}a condition begins with `{keyword}`"
                 raise self._error(position, reason)
-            if not isinstance(rule, Extreme | str):
-                what = "a trial number" if isinstance(rule, int) else "the name of a candidate"
-                raise self._error(position, f"{what} has no conditions", "leave `where` out")
+            if isinstance(rule, CandidateName):
+                reason = "the name of a candidate has no conditions"
+                raise self._error(position, reason, "leave `where` out")
             conditions.append(self._parse_condition())
             keyword = "and"
         return Pick(self._text, rule, tuple(conditions))
@@ -153,12 +156,9 @@ class _Parser:
         rule, _, name = word.partition("_")
         if word == "knee":
             return "knee"
-        if word.isdecimal() and len(word) < 10:  # `int` refuses thousands of digits
-            return int(word)
-        if match := _CHECKPOINT.fullmatch(word):
-            return CheckpointName(int(match[1]), int(match[2]))
-        if match := re.fullmatch(rf"{MERGE_PREFIX}(\d{{1,9}})", word):
-            return MergeName(int(match[1]))
+        if match := _CANDIDATE.fullmatch(word):
+            step = int(match[2]) if match[2] else None
+            return CandidateName(int(match[1] or match[3]), step, is_merge=bool(match[3]))
         if (rule == "max" or rule == "min") and (name or word == rule):
             named = (name, position + 4) if name else self._parse_metric(f"after `{rule}`")
             return Extreme(rule, *named)
@@ -226,14 +226,14 @@ def pick_trial(sweep: Sweep, pick: Pick) -> PickedCandidate:
     A PickError names what is unknown, or the closest to what nothing satisfies.
     """
     records, front, rule = sweep.records, sweep.front, pick.rule
-    if isinstance(rule, Extreme | str):
-        configuration = _find_member(front, pick)
-        record = records[configuration.first]
-    else:
+    if isinstance(rule, CandidateName):
         record = _find_record(records, pick, rule)
         # None for a trial that was not measured to its end
         configuration = find_configuration(front.configurations, record.name)
-    if isinstance(rule, Extreme | str) and not pick.conditions:
+    else:
+        configuration = _find_member(front, pick)
+        record = records[configuration.first]
+    if not isinstance(rule, CandidateName) and not pick.conditions:
         label = f"{rule.end}_{rule.metric}" if isinstance(rule, Extreme) else rule
     elif record.role == "checkpoint":
         label = f"trial-{record.parts[0].trial}-step-{record.parts[0].step}"
@@ -244,9 +244,7 @@ def pick_trial(sweep: Sweep, pick: Pick) -> PickedCandidate:
         why = (
             "without an evaluation on test prompts" if record.state == "complete" else record.state
         )
-        if not record.is_comparable:
-            why = f"not comparable with newer trials: {record.content}"
-        return PickedCandidate(record, label, (f"{head}, {why}",))
+        return PickedCandidate(record, pick.text, None, label, (f"{head}, {why}",))
     mean, objectives = configuration.mean, sweep.spec.objectives
     names = dict.fromkeys([*objectives, *pick.metrics])
     lines = [f"{head}: " + ", ".join(f"{name} {format_estimate(mean[name])}" for name in names)]
@@ -258,16 +256,14 @@ def pick_trial(sweep: Sweep, pick: Pick) -> PickedCandidate:
     goal = objectives.get(rule.metric) if isinstance(rule, Extreme) else None
     if goal and isinstance(rule, Extreme) and not goal.direction.startswith(rule.end):
         lines.append(f"the sweep {goal.direction}s {rule.metric}")
-    return PickedCandidate(record, label, tuple(lines), mean)
+    return PickedCandidate(record, pick.text, configuration, label, tuple(lines))
 
 
-def _find_record(
-    records: Sequence[TrialRecord], pick: Pick, rule: int | CheckpointName | MergeName
-) -> TrialRecord:
-    if isinstance(rule, int):
-        return _find_trial(records, pick, rule)
-    if isinstance(rule, CheckpointName):
-        return _find_checkpoint(records, pick, *rule)
+def _find_record(records: Sequence[TrialRecord], pick: Pick, rule: CandidateName) -> TrialRecord:
+    if rule.step is not None:
+        return _find_checkpoint(records, pick, rule.number, rule.step)
+    if not rule.is_merge:
+        return _find_trial(records, pick, rule.number)
     if rule.number < len(records) and records[rule.number].role == "merge":
         return records[rule.number]
     names = [record.name for record in records if record.role == "merge"]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gdpo_tune.core.content import RECORDED
 from gdpo_tune.core.errors import NO_SIGNAL
 from gdpo_tune.core.files import DATA_FILES, expand_path, is_local_source, path_exists
 from gdpo_tune.core.object_store import RUNS
@@ -23,11 +24,6 @@ from gdpo_tune.core.trials import UNCHANGED, TrialRecord
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.model import Tracking
 
-PACKAGES = (
-    *("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy"),
-    "python",
-)
-"""Packages whose versions leave."""
 VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*(\+(cpu|cu\d+|rocm[\d.]+))?")
 HARDWARE = ("gpu_utilisation", "gpu_memory_gib", "gpu_peak_gib")
 """Step metrics of the machine."""
@@ -46,7 +42,7 @@ def list_public_versions(session: Mapping[str, Any]) -> dict[str, str]:
     """List the versions that a session of a sweep ran with, by package."""
     provenance: Mapping[str, Any] = session.get("provenance", {})
     found = {**provenance.get("packages", {}), "python": provenance.get("python")}
-    versions = {name: str(found.get(name)) for name in PACKAGES}
+    versions = {name: str(found.get(name)) for name in (*RECORDED, "python")}
     return {name: text for name, text in versions.items() if VERSION.fullmatch(text)}
 
 

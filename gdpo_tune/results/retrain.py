@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.files import is_file
-from gdpo_tune.core.settings import Section
 from gdpo_tune.core.text import show
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG, MARKER
@@ -39,14 +38,6 @@ from gdpo_tune.results.transfer import (
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.document import ABSENT, Place, locate, read_overrides
 from gdpo_tune.spec.space import format_domain
-
-NOT_COMPARED = (
-    *("directory", "threads", "gpu_share", "needs_gpu", "rollout", "sandbox", "evaluate_at"),
-    *("keep_at", "required_metrics", "parts", "writes_whole"),  # no training has parts of a merge
-    "start",  # its content counts
-)
-"""Fields of a `TrialConfig` that may change while a training is interrupted, as may
-settings that are marked as `INDIFFERENT`: they say where and how it runs."""
 
 
 class Parent(NamedTuple):
@@ -306,21 +297,3 @@ def build_trial_config(
     )
     threads = config.threads if threads is None else threads
     return dataclasses.replace(config, threads=threads, start=request.start, writes_whole=True)
-
-
-def list_decisive_settings(config: TrialConfig) -> dict[str, Any]:
-    """Return the settings that decide the result of a training, as JSON with dotted keys."""
-    parts = {k: v for k, v in dataclasses.asdict(config).items() if k not in NOT_COMPARED}
-    for name in ("training", "data", "rollout"):
-        parts[name] = getattr(config, name).list_decisive()
-    return json.loads(json.dumps(dict(_flatten(parts))))
-
-
-def _flatten(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in parts.items():
-        if isinstance(value, Section):
-            value = value.model_dump()
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

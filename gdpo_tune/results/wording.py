@@ -31,7 +31,6 @@ from gdpo_tune.core.text import (
 from gdpo_tune.core.trials import (
     MERGE_PREFIX,
     PROMPTS_LEFT_OUT,
-    ParamValue,
     TrialRecord,
     format_parts,
     title_candidate,
@@ -122,11 +121,8 @@ def count_notes(records: Sequence[TrialRecord], key: str) -> str:
 
 def describe_content(records: Sequence[TrialRecord]) -> str:
     """Return how many trials ran before and after accepted changes of content; may be empty."""
-    counts = Counter((r.content, r.is_comparable) for r in records if r.content)
-    return "; ".join(
-        f"{format_count(count, 'trial')} {content}{'' if is_comparable else ', on no front'}"
-        for (content, is_comparable), count in counts.items()
-    )
+    counts = Counter(record.content for record in records if record.content)
+    return "; ".join(f"{format_count(n, 'trial')} {content}" for content, n in counts.items())
 
 
 def describe_origins(front: Front) -> list[str]:
@@ -395,14 +391,7 @@ def _warn_of_limits(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
 def _count_at_limit(
     configurations: Sequence[Configuration], name: str, domain: Uniform, side: str
 ) -> int:
-    def scale(value: ParamValue) -> float:
-        kept = min(max(float(value), domain.low), domain.high)  # a person may force others
-        return math.log(kept) if domain.log else kept
-
-    low, high = scale(domain.low), scale(domain.high)
-    places = [
-        (scale(c.params[name]) - low) / (high - low) for c in configurations if name in c.params
-    ]
+    places = [domain.find_place(float(c.params[name])) for c in configurations if name in c.params]
     return sum(place < EDGE if side == "lower" else place > 1 - EDGE for place in places)
 
 

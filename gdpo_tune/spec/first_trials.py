@@ -230,7 +230,7 @@ def count_wide(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
     if spec.search_completions:
         shortest = training.validation_completions / EVALUATED
         affordable = settings.wide_share * spec.search_completions / shortest - 1
-    published = (r for r in records if r.role == "published" and r.is_comparable and r.paused_at)
+    published = (r for r in records if r.role == "published" and r.paused_at)
     if (first := next(published, None)) and (rung := find_wide_rung(spec, records, first)):
         hours = rung.cost.seconds / HOUR
         for limit, each in (
@@ -244,7 +244,7 @@ def count_wide(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
 
 def find_wide_step(spec: SweepSpec, records: Sequence[TrialRecord] = ()) -> int:
     """Return the steps of the wide rung: those at which the first trials wait, if any do."""
-    growing = [r for r in records if r.role in GROWING and r.is_comparable and r.paused_at]
+    growing = [r for r in records if r.role in GROWING and r.paused_at]
     first = min((record.paused_at for record in growing), default=0)  # evaluations may come before
     for rung in (rung for record in growing for rung in record.rungs):
         if rung.completions == first:

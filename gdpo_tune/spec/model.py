@@ -226,6 +226,12 @@ class Constraint(Section):
         """Return whether `value` respects the limit; NaN does not."""
         return value >= self.limit if self.op == ">=" else value <= self.limit
 
+    def compute_violation(self, value: float) -> float:
+        """Return how far a value is beyond the limit; 0 or less, as in Optuna, if it holds."""
+        if not self.is_known:
+            return 0.0
+        return self.limit - value if self.op == ">=" else value - self.limit
+
     def __str__(self) -> str:
         known = self.baseline is not None and self.is_known
         return self.text + (f" ({self.limit:.3g})" if known else "")
@@ -561,8 +567,7 @@ class SweepSpec(Section):
         """Return a spec whose bounds have the values of the baselines among the records."""
         if all(constraint.baseline is None for constraint in self.constraints.values()):
             return self
-        complete = (r for r in records if r.state == "complete" and r.is_comparable)
-        measured = {r.role: r.validation for r in complete}
+        measured = {r.role: r.validation for r in records if r.state == "complete"}
         resolved = {
             name: constraint.model_copy(update={"value": measured[constraint.baseline][name].mean})
             if constraint.baseline in measured and name in measured[constraint.baseline]

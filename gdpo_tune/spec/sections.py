@@ -114,13 +114,10 @@ def _explain(fault: ErrorDetails, path: KeyPath, model: type[Section]) -> tuple[
     kind, context, value = fault["type"], fault.get("ctx", {}), fault["input"]
     key, tag = str(path[-1]) if path else "", str(context.get("discriminator", "")).strip("'")
     if kind == "union_tag_invalid":
-        if context["tag"] in registry.REMOVED_SCHEDULERS:
-            return registry.REMOVED_SCHEDULERS[context["tag"]]
+        if context["tag"] in registry.OTHER_SCHEDULERS:
+            return registry.OTHER_SCHEDULERS[context["tag"]]
         names = context["expected_tags"].replace("'", "").split(", ")
         return explain_unknown_name(str(path[-2]), context["tag"], names)
-    removed = registry.REMOVED_KEYS.get(format_path(path))
-    if kind == "extra_forbidden" and removed:
-        return removed
     kinds = find_kinds(model, fault["loc"][:-1])
     keys, wrong = [name for each in kinds for name in (*each.model_fields, *each.other_keys)], key
     if kind == "literal_error":

@@ -127,6 +127,13 @@ class Uniform(ConditionalDomain):
         centre = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
         return round(centre) if self.integer else centre
 
+    def find_place(self, value: float) -> float:
+        """Return where `value` lies on the range's own scale, from 0 to 1; an end if outside."""
+        low, high, value = float(self.low), float(self.high), min(max(value, self.low), self.high)
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return (value - low) / (high - low)
+
 
 Domain = Fixed | Uniform | Choices
 

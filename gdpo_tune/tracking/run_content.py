@@ -166,7 +166,6 @@ def build_trial_content(
         "feasible": "" if record.feasible is None else str(record.feasible).lower(),
         "reason": record.reason,
         "content": record.content,
-        "comparable": str(record.is_comparable).lower() if record.content else "",
         "directory": record.address or str(record.directory or ""),
         "checkpoint": record.policy,
         **{f"environment.{key}": value for key, value in record.environment.items()},

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gdpo_tune.analysis.front import has_stagnated
 from gdpo_tune.analysis.merge_choice import choose_checkpoint, choose_merge
@@ -92,16 +92,17 @@ def find_next_trial(
         return None
     if find_at_target(spec, records) is not None:
         return None
-    records = [replace(r, is_comparable=False) if is_asked_merge(r) else r for r in records]
-    if describe_spent_budget(spec, records, hours):
+    is_spent = bool(describe_spent_budget(spec, records, hours))
+    records = [record for record in records if not is_asked_merge(record)]
+    if is_spent:
         return plan_merge_or_checkpoint(spec, records, at_end=True)
     if find_dead_start(spec, records) is not None:
         return None
     # All but the untrained policy begin at the start.
     has_to_wait = bool(spec.start) and any(r.is_open and r.role == "start" for r in records)
-    # A start that did not end well begins again, as do all after a change of content.
+    # A start that did not end well begins again.
     ended_badly = [r for r in records if r.role == "start" and r.state in ("pruned", "failed")]
-    begun = {r.role for r in records if r.is_comparable and r not in ended_badly}
+    begun = {r.role for r in records if r not in ended_badly}
     for role in spec.baselines:
         if role not in begun:
             may_begin = not has_to_wait or role == "untrained"
@@ -229,9 +230,7 @@ def find_dead_start(spec: SweepSpec, records: Sequence[TrialRecord]) -> TrialRec
 
     So it is if every training that ended has failed, and `DEAD_STARTS` of them, or all of a smaller
     sweep, had none. One is enough if the policy at which they began earned the same everywhere too.
-    Trials before an accepted change do not count.
     """
-    records = [record for record in records if record.is_comparable]
     ended = [record for record in records if record.is_training and record.state != "running"]
     dead = [record for record in ended if record.had_no_signal]
     if not dead or any(record.state != "failed" for record in ended):
@@ -305,7 +304,7 @@ def estimate_outlook(
     settings, search = spec.training, spec.search
     each, validation = settings.completions_per_step, settings.validation_completions
     test = settings.test_prompts * settings.samples_per_prompt
-    trained = [r for r in records if r.is_training and r.is_comparable]
+    trained = [r for r in records if r.is_training]
     replicates = [r for r in trained if r.role == "replicate"]
     spent = sum(r.cost.completions for r in trained if r.role != "replicate")
     if not search.is_divided:
@@ -342,8 +341,7 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
         search = max(count_wide(spec, records) + anew, count_started(records))
     asked = sum(map(is_asked_merge, records)) + sum(bool(effect.parts) for _, effect in added)
     search += len(added) + sum(bool(record.request) for record in records) - asked
-    again = sum(record.role in spec.baselines and not record.is_comparable for record in records)
-    trained = len(spec.baselines) + again + search + spec.search.replicates.max_trainings
+    trained = len(spec.baselines) + search + spec.search.replicates.max_trainings
     limit = spec.search.budget.trials
     most = min(trained, limit or trained) + count_merges_and_checkpoints(spec) + asked
     return max(len(records), most)
@@ -407,7 +405,7 @@ def plan_merge_or_checkpoint(
     """
     if not spec.has_candidates:
         return None
-    search, counts = spec.search, Counter(r.role for r in records if not is_asked_merge(r))
+    search, counts = spec.search, Counter(record.role for record in records)
     is_divided = search.is_divided
     if is_divided and any(record.is_open and record.is_training for record in records):
         return None  # what is merged now would be replaced by merges of longer trainings
@@ -416,7 +414,7 @@ def plan_merge_or_checkpoint(
     if counts["checkpoint"] < int(share * search.checkpoints.budget):
         part = choose_checkpoint(records, spec.list_objectives(), spec.meets_constraints)
         if part is not None:
-            params = records[part.trial].params
+            params = next(r.params for r in records if r.number == part.trial)
             return PlannedTrial("checkpoint", "candidate", params, parts=(part,))
     is_spanned = share == 1 or trained >= min(len(list_corners(spec)), search.trials)
     if is_divided:
@@ -475,10 +473,7 @@ def judge_candidate(
     rivals = {
         other.name: tuple(other.validation[name].mean for name in spec.objectives)
         for other in records
-        if other.state == "complete"
-        and other.is_comparable
-        and other.feasible
-        and not other.is_initial
+        if other.state == "complete" and other.feasible and not other.is_initial
     }
     for other in records:
         is_tested = other.state == "running" and other.ends_at is not None

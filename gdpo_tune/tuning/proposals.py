@@ -9,7 +9,6 @@ from a new in-memory study with one entry for each configuration:
     waiting          as stopped early, also after its promotion
     running          as stopped early from its first rung on, before that pending
     failed           pending for good
-    not comparable   left out: what decides results has changed since then
     untrained        left out: its parameters had no effect
     out of space     left out (the published baseline may be)
 
@@ -46,7 +45,7 @@ from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import Params, ParamValue, Proposer, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.opening import create_study
-from gdpo_tune.ledger.trial_encoding import compute_violation, convert_to_distribution
+from gdpo_tune.ledger.trial_encoding import convert_to_distribution
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.spec.first_trials import draw_point, draw_startup_point
 from gdpo_tune.spec.gpu import choose_sampler
@@ -138,8 +137,7 @@ class SamplerView:
         """Take in a record that is new or has changed."""
         if record.role not in ("search", "replicate"):
             self._baselines.append(record)
-        usable = record.is_training and record.is_comparable
-        point = self._find_point(record.params) if usable else None
+        point = self._find_point(record.params) if record.is_training else None
         if point is not None:
             self._trials[record.number] = point, record
 
@@ -220,7 +218,7 @@ class SamplerView:
                     values=[mean[name] for name in spec.objectives] if values else None,
                     params=dict(zip(self._distributions, point, strict=True)),
                     distributions=self._distributions,
-                    constraints={n: compute_violation(bound, mean[n]) for n, bound in bounds},
+                    constraints={n: bound.compute_violation(mean[n]) for n, bound in bounds},
                 )
             )
         return study
@@ -275,8 +273,8 @@ def list_seed_values(
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """Load the usable trials of the sweeps of `search.warm_start`, by directory and number.
 
-    A usable trial trained a policy, is complete and has every judged metric. Trials before an
-    accepted change of content are left out. An earlier sweep may still run.
+    A usable trial trained a policy, is complete and has every judged metric. An earlier sweep
+    may still run.
 
     Raises:
         SpecError: the file of an earlier sweep is not valid any more.
@@ -287,7 +285,7 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
         with _open_earlier(directory) as ledger:
             records = ledger.get_records()
         for record in records:
-            trained = record.state == "complete" and record.is_training and record.is_comparable
+            trained = record.state == "complete" and record.is_training
             if trained and record.validation.keys() >= set(spec.required_metrics):
                 trials.append(record)
     return trials

@@ -32,10 +32,9 @@ def delete_unkept_checkpoints(ledger: Ledger) -> None:
     """Delete the checkpoints of finished trials that `keep:` does not name.
 
     Pruned trials keep their newest one under `keep: all`. A merge that a person asked for stays,
-    and keeps the policies of its parts, as does one on the front. Trials before an accepted change
-    of content keep what they have.
+    and keeps the policies of its parts, as does one on the front.
     """
-    records = [r for r in ledger.get_records() if not r.is_open and r.is_comparable]
+    records = [r for r in ledger.get_records() if not r.is_open]
     kept = select_kept_trials(ledger, records)
     parts = {part for record in records if record.number in kept for part in record.parts}
     paths: dict[int, set[Path]] = {}
@@ -124,8 +123,6 @@ def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]
     promising = {(part.trial, part.step) for part in (*waiting[:left], *evaluated)}
     paths: dict[int, set[Path]] = {}
     for record in records:
-        if not record.is_comparable:
-            continue
         steps = record.kept_steps
         # of a divided budget few trainings have many merges, and their rungs are parents of some
         if record.replicate_of is None and not spec.search.is_divided:

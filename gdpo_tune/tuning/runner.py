@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import events, registry
-from gdpo_tune.core.content import measure_content
+from gdpo_tune.core.content import RECORDED, measure_content
 from gdpo_tune.core.errors import (
     ClusterLostError,
     ExitCode,
@@ -50,8 +50,6 @@ from gdpo_tune.tuning.ray.preflight import check_nodes, find_mixture
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 
 TRAIN = "gdpo_tune.training:train"
-PACKAGES = ("gdpo-tune", "torch", "transformers", "trl", "vllm", "ray", "optuna", "numpy")
-"""Packages whose versions a session records."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,6 @@ def run_sweep(
     *,
     fresh: bool = False,
     accept_changes: bool = False,
-    one_front: bool = False,
     listeners: Sequence[events.Listener] = (),
     train: str = "",
 ) -> SweepResult:
@@ -86,7 +83,6 @@ def run_sweep(
         spec: what to search, and where it is kept.
         fresh: move an earlier sweep of this name aside and begin anew.
         accept_changes: go on although files or versions that decide results have changed.
-        one_front: keep the trials before an accepted change on one front with later ones.
         listeners: called with every event, in the thread of this call; they must return quickly.
         train: `module:function` that trains one trial. Default: that of `training`.
 
@@ -111,19 +107,19 @@ def run_sweep(
             listener(event)
 
     with Ledger.open(spec, fresh=fresh) as ledger:
-        is_left = _begin_sweep(ledger, emit, accept=accept_changes, one_front=one_front)
+        is_left = _begin_sweep(ledger, emit, accept=accept_changes)
         exit_status = _with_ray(ledger, train, emit) if is_left else 0
         return _end_sweep(ledger, emit, exit_status)
 
 
-def _begin_sweep(ledger: Ledger, emit: events.Listener, *, accept: bool, one_front: bool) -> bool:
+def _begin_sweep(ledger: Ledger, emit: events.Listener, *, accept: bool) -> bool:
     """Check and announce an open sweep; return whether anything is left to run."""
     spec = ledger.spec
     content = measure_content(
         *(spec.task, spec.policy, spec.model, spec.data, spec.rollout),
         spec.start.file if spec.start else "",
     )
-    ledger.compare_content(content, accept=accept, one_front=one_front)
+    ledger.compare_content(content, accept=accept)
     if spec.address:
         SweepStore(spec).write_spec()
         fetch_files(ledger)
@@ -271,7 +267,7 @@ def fetch_files(ledger: Ledger) -> None:
 
 def _describe_machine() -> dict[str, Any]:
     packages: dict[str, str] = {}
-    for name in PACKAGES:
+    for name in RECORDED:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
     return {

@@ -8,7 +8,6 @@ from typing import Literal
 
 from gdpo_tune.core.trials import Objective, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.ledger.trial_encoding import compute_violation
 from gdpo_tune.spec import SweepSpec
 
 Verdict = Literal["continue", "stop", "pause"]
@@ -58,7 +57,7 @@ class Scheduler:
 def read_values(spec: SweepSpec, rung: Rung) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the M values of the objectives, and the C violations; 0 or less: it is met."""
     means = {name: metric.mean for name, metric in rung.validation.items()}
-    violations = (compute_violation(bound, means[name]) for name, bound in spec.constraints.items())
+    violations = (bound.compute_violation(means[name]) for name, bound in spec.constraints.items())
     return tuple(means[name] for name in spec.objectives), tuple(violations)
 
 

@@ -76,10 +76,7 @@ def list_wide_rung_trials(spec: SweepSpec, records: Sequence[TrialRecord]) -> li
     wide = [
         record
         for record in records
-        if record.role == "search"
-        and record.proposer != "corner"
-        and not record.request
-        and record.is_comparable
+        if record.role == "search" and record.proposer != "corner" and not record.request
     ]
     return wide[: count_wide(spec, records)]
 
@@ -87,20 +84,20 @@ def list_wide_rung_trials(spec: SweepSpec, records: Sequence[TrialRecord]) -> li
 def is_wide_rung_measured(spec: SweepSpec, records: Sequence[TrialRecord]) -> bool:
     """Return whether all configurations of the wide rung were measured there, or have ended."""
     wide = list_wide_rung_trials(spec, records)
-    growing = [*wide, *(r for r in records if r.role == "published" and r.is_comparable)]
+    growing = [*wide, *(r for r in records if r.role == "published")]
     waits = any(r.state == "running" and not find_wide_rung(spec, records, r) for r in growing)
     return not waits and len(wide) >= count_wide(spec, records)
 
 
 def find_corner(survivors: Survivors, records: Sequence[TrialRecord]) -> Params | None:
     """Return the first corner to begin anew that no trial has; None if all have begun."""
-    begun = [r.params for r in records if r.proposer == "corner" and r.is_comparable]
+    begun = [r.params for r in records if r.proposer == "corner"]
     return next((params for params in survivors.begun if params not in begun), None)
 
 
 def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivors:
     """Choose what trains on, from the values of the wide rung among the records."""
-    published = [r for r in records if r.role == "published" and r.is_comparable]
+    published = [r for r in records if r.role == "published"]
     rungs = {
         record.number: rung
         for record in (*published, *list_wide_rung_trials(spec, records))
@@ -196,15 +193,8 @@ def encode_params(spec: SweepSpec, params: Params) -> Floats:
             chosen = [float(value == choice) for choice in domain.choices]
             features += chosen if name in active else [share] * len(domain.choices)
         else:
-            features.append(_find_place(domain, float(value)) if name in active else 0.5)
+            features.append(domain.find_place(float(value)) if name in active else 0.5)
     return np.array(features)
-
-
-def _find_place(domain: Uniform, value: float) -> float:
-    low, high = float(domain.low), float(domain.high)
-    if domain.log:
-        low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
-    return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
 def _fit(features: Sequence[Floats], values: Floats) -> Callable[[Floats], Floats]:

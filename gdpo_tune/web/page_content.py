@@ -207,12 +207,7 @@ def describe_sweep(snapshot: Snapshot, now: float) -> tuple[str, str]:
     if not snapshot.records and not session:
         return "not started", "The sweep has not started yet. This page waits for it."
     if driver is not None and driver.is_alive is None and "finished" not in session:
-        recorded = [
-            time
-            for r in snapshot.records
-            for time in (r.started, r.finished, *(rung.recorded for rung in r.rungs))
-            if time is not None
-        ]
+        recorded = [time for record in snapshot.records for time in record.times]
         if now - max(recorded, default=snapshot.sessions[-1]["started"]) < SILENCE:
             return "running", f"Running on {driver.host}."
         age = format_duration(SILENCE)

@@ -144,7 +144,7 @@ def test_the_step_is_the_one_at_which_most_configurations_were_measured():
     assert estimate_effects([*records[:4], *whole], GOALS, SPACE).step == 60  # the later of equals
 
 
-def test_only_comparable_trainings_in_the_space_count():
+def test_only_trainings_in_the_space_count():
     records = draw_sweep(slope)
     expected = estimate_effects(records, GOALS, SPACE)
     rungs = records[0].rungs
@@ -154,7 +154,6 @@ def test_only_comparable_trainings_in_the_space_count():
         build_merge(42, 0.9, 0.9, (3, 60, 0.5), (4, 60, 0.5), rungs=rungs),
         measure(43, {"mode": "gdpo", "weight": 90.0}, 0.9, role="published"),
         measure(44, {"mode": "other", "weight": 1.0}, 0.9),
-        measure(45, {"mode": "gdpo", "weight": 1.0}, 0.9, is_comparable=False),
         build_trial(46, 0.9, 0.9, params={"mode": "gdpo", "weight": 1.0}),
     ]
     assert estimate_effects([*records, *others], GOALS, SPACE) == expected

@@ -101,8 +101,6 @@ def test_a_target_that_is_gone_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         schedule.main(["sweeps", "render", "--to", "rayjob"])
     assert "choose from systemd, crontab, slurm, kuberay" in capsys.readouterr().err
-    with pytest.raises(UsageError, match=r"--here is gone.*\n    fix: .* render --to"):
-        schedule.main(["sweeps", "run", "nightly", "--wait", "--here"])
 
 
 @pytest.mark.parametrize("name", [each.name for each in (ROOT / "sweeps").glob("*.yaml")])

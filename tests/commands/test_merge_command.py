@@ -245,12 +245,6 @@ def test_wrong_arguments_are_refused(words, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", merge.REMOVED_OPTIONS)
-def test_an_option_that_is_gone_says_what_stands_in_its_place(option):
-    with pytest.raises(UsageError, match=rf"^{option} is gone\n    fix: .*leave it out"):
-        merge.main(["runs/code", *TOWARD, f"{option}=4"])
-
-
 def test_a_policy_that_is_gone_is_no_parent(spec, sessions):
     shutil.rmtree(spec.directory / "trials" / "3" / "checkpoint-60")
     with pytest.raises(UsageError, match=r"3: there is no such policy; .* the sweep has no policy"):

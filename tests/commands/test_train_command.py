@@ -31,6 +31,7 @@ from gdpo_tune.results.retrain import (
     build_request_from_sweep,
     build_trial_config,
 )
+from gdpo_tune.spec import load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from tests.support.tuning import SPACE, build_outcome, load_code_spec
 
@@ -135,7 +136,8 @@ def test_a_training_keeps_the_date_of_its_start(fake):
     assert train.main([*FILE, "--steps", "1", "--set", f"model.template_date={date}"]) == 0
     (config,) = fake.configs
     assert config.model.template_date == date
-    resumed = train.record_request(replace(config, model=config.model.replace(template_date="")))
+    undated = replace(config, model=config.model.replace(template_date=""))
+    resumed = train.record_request(load_spec(SPACE, [*FIXED, "training.steps=1"]), undated)
     assert resumed.model.template_date == date
 
 
@@ -565,7 +567,7 @@ def test_a_file_with_a_start_trains_that_first_and_once(fake, tmp_path):
     assert own.directory == tmp_path / "here" / "start"
     assert (config.supervised, config.training.steps) == (None, 3)
     assert config.start == own.directory / "checkpoint-2"
-    with pytest.raises(UsageError, match=r"another training: .*supervised.steps = 2, not 4"):
+    with pytest.raises(UsageError, match=r"another training: .*start.steps = 2, not 4"):
         train.main([*arguments, "--set", "start={steps: 4}"])
 
 

@@ -1,7 +1,7 @@
 """A sweep whose task, data, policy or versions changed between two starts.
 
 Source: open-r1#450, cookbook#172, wandb#544: trials of one front measure the same. A change is
-refused, or accepted by a word, recorded, and kept off the front of what came before.
+refused, or accepted by a word where it decides no value, recorded and marked.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures.report_page import build_report
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.results.wording import list_result_warnings
 from gdpo_tune.spec import SweepSpec, load_spec
 from gdpo_tune.tracking.run_content import build_trial_content
 from gdpo_tune.tuning import runner
-from gdpo_tune.tuning.plan import count_planned, find_next_trial
-from gdpo_tune.tuning.proposals import SamplerView, load_earlier_trials, refuse_other_content
-from gdpo_tune.tuning.retention import select_kept_trials
+from gdpo_tune.tuning.proposals import load_earlier_trials, refuse_other_content
 from tests.support.tuning import build_measurement, build_outcome, load_code_spec
 
 BEFORE = {"task mine.py": Fact("a" * 32), "version torch": Fact("2.9")}
@@ -85,76 +82,27 @@ def test_what_becomes_known_later_is_compared_from_then_on(spec):
         ledger.compare_content(BEFORE | {"hub org/name": Fact("2" * 40)})
 
 
-def test_after_an_accepted_change_only_later_trials_are_on_the_front(spec):
+def test_after_an_accepted_change_all_trials_share_a_front_and_are_marked(spec):
     run_before(spec)
     with Ledger.open(spec) as ledger:
         ledger.compare_content(AFTER, accept=True)
-        interrupted = ledger.get_record(3)
-        assert (interrupted.state, interrupted.reason.partition(",")[0]) == (
-            "pruned",
-            "task mine.py changed",
-        )
-        assert find_next_trial(spec, ledger.get_records()).role == "untrained"  # measured anew
-        planned = count_planned(spec, ledger.get_records()[:0])
-        assert count_planned(spec, ledger.get_records()) == planned + 2
-        run_trial(ledger, 0.1, "untrained")
-        run_trial(ledger, 0.2, "published")
-        later = run_trial(ledger, 0.4, learning_rate=1e-4)
-    with Ledger.open(spec) as ledger:
-        ledger.compare_content(AFTER)
-        records = ledger.get_records()
-        kept = select_kept_trials(ledger, records)
-    front = build_front(records, spec.list_objectives())
-    assert [member.numbers for member in front.members] == [(later.number,)]
-    assert [point.hypervolume for point in front.hypervolume_over_trials][-1] == front.hypervolume
-    assert {r.content.partition(" ")[0] for r in records[:4]} == {"before"}
-    assert {r.content.partition(" ")[0] for r in records[4:]} == {"after"}
-    assert kept == {later.number}
-    page = build_report(Sweep(spec, records))
-    assert page.count("<small>before task mine.py changed") == 4
-    assert page.count("<small>after task mine.py changed") == 3
-    tags = build_trial_content(records[2], "sweep", []).tags
-    assert (tags["comparable"], tags["content"][:6]) == ("false", "before")
-    warning = str(list_result_warnings(spec, front)[0])
-    assert "4 trials before task mine.py changed" in warning
-    assert "on no front" in warning
-
-
-def test_a_sampler_learns_nothing_from_trials_before_a_change(spec):
-    run_before(spec)
-    with Ledger.open(spec) as ledger:
-        ledger.compare_content(AFTER, accept=True)
-        projection = SamplerView(spec)
-        projection.load(ledger.get_records())
-    assert projection.record_count == 0
-    assert projection.study.get_trials() == []
-
-
-def test_one_front_keeps_all_trials_together_and_marks_them(spec):
-    run_before(spec)
-    with Ledger.open(spec) as ledger:
-        ledger.compare_content(AFTER, accept=True, one_front=True)
         run_trial(ledger, 0.4, learning_rate=2e-4)
+        ledger.compare_content(AFTER)
+        newer = {"version torch": Fact("2.10")}
+        ledger.compare_content(AFTER | newer, accept=True)
+        later = run_trial(ledger, 0.95, learning_rate=3e-4)
         records = ledger.get_records()
     assert records[3].state == "running"
-    assert all(record.is_comparable for record in records)
-    assert [r.content.partition(" ")[0] for r in records] == [*["before"] * 4, "after"]
     front = build_front(records, spec.list_objectives())
-    assert [member.numbers for member in front.members] == [(2,)]
-
-
-def test_the_first_of_two_accepted_changes_still_separates(spec):
-    run_before(spec)
-    with Ledger.open(spec) as ledger:
-        ledger.compare_content(AFTER, accept=True)
-        run_trial(ledger, 0.4)
-        newer = {"version torch": Fact("2.10")}
-        ledger.compare_content(AFTER | newer, accept=True, one_front=True)
-        run_trial(ledger, 0.5)
-        records = ledger.get_records()
-    assert [r.is_comparable for r in records] == [*[False] * 4, True, True]
+    assert [member.numbers for member in front.members] == [(later.number,)]
+    assert [r.content.partition(" ")[0] for r in records] == [*["before"] * 4, "after", "after"]
     assert records[4].content.count("after task mine.py changed") == 1
     assert records[4].content.count("before version torch changed") == 1
+    page = build_report(Sweep(spec, records))
+    assert page.count("<small>before task mine.py changed") == 4
+    assert page.count("<small>after task mine.py changed") == 2
+    assert build_trial_content(records[2], "sweep", []).tags["content"][:6] == "before"
+    assert "4 trials before task mine.py changed" in str(list_result_warnings(spec, front)[0])
 
 
 def test_no_sweep_is_warm_started_from_another_content(spec, tmp_path):
@@ -167,18 +115,6 @@ def test_no_sweep_is_warm_started_from_another_content(spec, tmp_path):
     with Ledger.open(spec) as ledger:
         ledger.compare_content(AFTER, accept=True)
     refuse_other_content(warm, AFTER)
-    assert load_earlier_trials(warm) == []
-
-
-def test_a_trial_before_a_change_can_be_picked_only_with_the_reason(spec):
-    run_before(spec)
-    with Ledger.open(spec) as ledger:
-        ledger.compare_content(AFTER, accept=True)
-        run_trial(ledger, 0.4)
-        records = ledger.get_records()
-    assert "not comparable" not in pick_trial(Sweep(spec, records), parse_pick("4")).lines[0]
-    (line,) = pick_trial(Sweep(spec, records), parse_pick("2")).lines
-    assert "not comparable with newer trials: before task mine.py changed" in line
 
 
 def test_a_sweep_is_refused_before_any_work_and_goes_on_by_an_explicit_word(tmp_path, monkeypatch):

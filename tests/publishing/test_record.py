@@ -51,7 +51,7 @@ def test_a_field_leaves_only_if_it_is_listed(swept):
         set(trial)
         == {
             *("number", "name", "role", "state", "proposer", "seed", "replicate_of", "feasible"),
-            *("comparable", "ends_at", "params", "parts", "cost", "validation", "test", "rungs"),
+            *("ends_at", "params", "parts", "cost", "validation", "test", "rungs"),
         }
         for trial in numbers["trials"]
     )

@@ -86,7 +86,7 @@ def test_a_short_pick_is_part_of_the_directory_name(text, label):
         ("max a where b >= x", 18, "'x' is not a number"),
         ("max a where b >= nan", 18, "'nan' is not a number"),
         ("max a where b >= 1 nd c >= 2", 20, "did you mean 'and'"),
-        ("7 where a >= 1", 3, "a trial number has no conditions"),
+        ("7 where a >= 1", 3, "the name of a candidate has no conditions"),
         ("prefer a=2, b=1", 1, "a choice begins with knee, max or min, or is the number"),
         ("max a, b", 6, "a condition begins with `where`"),
         ("9" * 5000, 1, "is the number of a trial"),

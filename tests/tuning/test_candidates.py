@@ -396,3 +396,18 @@ def test_modes_that_sum_first_stay_as_drawn(tmp_path: Path):
 def test_a_single_weight_has_two_ends(tmp_path: Path):
     spec = load_code_spec(tmp_path, [*MERGES, "space.reward_weights.length=1"])
     assert [list(corner.values()) for corner in list_corners(spec)] == [[2], [0.05]]
+
+
+def test_nothing_is_planned_by_a_merge_that_a_person_asked_for(tmp_path: Path):
+    spec = load_code_spec(tmp_path, MERGES)
+    plain = build_records(4)
+    parts = (Part(1, 60, 0.5), Part(3, 60, 0.5))
+    asked = replace(build_end(2, 0.9, 0.9, "merge"), parts=parts, rungs=(), request="id")
+    later = [replace(record, number=record.number + 1) for record in plain[2:]]
+    while (expected := find_next_trial(spec, plain)) is not None and expected.role == "merge":
+        found = find_next_trial(spec, [*plain[:2], asked, *later])
+        moved = [replace(part, trial=part.trial + (part.trial > 1)) for part in expected.parts]
+        assert found == replace(expected, parts=tuple(moved))
+        add_merge(plain, expected.parts)
+        later.append(replace(plain[-1], number=len(plain), parts=tuple(moved)))
+    assert len(plain) > len(build_records(4)), "merges were planned"

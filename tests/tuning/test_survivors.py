@@ -244,9 +244,3 @@ def test_without_any_rung_nothing_goes_on(tmp_path: Path):
     spec = load_halving_spec(tmp_path)
     records = [replace(r, state="failed", rungs=()) for r in measure_wide(spec)]
     assert choose_survivors(spec, records) == Survivors(frozenset(), (), spec.training.steps)
-
-
-def test_trials_before_a_change_of_content_do_not_count(tmp_path: Path):
-    spec = load_halving_spec(tmp_path)
-    records = measure_wide(spec)
-    assert not is_wide_rung_measured(spec, [replace(r, is_comparable=False) for r in records])
