@@ -12,6 +12,7 @@ from plotly.subplots import make_subplots
 from gdpo_tune.analysis.effects import Effects
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.text import (
+    NO_VALUE,
     abbreviate_parameter,
     format_count,
     format_interval,
@@ -182,21 +183,28 @@ def draw_parallel(front: Front, dimensions: Sequence[str]) -> go.Figure:
 
 
 def _build_axis(name: str, values: Sequence[ParamValue | None]) -> dict[str, Any]:
+    """Return an axis; a configuration without the parameter stands below its numbers."""
     axis: dict[str, Any] = {"label": abbreviate_parameter(name)}
-    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if len(numbers) != len(values):
+    known = [value for value in values if value is not None]
+    numbers = [float(v) for v in known if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) != len(known):
         names = sorted({format_parameter(value) for value in values})
         places = [names.index(format_parameter(value)) for value in values]
         return axis | {"values": places, "tickvals": [*range(len(names))], "ticktext": names}
     distinct = sorted(set(numbers))
-    if len(distinct) <= 5:
-        texts = [format_parameter(value) for value in distinct]
-        return axis | {"values": numbers, "tickvals": distinct, "ticktext": texts}
-    if not is_logarithmic(distinct):
+    is_complete, is_log = len(known) == len(values), len(distinct) > 5 and is_logarithmic(distinct)
+    if is_complete and len(distinct) > 5 and not is_log:
         return axis | {"values": numbers, "tickformat": "~g"}
-    ticks = style.list_log_ticks(distinct[0], distinct[-1])
-    return axis | {
-        "values": [math.log10(value) for value in numbers],
-        "tickvals": [math.log10(tick) for tick in ticks],
-        "ticktext": [format_parameter(tick) for tick in ticks],
-    }
+
+    def scale(value: float) -> float:
+        return math.log10(value) if is_log else value
+
+    ticks = style.list_log_ticks(distinct[0], distinct[-1]) if is_log else distinct
+    if not is_log and len(distinct) > 5:
+        ticks = [distinct[0], distinct[-1]]
+    places, texts = [scale(tick) for tick in ticks], [format_parameter(tick) for tick in ticks]
+    below = scale(distinct[0]) - 0.15 * (scale(distinct[-1]) - scale(distinct[0]) or 1.0)
+    if not is_complete:
+        places, texts = [below, *places], [NO_VALUE, *texts]
+    shown = [below if value is None else scale(float(value)) for value in values]
+    return axis | {"values": shown, "tickvals": places, "ticktext": texts}

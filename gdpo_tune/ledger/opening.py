@@ -209,13 +209,22 @@ def create_study(
         )
 
 
-def copy_study(study: optuna.Study) -> optuna.Study:
-    """Return a copy in memory, which stays usable after the ledger is closed."""
+def copy_study(study: optuna.Study, *, trainings_alone: bool = False) -> optuna.Study:
+    """Return a copy in memory, which stays usable after the ledger is closed.
+
+    With `trainings_alone` it lacks the trials without parameters. As Optuna then numbers the others
+    anew, their user attribute `trial` has the number.
+    """
+    trials = study.get_trials(deepcopy=trainings_alone)
+    if trainings_alone:
+        trials = [trial for trial in trials if trial.params]
+        for trial in trials:
+            trial.user_attrs["trial"] = trial.number
     with silence_optuna():
         copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
         if study.metric_names is not None:
             name_objectives(copy, study.metric_names)
-        copy.add_trials(study.get_trials(deepcopy=False))
+        copy.add_trials(trials)
     return copy
 
 

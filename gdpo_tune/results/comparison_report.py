@@ -70,12 +70,26 @@ def compare_sweeps(left: Sweep, right: Sweep) -> ComparisonReport:
         search = spec.search.model_dump(mode="json", include={"sampler", "scheduler", "warm_start"})
         values |= {f"search.{name}": value for name, value in search.items()}
     notes = [f"{names[0]} has {line} as {names[1]}" for line in list_differences(*decisive)]
+    changed = _list_changed_content(left, right)
+    notes += [f"{names[1]} was run with another {fact}" for fact in changed]
     if notes:
         notes.insert(0, "The result is the effect of all these differences together:")
     if one.constraints != other.constraints:
         notes.append("Their constraints differ, so different trials count for their fronts.")
     file = one.directory / f"comparison_{other.name}.html"
-    return _compare_arms(arms[0], arms[1], notes, file)
+    found = _compare_arms(arms[0], arms[1], notes, file)
+    if not changed:
+        return found
+    text = f"{found.verdict.headline} But {format_list(changed)} changed between them."
+    return replace(found, verdict=replace(found.verdict, headline=text))
+
+
+def _list_changed_content(left: Sweep, right: Sweep) -> list[str]:
+    """Return the names of facts in which the latest contents of two sweeps differ."""
+    one, other = (
+        sweep.contents[-1]["digests"] if sweep.contents else {} for sweep in (left, right)
+    )
+    return sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
 
 
 def compare_modes(sweep: Sweep, first: str, second: str) -> ComparisonReport:

@@ -108,10 +108,11 @@ class LoadedSweep:
         Columns: `name`, `role`, `state`, `seed`, `replicate_of`, `parts`, `feasible`, `on_front`,
         `reason`, `seconds`, `cpu_seconds`, `completions`, `evaluation_completions`, `started` and
         `finished` (UTC); `param/<name>`; `test/<metric>`, `validation/<metric>` and `..._se`, their
-        standard errors. An unknown value is missing, and so are the parameters of a trial that
-        trained nothing: the untrained policy, checkpoints and merges.
+        standard errors. An unknown value is missing, and so are parameters without effect and
+        those of a trial that trained nothing: the untrained policy, checkpoints and merges.
         """
         members = {number for member in self.analysis.members for number in member.numbers}
+        drop_inactive = self.spec.space.drop_inactive
         rows: list[dict[str, Any]] = []
         for record in self.records:
             row: dict[str, Any] = {
@@ -131,7 +132,7 @@ class LoadedSweep:
                 "evaluation_completions": record.cost.evaluation_completions,
                 "started": record.started,
                 "finished": record.finished,
-                **{f"param/{name}": value for name, value in record.trained_params.items()},
+                **{f"param/{name}": v for name, v in drop_inactive(record.trained_params).items()},
             }
             for split, found in (("test", record.test), ("validation", record.validation)):
                 row |= {f"{split}/{name}": estimate.mean for name, estimate in found.items()}
@@ -209,13 +210,15 @@ class LoadedSweep:
     def study(self) -> Study:
         """Copy of the Optuna study in memory, for `optuna.visualization`.
 
-        Its values are the objectives on validation prompts, as the sampler sees them.
+        Its values are the objectives on validation prompts, as the sampler sees them. It has the
+        trainings alone, since Optuna looks at parameters that all of its trials have; the user
+        attribute `trial` is the number here.
         """
         from gdpo_tune.ledger import Ledger
         from gdpo_tune.ledger.opening import copy_study
 
         with Ledger.open(self.spec, read_only=True) as ledger:
-            return copy_study(ledger.study)
+            return copy_study(ledger.study, trainings_alone=True)
 
     @cached_property
     def _gallery(self) -> Gallery:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,11 +59,12 @@ class Sweep:
 
     @cached_property
     def front(self) -> Front:
-        """Front of its trials, on test prompts."""
+        """Front of its trials, on test prompts; a parameter without effect has no value in it."""
         from gdpo_tune.analysis.front import build_front
 
-        goals = self.spec.list_objectives()
-        return build_front(self.records, goals, self.chosen and self.chosen.name)
+        space = self.spec.space
+        shown = [replace(r, params=space.drop_inactive(r.params)) for r in self.records]
+        return build_front(shown, self.spec.list_objectives(), self.chosen and self.chosen.name)
 
     @cached_property
     def effects(self) -> Effects:

@@ -204,6 +204,11 @@ class Space(BaseModel):
                 chosen_values[name] = value
         return result
 
+    def drop_inactive(self, params: Params) -> dict[str, ParamValue]:
+        """Return the parameters without those of the space that have no effect under the others."""
+        active = self.select_active(params)
+        return {n: value for n, value in params.items() if n in active or n not in self.domains}
+
     def align(self, params: Params) -> dict[str, ParamValue]:
         """Return parameters with the values of their grids, see `ConditionalDomain.align`."""
         domains = self.domains

@@ -9,7 +9,7 @@ from gdpo_tune.analysis.effects import Contrast, Effects
 from gdpo_tune.analysis.front import build_front, find_parents
 from gdpo_tune.analysis.uncertainty import Interval
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.text import abbreviate_parameter, format_estimate, get_mode
+from gdpo_tune.core.text import NO_VALUE, abbreviate_parameter, format_estimate, get_mode
 from gdpo_tune.core.trial_files import (
     COMPLETIONS_FILE,
     LONGEST_TEXT,
@@ -25,7 +25,7 @@ from gdpo_tune.core.trials import (
     Rung,
     title_candidate,
 )
-from gdpo_tune.figures import style
+from gdpo_tune.figures import parameter_figures, style
 from gdpo_tune.figures.front_panels import PARENTS
 from gdpo_tune.figures.front_plotly import (
     MAX_LINES,
@@ -285,6 +285,16 @@ def test_a_wide_parameter_has_a_logarithmic_axis_with_plain_ticks(spec, front):
     rates = [c.params["learning_rate"] for c in shown]
     assert [10**value for value in axis["values"]] == pytest.approx(rates)
     assert "1e-4" in axis.ticktext
+
+
+@pytest.mark.parametrize("rates", [[1e-4, 2e-4], [10.0**-k for k in range(3, 10)], [*range(8)]])
+def test_a_configuration_without_a_parameter_stands_below_its_numbers(rates):
+    axis = parameter_figures._build_axis("beta", [*rates, None])
+    *shown, below = axis["values"]
+    assert below < min(shown)
+    assert axis["tickvals"][0] == below
+    assert axis["ticktext"][0] == NO_VALUE
+    assert shown == sorted(shown) or shown == sorted(shown, reverse=True)
 
 
 def test_a_category_has_one_tick_a_value(front):

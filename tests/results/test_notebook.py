@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import optuna
 import pandas as pd
 import pytest
 
@@ -103,7 +104,41 @@ def test_a_trial_that_trained_nothing_has_no_parameters(tmp_path):
     assert not table.loc[1, params].isna().any()
     means = table.groupby("param/normalization")["test/correctness"].mean()
     assert means.to_dict() == {"gdpo": 0.3}
-    assert sweep.study.trials[0].params == {}
+    assert [trial.user_attrs["trial"] for trial in sweep.study.trials] == [1]
+
+
+def test_a_parameter_without_effect_has_no_value(tmp_path):
+    """README's `beta`: under another mode its default is no value of it."""
+    beta = "space.beta={log: [1.0e-4, 0.04], when: {normalization: gdpo}}"
+    spec = load_code_spec(tmp_path, [beta])
+    with Ledger.open(spec) as ledger:
+        for number, (mode, given) in enumerate((("gdpo", {"beta": 0.002}), ("grpo", {}))):
+            params = spec.space.complete_baseline({"normalization": mode, **given})
+            ledger.start(params, "search", "model", seed=number)
+            ledger.complete(number, build_outcome(0.3 + 0.1 * number, 0.5, 0.5))
+    sweep = load_sweep(str(spec.directory))
+    assert sweep.trials["param/beta"].tolist()[0] == 0.002
+    assert sweep.trials["param/beta"].isna().tolist() == [False, True]
+    assert sorted("beta" in c.params for c in sweep.analysis.configurations) == [False, True]
+
+
+def test_optunas_importance_reads_the_study(tmp_path):
+    """optuna#1856: parameters that all trials have, so one trial without any leaves none."""
+    spec = load_code_spec(tmp_path)
+    with Ledger.open(spec) as ledger:
+        ledger.start(spec.space.complete_baseline({}), "untrained", "baseline", seed=0)
+        ledger.complete(0, build_outcome(0.2, 0.5, 0.5))
+        for number in range(1, 13):
+            tried = {"reward_weights.format": 0.1 * number, "learning_rate": 1e-4}
+            params = spec.space.complete_baseline(tried)
+            ledger.start(params, "search", "model", seed=number)
+            ledger.complete(number, build_outcome(0.9 - 0.05 * number, 0.5, 0.5))
+    study = load_sweep(str(spec.directory)).study
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    found = optuna.importance.get_param_importances(
+        study, evaluator=evaluator, target=lambda trial: trial.values[0]
+    )
+    assert max(found, key=found.get) == "reward_weights.format"
 
 
 def test_the_front_is_a_table_with_the_best_first(runs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class Spec:
 
     goals: tuple[Objective, ...] = GOALS
     objectives: dict[str, ObjectiveSpec] = field(default_factory=dict)
+    space: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(drop_inactive=dict))
 
     def __post_init__(self) -> None:
         self.objectives = {
