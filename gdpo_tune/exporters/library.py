@@ -16,6 +16,8 @@ from gdpo_tune.spec.document import dump_flow
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"
 """Module of an export with the reward functions."""
+MODULES = "modules"
+"""Directory of an export with a copy of what `rewards.py` needs of this package."""
 PROMPTS_FILE = "prompts.parquet"
 """Training prompts of an export."""
 POLICY_COPY = "policy"

@@ -64,7 +64,7 @@ RUN = f"""if [[ ! -f "${{NEMO_RL:-}}/examples/run_grpo.py" ]]; then
     echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {library.START}" >&2
     exit 2
 fi
-export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
+export NEMO_RL PYTHONPATH="$PWD:$PWD/{library.MODULES}${{PYTHONPATH:+:$PYTHONPATH}}"
 exec uv run --project "$NEMO_RL" python {PROGRAM_FILE} --config nemo_rl.yaml "$@\""""
 HERE = "${oc.env:PWD}"
 """Directory of the export, for processes that work in other directories."""

@@ -134,10 +134,7 @@ def _list_supplies(setup: TrainingSetup, exported: Exported) -> dict[str, str]:
             "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
         )
     if is_task_file(setup.task) and exported.training is not None:
-        supplies["gdpo-tune"] = (
-            f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "
-            "repository. Files that the task reads are not here: copy them"
-        )
+        supplies[TASK_COPY] = "files that your task reads, which are not here: copy them"
     return supplies
 
 

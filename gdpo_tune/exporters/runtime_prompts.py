@@ -1,6 +1,6 @@
 """Training prompts of an export: rows for each library, and the program that makes them.
 
-An export that only refers to its data set carries this module and what it imports.
+An export has a copy of this module and of what it imports.
 """
 
 from __future__ import annotations

@@ -18,13 +18,7 @@ from gdpo_tune.core.registry import LAYOUTS
 from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_info import PROBLEM_SEED, order_prompts
 from gdpo_tune.exporters.library import PROMPTS_FILE, TrainingFiles
-from gdpo_tune.exporters.reward_files import (
-    CARRIED,
-    PROGRAMS,
-    carry_modules,
-    format_arguments,
-    format_docstring,
-)
+from gdpo_tune.exporters.reward_files import FIND_MODULES, format_arguments, format_docstring
 from gdpo_tune.exporters.runtime_prompts import (
     ExportedPrompt,
     build_prompt,
@@ -42,12 +36,6 @@ from gdpo_tune.policies.prompt_format import PromptFormat
 
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
-PROMPTS = (
-    *("core/files.py", "core/text.py", "core/task_info.py"),
-    *("tasks/columns.py", "tasks/data_rows.py", "tasks/generation.py"),
-    *("tasks/layouts.py", "exporters/runtime_prompts.py"),
-)
-"""Modules that make prompts of a data set, besides those that score completions."""
 ANSWER_SECONDS = 5.0
 """Seconds that the Hub has to answer."""
 SHAREABLE = {
@@ -157,7 +145,6 @@ def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict
             "to refer to: leave it out"
         )
     module, _, layout = LAYOUTS[setup.data.layout].partition(":")
-    module = module.partition(".")[2]
     source, build_row = setup.data.source, training.build_row.__name__
     data: dict[str, Any] = {**setup.data.model_dump(), "is_local": setup.data.is_local}
     for section in (data, data["validation"], data["test"]):
@@ -173,11 +160,11 @@ def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict
     title = f"Makes {PROMPTS_FILE} of {source}: python {REFERENCE_FILE} [FILE]"
     program = f'''{format_docstring(title)}
 
-from pathlib import Path
+{FIND_MODULES}
 from types import SimpleNamespace
 
-from {CARRIED}.{module} import {layout}
-from {CARRIED}.exporters.runtime_prompts import PromptSource, {build_row}, make_prompts
+from {module} import {layout}
+from gdpo_tune.exporters.runtime_prompts import PromptSource, {build_row}, make_prompts
 
 SOURCE = PromptSource(
     data=SimpleNamespace({place}),
@@ -191,10 +178,9 @@ SOURCE = PromptSource(
 )
 
 if __name__ == "__main__":
-    make_prompts(SOURCE, {layout}, {build_row}, Path(__file__).with_name("{PROMPTS_FILE}"))
+    make_prompts(SOURCE, {layout}, {build_row}, HERE / "{PROMPTS_FILE}")
 '''
-    code = (f"{module.replace('.', '/')}.py", *PROGRAMS) if "code" in module else ()
-    return {REFERENCE_FILE: program.encode(), **carry_modules(*PROMPTS, *code)}
+    return {REFERENCE_FILE: program.encode()}
 
 
 def require_shareable(data: DataSettings) -> None:

@@ -44,11 +44,12 @@ def export_trl(setup: TrainingSetup) -> Exported:
         **build_correction(setup),
         "output_dir": setup.name,
     }
+    install = library.format_install("trl==1.16.0", setup.list_extras("peft", "vllm"))
     return Exported(
         library=LIBRARY.name,
         file="grpo.yaml",
         text=library.format_yaml(settings, setup.note, library.START),
-        install=library.format_install("trl==1.16.0", setup.list_extras("peft", "vllm")),
+        install=f"{install} pydantic",  # of the settings in `rewards.py`
         run=format_command(setup, "trl grpo --config grpo.yaml --num_processes 1"),
         result=setup.name,
         training=build_training_files(setup),

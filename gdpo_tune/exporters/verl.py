@@ -120,7 +120,7 @@ def _format_run(setup: TrainingSetup) -> str:
     overrides.append("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='$modules'")
     return "\n".join(
         [
-            'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"',
+            f'export PYTHONPATH="$PWD:$PWD/{library.MODULES}${{PYTHONPATH:+:$PYTHONPATH}}"',
             "# As Hydra reads them between single quotes.",
             "here=${PWD//\\'/\\\\\\'} modules=${PYTHONPATH//\\'/\\\\\\'}",
             'exec python -m verl.trainer.main_ppo --config-path "$PWD" --config-name verl \\',

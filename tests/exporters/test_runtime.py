@@ -137,7 +137,7 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
 
 def build_manager(monkeypatch, score, **weights):
     monkeypatch.setattr(runtime.RewardScorer, "score_each", staticmethod(score))
-    given = runtime.RewardScorer(None, Shaping(), weights)
+    given = runtime.RewardScorer("math", (), Shaping(), weights)
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "x" * len(tokens))
     manager = runtime.VerlRewardManager(None, tokenizer, None)
     manager.scorer = given
@@ -299,7 +299,7 @@ def test_the_program_for_verl_gives_paths_that_hydra_reads(tmp_path):
     path = write_command(tmp_path / "bin", "python")
     lines = start(folder, PATH=path, PYTHONPATH="/one").stdout.splitlines()
     quoted = str(folder).replace("'", "\\'")
-    assert lines[0] == f"{folder}:/one"
+    assert lines[0] == f"{folder}:{folder}/modules:/one"
     assert lines[-1] == "a=b c"
     assert f"data.train_files='{quoted}/prompts.parquet'" in lines
     assert f"actor_rollout_ref.model.path='{quoted}/policy'" in lines
