@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from gdpo_tune.core.content import find_modules
@@ -97,11 +96,6 @@ from gdpo_tune.exporters.runtime import {", ".join(("RewardScorer", *training.im
 )
 {training.ending}
 """
-
-
-def format_arguments(values: Mapping[str, object]) -> str:
-    """Return the keyword arguments of a call as source."""
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def format_docstring(text: str) -> str:

@@ -9,19 +9,18 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.files import expand_path, is_local_source, path_exists
-from gdpo_tune.core.registry import LAYOUTS
-from gdpo_tune.core.settings import DataSettings
-from gdpo_tune.core.task_info import PROBLEM_SEED, order_prompts
+from gdpo_tune.core.settings import DataSettings, HeldOutData
+from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.exporters.library import PROMPTS_FILE, TrainingFiles
-from gdpo_tune.exporters.reward_files import FIND_MODULES, format_arguments, format_docstring
+from gdpo_tune.exporters.reward_files import FIND_MODULES, format_docstring
 from gdpo_tune.exporters.runtime_prompts import (
     ExportedPrompt,
     build_prompt,
+    choose_problems,
     compute_digest,
     list_facts,
     write_rows,
@@ -43,6 +42,7 @@ SHAREABLE = {
     *("cc-by-sa-3.0", "cc-by-sa-4.0", "cdla-permissive-2.0", "mit", "odc-by", "pddl", "unlicense"),
 }
 """Licences, by the Hub's names, that allow to pass rows on."""
+Place = TypeVar("Place", DataSettings, HeldOutData)
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,14 @@ def collect_prompts(setup: TrainingSetup) -> ExportedPrompts:
     if tokenizer is not None:
         arguments = setup.model.chat_template_kwargs, setup.model.template_date
         reader = choose_prompt_format(setup.policy_name, tokenizer, *request, *arguments)
-        tokens = reader.encode([p.turns or p.prompt for p in problems])
-        limit = setup.data.max_prompt_length
-        problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
-        if not problems:
-            raise DataError(
-                f"every prompt has more than data.max_prompt_length = {limit} tokens: raise that, "
-                "or give other data"
-            )
-    order = order_prompts(len(problems), len(problems), setup.seed)
-    return ExportedPrompts([problems[i] for i in order], instructions, reader)
+    limit = setup.data.max_prompt_length
+    problems = choose_problems(problems, reader, limit, setup.seed)
+    if not problems:
+        raise DataError(
+            f"every prompt has more than data.max_prompt_length = {limit} tokens: raise that, "
+            "or give other data"
+        )
+    return ExportedPrompts(problems, instructions, reader)
 
 
 def format_prompts(
@@ -144,15 +142,9 @@ def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict
             f"--reference-data: task {setup.task} writes its own prompts, so there is no data set "
             "to refer to: leave it out"
         )
-    module, _, layout = LAYOUTS[setup.data.layout].partition(":")
     source, build_row = setup.data.source, training.build_row.__name__
-    data: dict[str, Any] = {**setup.data.model_dump(), "is_local": setup.data.is_local}
-    for section in (data, data["validation"], data["test"]):
-        if section["source"] and is_local_source(section["source"]):
-            section["source"] = str(expand_path(section["source"]).absolute())
-    for part in ("validation", "test"):
-        data[part] = SimpleNamespace(**data[part])
-    place = format_arguments(data).replace("=namespace(", "=SimpleNamespace(")
+    validation, test = map(_make_absolute, (setup.data.validation, setup.data.test))
+    data = _make_absolute(setup.data).replace(validation=validation, test=test)
     tokenizer = load_local_tokenizer(setup.policy_name, setup.model.revision)
     mode, own = setup.model.instructions, setup.build_task().instructions
     is_here = path_exists(expand_path(source)) if setup.data.is_local else _ask_hub(source)
@@ -161,13 +153,11 @@ def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict
     program = f'''{format_docstring(title)}
 
 {FIND_MODULES}
-from types import SimpleNamespace
-
-from {module} import {layout}
+from gdpo_tune.core.settings import DataSettings, HeldOutData
 from gdpo_tune.exporters.runtime_prompts import PromptSource, {build_row}, make_prompts
 
 SOURCE = PromptSource(
-    data=SimpleNamespace({place}),
+    data={data!r},
     policy={setup.policy!r},
     instructions={choose_instructions(setup.policy_name, tokenizer, own, mode)!r},
     reading={setup.prompt_format_arguments!r},
@@ -178,9 +168,15 @@ SOURCE = PromptSource(
 )
 
 if __name__ == "__main__":
-    make_prompts(SOURCE, {layout}, {build_row}, HERE / "{PROMPTS_FILE}")
+    make_prompts(SOURCE, {build_row}, HERE / "{PROMPTS_FILE}")
 '''
     return {REFERENCE_FILE: program.encode()}
+
+
+def _make_absolute(place: Place) -> Place:
+    if not place.source or not is_local_source(place.source):
+        return place
+    return place.replace(source=str(expand_path(place.source).absolute()))
 
 
 def require_shareable(data: DataSettings) -> None:

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from gdpo_tune.tasks.dataset import collect_data
 from tests.support.export import copied_modules, export_folder, read_prompts
 from tests.support.paths import ROOT
 
@@ -117,9 +118,7 @@ def test_the_program_follows_columns_template_and_own_splits(tmp_path, run_progr
     )
     export_folder(tmp_path / "export", *changes, space="math", references_data=True)
     names = run_program(tmp_path / "export", name="make_prompts")
-    from gdpo_tune.tasks.data_rows import collect_problems
-
-    train = collect_problems(names["SOURCE"].data, names["QUESTION_ANSWER"]).splits["train"]
+    train = collect_data(names["SOURCE"].data).splits["train"]
     prompts = [problem.prompt for problem in train]
     assert "Think. No. 3?\n" in prompts
     assert "Think. No. 36?\n" not in prompts
