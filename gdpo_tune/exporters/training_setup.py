@@ -209,11 +209,6 @@ class TrainingSetup:
         return self.params.get("baseline") == "leave_one_out" and not ignored
 
     @property
-    def selects_prompts(self) -> bool:
-        """True if the prompts of a step are those whose groups are likely to be informative."""
-        return self.params.get("prompt_selection") == "informative"
-
-    @property
     def gamma(self) -> float:
         """Saturation exponent, 0 if the mode ignores it."""
         ignored = "gamma" in registry.NORMALIZATIONS[self.mode].ignores
