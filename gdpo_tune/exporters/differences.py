@@ -17,19 +17,19 @@ CONDITIONS: Mapping[str, Callable[[TrainingSetup], object]] = {
     "KL": lambda r: r.get_number("beta") > 0,
     "dapo or cispo": lambda r: r.loss in STEP_LOSSES,
     "several passes": lambda r: r.passes_per_step > 1,
-    "mini-batches": lambda r: r.training.mini_batches > 1,
+    "mini-batches": lambda r: r.spec.training.mini_batches > 1,
     "micro-batches": lambda r: r.gradient_accumulation_steps > 1,
     "several optimizer steps": lambda r: r.updates_per_step > 1,
     "prompts read again": lambda r: (
-        r.training.steps * r.prompts_per_step > r.training.train_prompts
+        r.spec.training.steps * r.prompts_per_step > r.spec.training.train_prompts
     ),
     "chat": lambda r: r.is_chat,
-    "adapters": lambda r: r.model.lora_rank,
+    "adapters": lambda r: r.spec.model.lora_rank,
     "unknown end tokens": lambda r: not r.end_tokens,
     "own sampling": lambda r: r.own_decoding and _list_forced(r),
-    "own engine": lambda r: r.rollout.engine != "vllm" or r.rollout.vllm_mode == "server",
-    "weighted tokens": lambda r: r.rollout.importance_sampling.startswith("token"),
-    "weighted completions": lambda r: r.rollout.importance_sampling.startswith("sequence"),
+    "own engine": lambda r: r.spec.rollout.engine != "vllm" or r.spec.rollout.vllm_mode == "server",
+    "weighted tokens": lambda r: r.spec.rollout.importance_sampling.startswith("token"),
+    "weighted completions": lambda r: r.spec.rollout.importance_sampling.startswith("sequence"),
 }
 """Words of `differences.md`."""
 
@@ -46,8 +46,8 @@ class Difference:
 def list_library_differences(library: str, setup: TrainingSetup) -> list[Difference]:
     """Return the differences of a library, a key of `registry.EXPORTERS`, from a training."""
     values = {
-        "training": setup.training,
-        "rollout": setup.rollout,
+        "training": setup.spec.training,
+        "rollout": setup.spec.rollout,
         "loss": setup.loss,
         "forced": ", ".join(f"`{key}`" for key in _list_forced(setup)),
     }
@@ -73,7 +73,7 @@ def _holds(condition: str, setup: TrainingSetup) -> bool:
     if not wanted:
         holds = bool(CONDITIONS[name](setup))
     elif "." in name:
-        holds = str(reduce(getattr, name.split("."), setup)) == wanted
+        holds = str(reduce(getattr, name.split("."), setup.spec)) == wanted
     else:
         holds = str(setup.params.get(name)) == wanted
     return holds != condition.startswith("not ")

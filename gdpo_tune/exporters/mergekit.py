@@ -50,23 +50,23 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
         ExportError: there is nothing to merge, or the policy of a parent was not kept.
     """
     problems: list[SpecProblem] = []
-    for parent in setup.parents:
+    for parent in setup.request.parents:
         if not parent.policy:
             reason = f"the policy of {parent.source} was not kept"
             again = f"python -m gdpo_tune.train --from {quote(parent.source)}"
             fix = f"train it again: {again} (its weight is {parent.weight:g})"
             problems.append(SpecProblem(setup.note, "", "", reason, fix))
-    if not setup.parents:
+    if not setup.request.parents:
         reason = "this is one training, so there is nothing to merge"
         fix = "pick a merge, such as runs/code:merge-27, or export the training with --to trl"
         problems.append(SpecProblem(setup.note, "", "", reason, fix))
     if problems:
         raise ExportError(LIBRARY, tuple(problems))
-    revision = {"revision": setup.model.revision} if setup.model.revision else {}
+    revision = {"revision": setup.spec.model.revision} if setup.spec.model.revision else {}
     written: set[str] = set()
     models: list[dict[str, object]] = []
     has_adapters = False
-    for parent in setup.parents:
+    for parent in setup.request.parents:
         directory, model = Path(parent.policy), parent.policy
         reference: object = model
         if parent.is_adapter or (directory / ADAPTER_CONFIG).is_file():
@@ -97,7 +97,7 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
         result="merged",
         required_inputs={
             f"models[{index}].model": f"a directory with a copy of {parent.policy}"
-            for index, parent in enumerate(setup.parents)
+            for index, parent in enumerate(setup.request.parents)
             if is_url(parent.policy)
         },
     )

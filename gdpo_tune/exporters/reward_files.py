@@ -45,9 +45,9 @@ def build_reward_files(setup: TrainingSetup, training: TrainingFiles) -> dict[st
         f"{MODULES}/{file.relative_to(_PACKAGE.parent)}": file.read_bytes() for file in sources
     }
     files[REWARDS_FILE] = _format_rewards(setup, training).encode()
-    if not is_task_file(setup.task):
+    if not is_task_file(setup.spec.task):
         return files
-    task_file = Path(split_task_file(setup.task)[0])
+    task_file = Path(split_task_file(setup.spec.task)[0])
     files[TASK_COPY] = task_file.read_bytes()
     for module in find_modules(task_file)[0]:
         places = [p for p in (task_file.parent, Path.cwd()) if module.is_relative_to(p)]
@@ -59,10 +59,10 @@ def build_reward_files(setup: TrainingSetup, training: TrainingFiles) -> dict[st
 
 def _format_rewards(setup: TrainingSetup, training: TrainingFiles) -> str:
     # Scoring reads no data, whose place may name a person; a custom task may read it.
-    task, data, above = repr(setup.task), DataSettings(), ""
-    if is_task_file(setup.task):
-        task = f'f"{{HERE}}/{TASK_COPY}:{split_task_file(setup.task)[1]}"'
-        data, why = setup.data, "last, so that they hide no others"
+    task, data, above = repr(setup.spec.task), DataSettings(), ""
+    if is_task_file(setup.spec.task):
+        task = f'f"{{HERE}}/{TASK_COPY}:{split_task_file(setup.spec.task)[1]}"'
+        data, why = setup.spec.data, "last, so that they hide no others"
         above = f'sys.path.append(str(HERE / "{NEIGHBOURS}"))  # {why}\n'
     weights = {reward.name: reward.weight for reward in setup.rewards}
     shown = "\n".join(f"    {name} {weight:.6g}" for name, weight in weights.items())
@@ -72,8 +72,8 @@ Their weights, which the configuration beside this file has, too:
 
 {shown}
 
-Written by gdpo_tune, whose task `{Path(setup.task).name}` computes them here as in training. What
-it needs of the package is in `{MODULES}`.
+Written by gdpo_tune, whose task `{Path(setup.spec.task).name}` computes them here as in training.
+What it needs of the package is in `{MODULES}`.
 """
     return f"""{format_docstring(text)}
 
@@ -85,11 +85,11 @@ from gdpo_tune.exporters.runtime import {", ".join(("RewardScorer", *training.im
 {above}SCORER = RewardScorer(
     {task},
     (
-        {setup.training!r},
-        {setup.sandbox!r},
+        {setup.spec.training!r},
+        {setup.spec.sandbox!r},
         {data!r},
         {[name for name in setup.params if name.startswith("reward_weights.")]},
-        {setup.scoring!r},
+        {setup.spec.scoring!r},
     ),
     {setup.shaping!r},
     {weights},

@@ -66,21 +66,21 @@ def collect_prompts(setup: TrainingSetup) -> ExportedPrompts:
     """
     task = setup.build_task()
     try:
-        problems = task.problems("train", setup.training.train_prompts, PROBLEM_SEED)
+        problems = task.problems("train", setup.spec.training.train_prompts, PROBLEM_SEED)
     except DataError as error:
         raise DataError(
             f"{error}; or --reference-data, which writes a program that makes the prompts where "
             "the data are"
         ) from error
-    tokenizer = load_local_tokenizer(setup.policy_name, setup.model.revision)
-    request = task.instructions, setup.model.instructions
-    instructions = choose_instructions(setup.policy_name, tokenizer, *request)
+    tokenizer = load_local_tokenizer(setup.spec.policy, setup.spec.model.revision)
+    request = task.instructions, setup.spec.model.instructions
+    instructions = choose_instructions(setup.spec.policy, tokenizer, *request)
     reader = None
     if tokenizer is not None:
-        arguments = setup.model.chat_template_kwargs, setup.model.template_date
-        reader = choose_prompt_format(setup.policy_name, tokenizer, *request, *arguments)
-    limit = setup.data.max_prompt_length
-    problems = choose_problems(problems, reader, limit, setup.seed)
+        arguments = setup.spec.model.chat_template_kwargs, setup.spec.model.template_date
+        reader = choose_prompt_format(setup.spec.policy, tokenizer, *request, *arguments)
+    limit = setup.spec.data.max_prompt_length
+    problems = choose_problems(problems, reader, limit, setup.request.seed)
     if not problems:
         raise DataError(
             f"every prompt has more than data.max_prompt_length = {limit} tokens: raise that, "
@@ -137,17 +137,17 @@ def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict
     Raises:
         DataError: the prompts come from no data set.
     """
-    if not setup.data.source:
+    if not setup.spec.data.source:
         raise DataError(
-            f"--reference-data: task {setup.task} writes its own prompts, so there is no data set "
-            "to refer to: leave it out"
+            f"--reference-data: task {setup.spec.task} writes its own prompts, so there is no data "
+            "set to refer to: leave it out"
         )
-    source, build_row = setup.data.source, training.build_row.__name__
-    validation, test = map(_make_absolute, (setup.data.validation, setup.data.test))
-    data = _make_absolute(setup.data).replace(validation=validation, test=test)
-    tokenizer = load_local_tokenizer(setup.policy_name, setup.model.revision)
-    mode, own = setup.model.instructions, setup.build_task().instructions
-    is_here = path_exists(expand_path(source)) if setup.data.is_local else _ask_hub(source)
+    source, build_row = setup.spec.data.source, training.build_row.__name__
+    validation, test = map(_make_absolute, (setup.spec.data.validation, setup.spec.data.test))
+    data = _make_absolute(setup.spec.data).replace(validation=validation, test=test)
+    tokenizer = load_local_tokenizer(setup.spec.policy, setup.spec.model.revision)
+    mode, own = setup.spec.model.instructions, setup.build_task().instructions
+    is_here = path_exists(expand_path(source)) if setup.spec.data.is_local else _ask_hub(source)
     prompts = None if is_here in (False, None) else collect_prompts(setup)
     title = f"Makes {PROMPTS_FILE} of {source}: python {REFERENCE_FILE} [FILE]"
     program = f'''{format_docstring(title)}
@@ -159,11 +159,11 @@ from gdpo_tune.exporters.runtime_prompts import PromptSource, {build_row}, make_
 SOURCE = PromptSource(
     data={data!r},
     policy={setup.policy!r},
-    instructions={choose_instructions(setup.policy_name, tokenizer, own, mode)!r},
+    instructions={choose_instructions(setup.spec.policy, tokenizer, own, mode)!r},
     reading={setup.prompt_format_arguments!r},
     is_chat={setup.is_chat},
-    count={setup.training.train_prompts},
-    seed={setup.seed},
+    count={setup.spec.training.train_prompts},
+    seed={setup.request.seed},
     digest={compute_digest(prompts.problems) if prompts and prompts.reader else ""!r},
 )
 

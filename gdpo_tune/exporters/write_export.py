@@ -72,7 +72,7 @@ def export_training(
     own = POLICY_COPY if ships else str(start.absolute()) if start else policy
     setup = build_training_setup(request, base_model or own)
     exported = build_export(library, setup)
-    if setup.task == "math" and exported.training is not None:
+    if setup.spec.task == "math" and exported.training is not None:
         exported = replace(exported, install=f"{exported.install} && {INSTALL_MATH_VERIFY}")
     default = request.spec.output_directory / f"{setup.name}-{library}"
     directory = directory or default.expanduser()
@@ -184,9 +184,9 @@ def list_prompt_differences(
     """Return what may differ in the prompts, where the policy's own template reads them."""
     reader, rows = prompts.reader, list[Difference]()
     if reader is None:
-        ours = f"prompts above {setup.data.max_prompt_length} tokens are left out"
+        ours = f"prompts above {setup.spec.data.max_prompt_length} tokens are left out"
         theirs = (
-            f"the tokenizer of {setup.policy_name} is not on this machine: every prompt is in the "
+            f"the tokenizer of {setup.spec.policy} is not on this machine: every prompt is in the "
             "file, and the policy is taken to have a chat template"
         )
         return [Difference("prompts", ours, theirs)]

@@ -141,7 +141,7 @@ def test_the_page_describes_the_shaping_of_the_rewards():
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_page_begins_with_the_candidate_and_ends_where_the_policy_is(library):
-    recipe = make_recipe(chosen=("chosen by 'knee': trial 7: correctness 0.5", "one seed"))
+    recipe = make_recipe(trial_lines=("chosen by 'knee': trial 7: correctness 0.5", "one seed"))
     exported = export_to(library, recipe)
     page = format_page(recipe, exported, [])
     assert "- chosen by 'knee': trial 7: correctness 0.5\n- one seed\n" in page

@@ -47,9 +47,13 @@ def make_request(
 def make_recipe(
     *overrides: str, request: TrainingRequest | None = None, **fields: object
 ) -> TrainingSetup:
-    """Return its recipe; `fields` replace some of its own."""
+    """Return its recipe; `fields` replace some of its own, or of its request."""
     recipe = _build_recipe(request) if request else _make_plain_recipe(overrides)
-    return replace(recipe, **{"name": "code-knee", "note": "trial 7 of x", **fields})
+    own = {"name": "code-knee", "note": "trial 7 of x", **fields}
+    asked = {key: own.pop(key) for key in ("trial_lines", "parents") if key in own}
+    if "policy_name" in own:
+        asked["spec"] = recipe.spec.replace(policy=own.pop("policy_name"))
+    return replace(recipe, request=replace(recipe.request, **asked), **own)
 
 
 def _build_recipe(request: TrainingRequest) -> TrainingSetup:
