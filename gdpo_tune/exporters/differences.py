@@ -28,10 +28,13 @@ CONDITIONS: Mapping[str, Callable[[TrainingSetup], object]] = {
     "unknown end tokens": lambda r: not r.end_tokens,
     "own sampling": lambda r: r.own_decoding and _list_forced(r),
     "own engine": lambda r: r.spec.rollout.engine != "vllm" or r.spec.rollout.vllm_mode == "server",
+    "merged adapters": lambda r: any(parent.is_adapter for parent in r.request.parents),
     "weighted tokens": lambda r: r.spec.rollout.importance_sampling.startswith("token"),
     "weighted completions": lambda r: r.spec.rollout.importance_sampling.startswith("sequence"),
 }
 """Words of `differences.md`."""
+TRAINERS = "every library that trains"
+"""Its section for all but mergekit."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +51,21 @@ def list_library_differences(library: str, setup: TrainingSetup) -> list[Differe
     values = {
         "training": setup.spec.training,
         "rollout": setup.spec.rollout,
-        "loss": setup.loss,
+        "loss": setup.params.get("loss_type"),
         "forced": ", ".join(f"`{key}`" for key in _list_forced(setup)),
     }
     return [
         Difference(*(text.format_map(values) for text in texts))
-        for conditions, *texts in read_rows(library)
+        for conditions, *texts in read_rows(library, *([TRAINERS] if setup.rewards else []))
         if all(_holds(condition, setup) for condition in conditions.split(", ") if condition)
     ]
 
 
-def read_rows(library: str) -> list[list[str]]:
-    """Return conditions, topic, ours and theirs of the rows of `differences.md` for a library."""
+def read_rows(*titles: str) -> list[list[str]]:
+    """Return conditions, topic, ours and theirs of the rows of `differences.md` in sections."""
     page = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     sections = dict(section.split("\n", 1) for section in page.split("\n## ")[1:])
-    tables = (sections[name].split("| --- |\n")[1] for name in (library, "every library"))
+    tables = (sections[name].split("| --- |\n")[1] for name in titles)
     lines = [line for table in tables for line in table.strip().splitlines()]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

@@ -106,8 +106,6 @@ def build_export(library: str, setup: TrainingSetup) -> Exported:
         ExportError: the library cannot reproduce the training exactly.
     """
     exported: Exported = load(EXPORTERS[library])(setup)
-    if exported.training is None:
-        return exported
     return replace(exported, differences=list_library_differences(library, setup))
 
 
