@@ -1,7 +1,4 @@
-"""Description of a task and of a layout of a data set, and the choice of a sweep's prompts.
-
-An export carries this module.
-"""
+"""Description of a task and of a layout of a data set, and the choice of a sweep's prompts."""
 
 from __future__ import annotations
 

@@ -79,20 +79,16 @@ What it needs of the package is in `{MODULES}`.
 
 {FIND_MODULES}
 from gdpo_tune.core.settings import DataSettings, HeldOutData, SandboxSettings, TrainingSettings
-from gdpo_tune.core.shaping import LengthFall, RewardCondition, Shaping
 from gdpo_tune.exporters.runtime import {", ".join(("RewardScorer", *training.imports))}
 
 {above}SCORER = RewardScorer(
-    {task},
-    (
-        {setup.spec.training!r},
-        {setup.spec.sandbox!r},
-        {data!r},
-        {[name for name in setup.params if name.startswith("reward_weights.")]},
-        {setup.spec.scoring!r},
-    ),
-    {setup.shaping!r},
-    {weights},
+    task={task},
+    training={setup.spec.training!r},
+    sandbox={setup.spec.sandbox!r},
+    data={data!r},
+    params={setup.params!r},
+    scoring={setup.spec.scoring!r},
+    weights={weights},
 )
 {training.ending}
 """

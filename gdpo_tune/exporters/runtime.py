@@ -15,21 +15,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdpo_tune.core.shaping import Rewards, Shaping
-from gdpo_tune.core.task_files import build_task
+from gdpo_tune.core.parameters import build_shaping
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.core.shaping import Rewards
+from gdpo_tune.core.task_files import build_task, load_task_info
+from gdpo_tune.core.task_info import Scoring
+from gdpo_tune.core.trials import Params
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RewardScorer:
     """The rewards of a training, computed and shaped as there, and their weights."""
 
     task: str
     """Name, or file and class."""
-    settings: Sequence[Any]
-    """Arguments of `build_task` besides the task."""
-    shaping: Shaping
+    training: TrainingSettings
+    sandbox: SandboxSettings
+    data: DataSettings
+    params: Params
+    scoring: Scoring
     weights: Mapping[str, float]
     """The largest is 1."""
 
@@ -45,9 +51,10 @@ class RewardScorer:
             SandboxUnavailable: this machine offers no isolation, so no program was run.
         """
         read = [Problem(**json.loads(text)) for text in problems]
-        task = _open_task(os.getpid(), self)
-        scores = task.score(read, completions, lengths)
-        rewards = self.shaping.apply(scores.rewards, lengths, scores.partial)
+        scores = _open_task(os.getpid(), self).score(read, completions, lengths)
+        info = load_task_info(self.task, self.params)
+        shaping = build_shaping(self.params, self.training, info)
+        rewards = shaping.apply(scores.rewards, lengths, scores.partial)
         return {name: rewards[name] for name in self.weights}
 
     def score_each(
@@ -62,14 +69,12 @@ class RewardScorer:
         """Return the weighted sum of one completion's rewards; one not scored counts as 0."""
         return sum(weight * (rewards[name] or 0.0) for name, weight in self.weights.items())
 
-    def __hash__(self) -> int:  # its fields have none
-        return id(self)
-
 
 @functools.cache
 def _open_task(process: int, scorer: RewardScorer) -> Any:
     """Open the task of a training when it is first used, in each process: a fork has its own."""
-    task = build_task(scorer.task, *scorer.settings).__enter__()
+    settings = scorer.training, scorer.sandbox, scorer.data, scorer.params, scorer.scoring
+    task = build_task(scorer.task, *settings).__enter__()
     atexit.register(task.close)
     return task
 

@@ -160,7 +160,8 @@ def choose_problems(
     if reader is not None:
         tokens = reader.encode([problem.turns or problem.prompt for problem in problems])
         problems = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= longest]
-    return [problems[index] for index in order_prompts(len(problems), len(problems), seed)]
+    count = len(problems)
+    return [problems[index] for index in order_prompts(count, count, seed)] if count else []
 
 
 def compute_digest(problems: Iterable[Problem]) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT, build_shaping
-from gdpo_tune.core.shaping import Shaping
+from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trials import Params
@@ -70,8 +69,6 @@ class TrainingSetup:
     """Tokens that end a completion, the tokenizer's first; empty if they are not known."""
     rewards: tuple[ExportedReward, ...]
     """Those with a weight, in the order of the task; none of a merge, whose `params` are empty."""
-    shaping: Shaping
-    """Changes of the rewards before the normalization."""
 
     @property
     def spec(self) -> SweepSpec:
@@ -240,7 +237,6 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
             ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])
             for name in names
         ),
-        shaping=build_shaping(params, spec.training, info),
     )
 
 

@@ -15,7 +15,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gdpo_tune.core.shaping import Shaping
 from gdpo_tune.exporters import runtime
 from gdpo_tune.exporters.runtime_prompts import ExportedPrompt, build_message_row, build_verl_row
 from gdpo_tune.exporters.write_export import export_training
@@ -137,7 +136,7 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
 
 def build_manager(monkeypatch, score, **weights):
     monkeypatch.setattr(runtime.RewardScorer, "score_each", staticmethod(score))
-    given = runtime.RewardScorer("math", (), Shaping(), weights)
+    given = runtime.RewardScorer("math", None, None, None, {}, "strict", weights)
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "x" * len(tokens))
     manager = runtime.VerlRewardManager(None, tokenizer, None)
     manager.scorer = given
