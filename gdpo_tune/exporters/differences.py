@@ -56,12 +56,12 @@ def list_library_differences(library: str, setup: TrainingSetup) -> list[Differe
     }
     return [
         Difference(*(text.format_map(values) for text in texts))
-        for conditions, *texts in read_rows(library, *([TRAINERS] if setup.rewards else []))
+        for conditions, *texts in read_differences(library, *([TRAINERS] if setup.rewards else []))
         if all(_holds(condition, setup) for condition in conditions.split(", ") if condition)
     ]
 
 
-def read_rows(*titles: str) -> list[list[str]]:
+def read_differences(*titles: str) -> list[list[str]]:
     """Return conditions, topic, ours and theirs of the rows of `differences.md` in sections."""
     page = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     sections = dict(section.split("\n", 1) for section in page.split("\n## ")[1:])

@@ -17,7 +17,7 @@ from typing import Any
 
 from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.core.shaping import Rewards
+from gdpo_tune.core.shaping import Rewards, Shaping
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.task_info import Scoring
 from gdpo_tune.core.trials import Params
@@ -51,9 +51,8 @@ class RewardScorer:
             SandboxUnavailable: this machine offers no isolation, so no program was run.
         """
         read = [Problem(**json.loads(text)) for text in problems]
-        scores = _open_task(os.getpid(), self).score(read, completions, lengths)
-        info = load_task_info(self.task, self.params)
-        shaping = build_shaping(self.params, self.training, info)
+        task, shaping = _open_task(os.getpid(), self)
+        scores = task.score(read, completions, lengths)
         rewards = shaping.apply(scores.rewards, lengths, scores.partial)
         return {name: rewards[name] for name in self.weights}
 
@@ -71,12 +70,13 @@ class RewardScorer:
 
 
 @functools.cache
-def _open_task(process: int, scorer: RewardScorer) -> Any:
+def _open_task(process: int, scorer: RewardScorer) -> tuple[Any, Shaping]:
     """Open the task of a training when it is first used, in each process: a fork has its own."""
     settings = scorer.training, scorer.sandbox, scorer.data, scorer.params, scorer.scoring
     task = build_task(scorer.task, *settings).__enter__()
     atexit.register(task.close)
-    return task
+    info = load_task_info(scorer.task, scorer.params)
+    return task, build_shaping(scorer.params, scorer.training, info)
 
 
 # TRL, Axolotl and ms-swift ------------------------------------------------------------------------

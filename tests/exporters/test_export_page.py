@@ -46,7 +46,7 @@ def test_every_row_of_the_table_explains_a_training(library):
             found |= {row.topic for row in export_to(library, recipe).differences}
         except ExportError:
             continue
-    for conditions, topic, *_ in differences.read_rows(library, differences.TRAINERS):
+    for conditions, topic, *_ in differences.read_differences(library, differences.TRAINERS):
         pattern = re.sub(r"\\{\w+\\}", r".*", re.escape(topic))
         forced = "own sampling" in conditions  # see test_export_sampling
         assert forced or any(re.fullmatch(pattern, topic) for topic in found), topic
