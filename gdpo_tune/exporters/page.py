@@ -9,7 +9,6 @@ from pathlib import Path
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.text import render_table
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import PROMPTS_FILE, REWARDS_FILE, Exported
 from gdpo_tune.exporters.reward_files import TASK_COPY
 from gdpo_tune.exporters.training_prompts import REFERENCE_FILE
@@ -27,16 +26,15 @@ def format_page(
     setup: TrainingSetup,
     exported: Exported,
     objectives: Sequence[Objective],
-    differences: Sequence[Difference] = (),
     *,
     references_data: bool = False,
 ) -> str:
-    """Return the page as Markdown; `differences` are those beside the library's own."""
+    """Return the page as Markdown."""
     verb = "repeats" if setup.request.transfer is None else "adapts"
     chosen = "".join(f"- {line}\n" for line in setup.request.trial_lines)
     supply = [(f"`{key}`", text) for key, text in _list_supplies(setup, exported).items()]
     supplies = render_table(("key", "what it needs"), supply) if supply else "Nothing."
-    rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
+    rows = [(row.topic, row.ours, row.theirs) for row in exported.differences]
     sizes = SIZES if any("measured" in theirs for _, _, theirs in rows) else ""
     goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
     metrics = f"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,7 +78,6 @@ def export_training(
     directory = directory or default.expanduser()
     run = format_run_script(setup, exported, references_data=references_data)
     files = {exported.file: exported.text.encode(), RUN: run.encode()}
-    differences: Sequence[Difference] = ()
     if exported.training is not None:
         files |= build_reward_files(setup, exported.training)
         files |= {name: text.encode() for name, text in exported.training.others.items()}
@@ -87,14 +86,15 @@ def export_training(
         else:
             prompts = collect_prompts(setup)
             files[PROMPTS_FILE] = format_prompts(prompts, setup, exported.training)
-            differences = list_prompt_differences(prompts, setup, exported)
-            if differences and prompts.reader is not None and prompts.reader.template is not None:
+            rows = list_prompt_differences(prompts, setup, exported)
+            exported = replace(exported, differences=[*exported.differences, *rows])
+            if rows and prompts.reader is not None and prompts.reader.template is not None:
                 files[TEMPLATE_FILE] = prompts.reader.template.encode()
     if ships:
         copied = list_policy_files(start) if start else POLICIES[request.spec.policy].iterdir()
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in copied}
     goals = request.spec.list_objectives()
-    page = format_page(setup, exported, goals, differences, references_data=references_data)
+    page = format_page(setup, exported, goals, references_data=references_data)
     write_files(directory, {**files, PAGE: page.encode()})
     return exported, directory
 

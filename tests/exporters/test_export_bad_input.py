@@ -124,6 +124,11 @@ def test_data_whose_prompts_are_all_too_long_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_rewards_do_not_name_the_place_of_the_data(tmp_path):
+    export_folder(tmp_path / "out", *write_data(tmp_path), space="math")
+    assert str(tmp_path) not in (tmp_path / "out" / "rewards.py").read_text()
+
+
 def test_rows_with_half_a_character_are_left_out(tmp_path):
     broken = {"question": "What is \ud800?", "answer": "#### 1"}
     export_folder(tmp_path / "out", *write_data(tmp_path, rows=[broken, *ROWS]), space="math")
