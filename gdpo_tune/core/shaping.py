@@ -1,7 +1,6 @@
 """Shaping of a task's rewards for training: partial credit, shape of the length reward, conditions.
 
-Held-out objectives are never shaped: they are the task's own metrics. An export carries this
-module.
+Held-out objectives are never shaped: they are the task's own metrics.
 
 Shapes: N completions; None is a reward that was not scored.
 """

@@ -1,7 +1,4 @@
-"""Description of a task and of a layout of a data set, and the choice of a sweep's prompts.
-
-An export carries this module.
-"""
+"""Description of a task and of a layout of a data set, and the choice of a sweep's prompts."""
 
 from __future__ import annotations
 
@@ -50,8 +47,6 @@ class TaskInfo:
     """Optional reward -> what the published setting has with it, besides a weight of 1."""
     offers_released: bool = False
     """True if it can also score as the authors' code does: `scoring: released`."""
-    runs_programs: bool = False
-    """True if its rewards run code that the policy wrote."""
 
     def add_optional_rewards(self, parameters: Collection[str]) -> TaskInfo:
         """Return the task with those optional rewards whose weight is among `parameters`."""

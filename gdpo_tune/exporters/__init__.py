@@ -2,5 +2,5 @@
 
 Each exporter is a function `export_NAME(setup) -> Exported`, named in `registry.EXPORTERS`. It
 raises `ExportError` for what its library would change or ignore, every reason at once. What the
-library computes differently is in `differences.toml`.
+library computes differently is in `differences.md`.
 """

@@ -22,14 +22,14 @@ PLUGIN = "keep_order"
 def export_axolotl(setup: TrainingSetup) -> Exported:
     """Return the training as Axolotl's configuration."""
     LIBRARY.check(setup)
-    total, rollout = setup.training.completions_per_step, setup.rollout
+    total, rollout = setup.spec.training.completions_per_step, setup.spec.rollout
     share, longest = rollout.vllm_memory_share, setup.max_sequence_length
     engine = {"gpu_memory_utilization": share, "max_model_len": longest}
     sampling = trl.build_generation_kwargs(setup, ends=True)
     plugin = {f"{PLUGIN}.py": _ORDER + _SAMPLING if sampling else _ORDER}
     settings: dict[str, object] = {
         "base_model": setup.policy,
-        **({"revision_of_model": setup.model.revision} if setup.model.revision else {}),
+        **({"revision_of_model": setup.spec.model.revision} if setup.spec.model.revision else {}),
         # `rl: gdpo` does not start with adapters; the aggregation below is all that it adds.
         "rl": "grpo",
         "trl": {
@@ -39,7 +39,7 @@ def export_axolotl(setup: TrainingSetup) -> Exported:
             **trl.build_algorithm(setup),
             **sampling,
             # Completions that are sampled at once, if they are not one optimizer step's.
-            **({"generation_batch_size": total} if setup.training.mini_batches > 1 else {}),
+            **({"generation_batch_size": total} if setup.spec.training.mini_batches > 1 else {}),
             **trl.CORRECTED_KL,
             **_build_sampler(setup),
         },
@@ -54,16 +54,16 @@ def export_axolotl(setup: TrainingSetup) -> Exported:
         "gradient_accumulation_steps": setup.gradient_accumulation_steps,
         "max_steps": setup.optimizer_steps,
         "learning_rate": setup.get_number("learning_rate"),
-        "lr_scheduler": TRANSFORMERS_SCHEDULES[setup.training.lr_schedule],
+        "lr_scheduler": TRANSFORMERS_SCHEDULES[setup.spec.training.lr_schedule],
         "warmup_steps": setup.warmup_optimizer_steps,
         "optimizer": "adamw_torch",
         "weight_decay": 0.0,
-        "max_grad_norm": setup.training.max_grad_norm,
+        "max_grad_norm": setup.spec.training.max_grad_norm,
         **trl.build_clip_of_small_gradients(setup),
-        "bf16": setup.model.dtype != "float32",
-        "gradient_checkpointing": setup.model.gradient_checkpointing != "off",
+        "bf16": setup.spec.model.dtype != "float32",
+        "gradient_checkpointing": setup.spec.model.gradient_checkpointing != "off",
         **_build_adapters(setup),
-        "seed": setup.seed,
+        "seed": setup.request.seed,
         "output_dir": setup.name,
     }
     return Exported(
@@ -112,28 +112,28 @@ def _format_run(setup: TrainingSetup) -> str:
 
 
 def _build_sampler(setup: TrainingSetup) -> dict[str, object]:
-    if setup.rollout.engine != "vllm":
+    if setup.spec.rollout.engine != "vllm":
         return {"use_vllm": False}
     sampler: dict[str, object] = {
         "use_vllm": True,
-        "vllm_mode": setup.rollout.vllm_mode,
+        "vllm_mode": setup.spec.rollout.vllm_mode,
         **trl.build_correction(setup),
     }
-    if setup.rollout.vllm_mode == "server":
-        address = urlsplit(setup.rollout.vllm_server)
+    if setup.spec.rollout.vllm_mode == "server":
+        address = urlsplit(setup.spec.rollout.vllm_server)
         sampler |= {"vllm_server_host": address.hostname, "vllm_server_port": address.port}
     return sampler
 
 
 def _build_adapters(setup: TrainingSetup) -> dict[str, object]:
-    if not setup.model.lora_rank:
+    if not setup.spec.model.lora_rank:
         return {}
     adapters: dict[str, object] = {
         "adapter": "lora",
-        "lora_r": setup.model.lora_rank,
+        "lora_r": setup.spec.model.lora_rank,
         "lora_alpha": setup.lora_alpha,
         "lora_dropout": 0.0,
     }
-    if setup.model.lora_targets == (EVERY_LINEAR,):
+    if setup.spec.model.lora_targets == (EVERY_LINEAR,):
         return adapters | {"lora_target_linear": True}
-    return adapters | {"lora_target_modules": list(setup.model.lora_targets)}
+    return adapters | {"lora_target_modules": list(setup.spec.model.lora_targets)}

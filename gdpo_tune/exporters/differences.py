@@ -1,52 +1,40 @@
-"""Differences between a library and this package, read from `differences.toml`."""
+"""Differences between a library and this package that hold for a training."""
 
 from __future__ import annotations
 
-import functools
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from gdpo_tune.core.parameters import STEP_LOSSES
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.exporters.training_setup import NEUTRAL, TrainingSetup
 
 CONDITIONS: Mapping[str, Callable[[TrainingSetup], object]] = {
-    "gdpo": lambda r: r.mode == "gdpo",
-    "not gdpo": lambda r: r.mode != "gdpo",
-    "grpo": lambda r: r.mode == "grpo",
-    "divided by std": lambda r: NORMALIZATIONS[r.mode].divides_by_group_std,
-    "each reward normalized": lambda r: not r.sums_first,
-    "sum normalized": lambda r: r.sums_first,
-    "leave one out": lambda r: r.leaves_one_out,
-    "kl": lambda r: r.get_number("beta") > 0,
-    "bnpo": lambda r: r.loss == "bnpo",
-    "loss by tokens of the step": lambda r: r.loss in STEP_LOSSES,
-    "passes": lambda r: r.passes_per_step > 1,
-    "mini-batches": lambda r: r.training.mini_batches > 1,
+    "group deviation": lambda r: NORMALIZATIONS[r.mode].divides_by_group_std,
+    "sums": lambda r: r.sums_first,
+    "KL": lambda r: r.get_number("beta") > 0,
+    "dapo or cispo": lambda r: r.loss in STEP_LOSSES,
+    "several passes": lambda r: r.passes_per_step > 1,
+    "mini-batches": lambda r: r.spec.training.mini_batches > 1,
     "micro-batches": lambda r: r.gradient_accumulation_steps > 1,
     "several optimizer steps": lambda r: r.updates_per_step > 1,
     "prompts read again": lambda r: (
-        r.training.steps * r.prompts_per_step > r.training.train_prompts
+        r.spec.training.steps * r.prompts_per_step > r.spec.training.train_prompts
     ),
-    "informative prompts": lambda r: r.selects_prompts,
-    "prompts in turn": lambda r: not r.selects_prompts,
     "chat": lambda r: r.is_chat,
-    "no adapters": lambda r: not r.model.lora_rank,
-    "8-bit AdamW": lambda r: r.training.optimizer == "adamw_8bit",
-    "auto precision": lambda r: r.model.dtype == "auto",
-    "not bfloat16": lambda r: r.model.dtype != "bfloat16",
-    "not float32": lambda r: r.model.dtype != "float32",
-    "vllm": lambda r: r.rollout.engine == "vllm",
-    "not vllm": lambda r: r.rollout.engine != "vllm",
-    "end tokens unknown": lambda r: not r.end_tokens,
-    "own settings": lambda r: r.own_decoding and _list_forced(r),
-    "own engine": lambda r: r.rollout.engine != "vllm" or r.rollout.vllm_mode == "server",
-    "corrected": lambda r: r.rollout.importance_sampling != "off",
-    "corrected by completion": lambda r: not r.rollout.importance_sampling.startswith("token"),
+    "adapters": lambda r: r.spec.model.lora_rank,
+    "unknown end tokens": lambda r: not r.end_tokens,
+    "own sampling": lambda r: r.own_decoding and _list_forced(r),
+    "own engine": lambda r: r.spec.rollout.engine != "vllm" or r.spec.rollout.vllm_mode == "server",
+    "merged adapters": lambda r: any(parent.is_adapter for parent in r.request.parents),
+    "weighted tokens": lambda r: r.spec.rollout.importance_sampling.startswith("token"),
+    "weighted completions": lambda r: r.spec.rollout.importance_sampling.startswith("sequence"),
 }
+"""Words of `differences.md`."""
+TRAINERS = "every library that trains"
+"""Its section for all but mergekit."""
 
 
 @dataclass(frozen=True)
@@ -60,56 +48,40 @@ class Difference:
 
 def list_library_differences(library: str, setup: TrainingSetup) -> list[Difference]:
     """Return the differences of a library, a key of `registry.EXPORTERS`, from a training."""
-    found: list[Difference] = []
-    values = _list_values(setup)
-    for row in _read_table():
-        cell = row.get(library, row.get("every", []))
-        cases = [[cell]] if isinstance(cell, str) else cell
-        theirs = next((text for text, *when in cases if _holds(when, setup)), "")
-        if theirs and _holds(row.get("when", []), setup):
-            if measured := row.get("measured", {}).get(library):
-                theirs += f" (measured {measured})"
-            texts = (text.format_map(values) for text in (row["topic"], row["ours"], theirs))
-            found.append(Difference(*texts))
-    return found
+    values = {
+        "training": setup.spec.training,
+        "rollout": setup.spec.rollout,
+        "loss": setup.params.get("loss_type"),
+        "forced": ", ".join(f"`{key}`" for key in _list_forced(setup)),
+    }
+    return [
+        Difference(*(text.format_map(values) for text in texts))
+        for conditions, *texts in read_differences(library, *([TRAINERS] if setup.rewards else []))
+        if all(_holds(condition, setup) for condition in conditions.split(", ") if condition)
+    ]
 
 
-@functools.cache
-def _read_table() -> Sequence[Mapping[str, Any]]:
-    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)["difference"]
+def read_differences(*titles: str) -> list[list[str]]:
+    """Return conditions, topic, ours and theirs of the rows of `differences.md` in sections."""
+    page = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    sections = dict(section.split("\n", 1) for section in page.split("\n## ")[1:])
+    tables = (sections[name].split("| --- |\n")[1] for name in titles)
+    lines = [line for table in tables for line in table.strip().splitlines()]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def _holds(conditions: Sequence[str], setup: TrainingSetup) -> bool:
-    return all(CONDITIONS[name](setup) for name in conditions)
+def _holds(condition: str, setup: TrainingSetup) -> bool:
+    """Return whether a setting has a value, or a word of `CONDITIONS` holds, or `not` so."""
+    name, _, wanted = condition.removeprefix("not ").partition("=")
+    if not wanted:
+        holds = bool(CONDITIONS[name](setup))
+    elif "." in name:
+        holds = str(reduce(getattr, name.split("."), setup.spec)) == wanted
+    else:
+        holds = str(setup.params.get(name)) == wanted
+    return holds != condition.startswith("not ")
 
 
 def _list_forced(setup: TrainingSetup) -> list[str]:
     """Return the settings of the policy's own files that no neutral value turns off."""
     return [key for key in setup.own_settings if NEUTRAL[key] is None]
-
-
-def _list_values(setup: TrainingSetup) -> dict[str, object]:
-    rollout, own = setup.rollout, "the trainer's own model"
-    unit, _, treatment = rollout.importance_sampling.partition("_")
-    correction = (
-        f"each {'completion' if unit == 'sequence' else 'token'} is weighted by its probability in "
-        f"the trainer against vLLM, a ratio above {rollout.importance_sampling_cap:g} "
-        f"{'left out' if treatment == 'mask' else 'lowered to it'}"
-    )
-    sampled = {"auto": f"if vLLM sampled, {correction}; else {own} sampled", "vllm": correction}
-    precision = "bfloat16 on a GPU, float32 elsewhere"
-    return {
-        "completions": setup.training.completions_per_step,
-        "longest": setup.training.max_completion_length,
-        "loss": setup.loss,
-        "mini_batches": setup.training.mini_batches,
-        "precision": precision if setup.model.dtype == "auto" else setup.model.dtype,
-        "forced": ", ".join(f"`{key}`" for key in _list_forced(setup)),
-        "correction": sampled.get(rollout.engine, f"{own} sampled"),
-        "engine": {
-            "auto": f"vLLM if it is installed on a GPU, else {own}",
-            "transformers": own,
-            "vllm": "a vLLM server",
-        }[rollout.engine],
-    }

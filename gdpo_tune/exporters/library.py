@@ -16,6 +16,8 @@ from gdpo_tune.spec.document import dump_flow
 Settings = Mapping[str, object]
 REWARDS_FILE = "rewards.py"
 """Module of an export with the reward functions."""
+MODULES = "modules"
+"""Directory of an export with a copy of what `rewards.py` needs of this package."""
 PROMPTS_FILE = "prompts.parquet"
 """Training prompts of an export."""
 POLICY_COPY = "policy"
@@ -103,7 +105,7 @@ class Library:
         def build(key: str, value: object, reason: str, fix: str) -> SpecProblem:
             return SpecProblem(setup.note, key, show(value), reason, fix)
 
-        name, mode, shape = self.name, setup.mode, setup.training.lr_schedule
+        name, mode, shape = self.name, setup.mode, setup.spec.training.lr_schedule
         if mode not in self.modes:
             note = self.notes.get(mode, "has no such normalization")
             reason = f"{name} {note}; it knows {join_names(self.modes)}"
@@ -123,21 +125,21 @@ class Library:
         if setup.gamma > 0:
             reason = "no library makes the weights depend on how saturated a reward is"
             yield build("gamma", setup.gamma, reason, "pick a trial with gamma: 0")
-        if setup.model.revision and not self.loads_revisions:
+        if setup.spec.model.revision and not self.loads_revisions:
             fix = "download that revision, and set its directory with --set policy="
             reason = f"{name} loads the newest revision"
-            yield build("model.revision", setup.model.revision, reason, fix)
+            yield build("model.revision", setup.spec.model.revision, reason, fix)
         if (
-            setup.model.lora_rank
+            setup.spec.model.lora_rank
             and not self.accepts_fractional_alpha
             and not isinstance(setup.lora_alpha, int)
         ):
             fix = "pick a whole number, or export to trl or verl"
             reason = f"{name} takes whole numbers alone"
             yield build("model.lora_alpha", setup.lora_alpha, reason, fix)
-        if setup.sandbox.type == "unsafe_no_isolation":
+        if setup.spec.sandbox.type == "unsafe_no_isolation":
             reason = "code of the policy would run without isolation, wherever it is started"
-            yield build("sandbox.type", setup.sandbox.type, reason, "--set sandbox.type=local")
+            yield build("sandbox.type", setup.spec.sandbox.type, reason, "--set sandbox.type=local")
 
 
 def format_install(package: str, extras: Sequence[str] = ()) -> str:

@@ -12,9 +12,7 @@ from shlex import quote
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.exporters import library
-from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import Exported
 from gdpo_tune.exporters.training_setup import TrainingSetup
 from gdpo_tune.policies.adapters import DTYPE, read_initial_policy
@@ -23,24 +21,6 @@ from gdpo_tune.spec.document import dump_flow
 LIBRARY = "mergekit 0.1.5"
 COMMAND = "mergekit-yaml mergekit.yaml merged"
 COMPUTED_IN = "float32"
-DIFFERENCES = (
-    Difference(
-        "prompts.json and initial_policy.json, which say how it was prompted and began",
-        "beside the weights",
-        "left out: copy them from a parent's directory to train or evaluate the policy here",
-    ),
-    Difference(
-        "directories of the parents",
-        "in the sweep",
-        "absolute paths on the machine that exported: on another one, change them in the file",
-    ),
-    Difference(
-        "a merge of adapters",
-        "an adapter with the ranks of all parts, or a set of adapters with weights",
-        "one model without adapters",
-    ),
-)
-"""The last one is of adapters alone."""
 
 
 def export_mergekit(setup: TrainingSetup) -> Exported:
@@ -50,27 +30,25 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
         ExportError: there is nothing to merge, or the policy of a parent was not kept.
     """
     problems: list[SpecProblem] = []
-    for parent in setup.parents:
+    for parent in setup.request.parents:
         if not parent.policy:
             reason = f"the policy of {parent.source} was not kept"
             again = f"python -m gdpo_tune.train --from {quote(parent.source)}"
             fix = f"train it again: {again} (its weight is {parent.weight:g})"
             problems.append(SpecProblem(setup.note, "", "", reason, fix))
-    if not setup.parents:
+    if not setup.request.parents:
         reason = "this is one training, so there is nothing to merge"
         fix = "pick a merge, such as runs/code:merge-27, or export the training with --to trl"
         problems.append(SpecProblem(setup.note, "", "", reason, fix))
     if problems:
         raise ExportError(LIBRARY, tuple(problems))
-    revision = {"revision": setup.model.revision} if setup.model.revision else {}
+    revision = {"revision": setup.spec.model.revision} if setup.spec.model.revision else {}
     written: set[str] = set()
     models: list[dict[str, object]] = []
-    has_adapters = False
-    for parent in setup.parents:
+    for parent in setup.request.parents:
         directory, model = Path(parent.policy), parent.policy
         reference: object = model
-        if parent.is_adapter or (directory / ADAPTER_CONFIG).is_file():
-            has_adapters = True
+        if parent.is_adapter:
             reference = {"model": {"path": setup.policy, **revision}, "lora": {"path": model}}
         elif "@" in model or "+" in model:  # marks of a revision and of an adapter to mergekit
             reference = {"model": {"path": model}}
@@ -79,6 +57,7 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         dtype = config.get("dtype") or config.get("torch_dtype")
         written.add(str(dtype or read_initial_policy(directory, DTYPE) or COMPUTED_IN))
+    has_adapters = any(parent.is_adapter for parent in setup.request.parents)
     command = COMMAND + (f" --lora-merge-dtype {COMPUTED_IN}" if has_adapters else "")
     settings: dict[str, object] = {
         "merge_method": "linear",
@@ -93,11 +72,10 @@ def export_mergekit(setup: TrainingSetup) -> Exported:
         text=library.format_yaml(settings, setup.note, library.START) + "\n".join(lines) + "\n",
         install="pip install mergekit==0.1.5",
         run=f'exec {command} "$@"',
-        differences=DIFFERENCES[: 3 if has_adapters else 2],
         result="merged",
         required_inputs={
             f"models[{index}].model": f"a directory with a copy of {parent.policy}"
-            for index, parent in enumerate(setup.parents)
+            for index, parent in enumerate(setup.request.parents)
             if is_url(parent.policy)
         },
     )

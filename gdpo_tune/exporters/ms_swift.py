@@ -30,6 +30,7 @@ CORRECTIONS = ("token_truncate", "token_mask")
 def export_ms_swift(setup: TrainingSetup) -> Exported:
     """Return the training as arguments of `swift rlhf`."""
     LIBRARY.check(setup)
+    attention = setup.spec.model.attention
     sampling = _build_sampling(setup)
     lines = ["from swift.rewards import orms", "", "REWARDS = build_swift_rewards(SCORER)"]
     lines += [f'orms["{each.name}_reward"] = REWARDS["{each.name}"]' for each in setup.rewards]
@@ -47,7 +48,7 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
         "kl_in_reward": False,
         "dynamic_sample": False,
         **trl.build_algorithm(setup),
-        "top_k": -1 if setup.rollout.engine == "vllm" else EVERY_TOKEN,
+        "top_k": -1 if setup.spec.rollout.engine == "vllm" else EVERY_TOKEN,
         **({"callbacks": ["plain_sampling"]} if sampling else {}),
         "max_length": setup.max_sequence_length,
         **trl.build_schedule(setup),
@@ -56,11 +57,11 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
         # Its own defaults are 0.95, and 0.1 for the weight decay.
         "adam_beta2": 0.999,
         "torch_dtype": "float32",
-        "bf16": setup.model.dtype != "float32",
-        "gradient_checkpointing": setup.model.gradient_checkpointing != "off",
-        **({"attn_impl": setup.model.attention} if setup.model.attention != "auto" else {}),
+        "bf16": setup.spec.model.dtype != "float32",
+        "gradient_checkpointing": setup.spec.model.gradient_checkpointing != "off",
+        **({"attn_impl": attention} if attention != "auto" else {}),
         **_build_adapters(setup),
-        **trl.build_sampler(setup, [setup.rollout.vllm_server], "vllm_max_model_len"),
+        **trl.build_sampler(setup, [setup.spec.rollout.vllm_server], "vllm_max_model_len"),
         "output_dir": setup.name,
         "add_version": False,
     }
@@ -81,7 +82,7 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
 def _build_sampling(setup: TrainingSetup) -> str:
     """Return a callback by which the policy's files say no more than its end tokens; or nothing."""
     changed: dict[str, Any] = dict.fromkeys(setup.own_settings)
-    if len(setup.end_tokens) > 1 and setup.rollout.engine != "vllm":
+    if len(setup.end_tokens) > 1 and setup.spec.rollout.engine != "vllm":
         changed["eos_token_id"] = list(setup.end_tokens)
     if not changed:
         return ""
@@ -100,7 +101,7 @@ callbacks_map["plain_sampling"] = PlainSampling"""
 
 
 def _build_correction(setup: TrainingSetup) -> dict[str, object]:
-    settings = setup.rollout
+    settings = setup.spec.rollout
     if settings.engine != "vllm" or settings.importance_sampling not in CORRECTIONS:
         return {}
     return {
@@ -111,7 +112,7 @@ def _build_correction(setup: TrainingSetup) -> dict[str, object]:
 
 def _list_supplies(setup: TrainingSetup) -> dict[str, str]:
     """Return what ms-swift asks for: it knows the architecture of a Hub model by its name alone."""
-    if setup.policy_name in POLICIES or not Path(setup.policy).is_absolute():
+    if setup.spec.policy in POLICIES or not Path(setup.policy).is_absolute():
         return {}
     start = f"{library.START} --model_type qwen2"
     return {"model_type": f"its name for the architecture of your policy, as in `{start}`"}
@@ -119,20 +120,20 @@ def _list_supplies(setup: TrainingSetup) -> dict[str, str]:
 
 def _build_model(setup: TrainingSetup) -> dict[str, object]:
     model: dict[str, object] = {"model": setup.policy, "use_hf": True, "check_model": False}
-    if setup.model.revision:
-        model["model_revision"] = setup.model.revision
-    if setup.policy_name in POLICIES:
+    if setup.spec.model.revision:
+        model["model_revision"] = setup.spec.model.revision
+    if setup.spec.policy in POLICIES:
         model["model_type"] = "llama"
     return model if setup.is_chat else {**model, "template": "dummy", "use_chat_template": False}
 
 
 def _build_adapters(setup: TrainingSetup) -> dict[str, object]:
-    if not setup.model.lora_rank:
+    if not setup.spec.model.lora_rank:
         return {"tuner_type": "full"}
     return {
         "tuner_type": "lora",
-        "lora_rank": setup.model.lora_rank,
+        "lora_rank": setup.spec.model.lora_rank,
         "lora_alpha": setup.lora_alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(setup.model.lora_targets),
+        "target_modules": list(setup.spec.model.lora_targets),
     }

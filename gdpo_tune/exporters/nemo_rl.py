@@ -64,7 +64,7 @@ RUN = f"""if [[ ! -f "${{NEMO_RL:-}}/examples/run_grpo.py" ]]; then
     echo "NEMO_RL has to name a checkout of NeMo-RL: {CHECKOUT} {library.START}" >&2
     exit 2
 fi
-export NEMO_RL PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
+export NEMO_RL PYTHONPATH="$PWD:$PWD/{library.MODULES}${{PYTHONPATH:+:$PYTHONPATH}}"
 exec uv run --project "$NEMO_RL" python {PROGRAM_FILE} --config nemo_rl.yaml "$@\""""
 HERE = "${oc.env:PWD}"
 """Directory of the export, for processes that work in other directories."""
@@ -114,12 +114,12 @@ def export_nemo_rl(setup: TrainingSetup) -> Exported:
         "checkpointing": {
             # It resumes from checkpoints there, and its default is one directory for every run.
             "checkpoint_dir": f"{HERE}/results/{setup.name}",
-            "save_period": setup.training.steps,
+            "save_period": setup.spec.training.steps,
             "metric_name": None,
         },
         "logger": {"log_dir": f"{HERE}/logs"},
     }
-    saved = f"results/{setup.name}/step_{setup.training.steps}/policy/weights/model"
+    saved = f"results/{setup.name}/step_{setup.spec.training.steps}/policy/weights/model"
     return Exported(
         library=LIBRARY.name,
         file="nemo_rl.yaml",
@@ -128,9 +128,9 @@ def export_nemo_rl(setup: TrainingSetup) -> Exported:
         run=RUN,
         required_inputs={"NEMO_RL": "the directory of the checkout, as an environment variable"},
         environment=CHECKOUT,
-        result=saved if setup.model.lora_rank else library.CONVERTED,
+        result=saved if setup.spec.model.lora_rank else library.CONVERTED,
         conversion=""  # an adapter is saved as PEFT has it
-        if setup.model.lora_rank
+        if setup.spec.model.lora_rank
         else CONSOLIDATE.format(saved=quote(saved), policy=library.CONVERTED),
         training=TrainingFiles(
             ("NemoEnvironment", "process_nemo_prompt"),
@@ -167,12 +167,12 @@ def _build_grpo(setup: TrainingSetup) -> dict[str, object]:
     return {
         "num_prompts_per_step": setup.prompts_per_step,
         "num_generations_per_prompt": setup.group_size,
-        "max_num_steps": setup.training.steps,
-        "max_num_epochs": setup.training.steps,
+        "max_num_steps": setup.spec.training.steps,
+        "max_num_epochs": setup.spec.training.steps,
         **normalization,
         "use_dynamic_sampling": False,
         "val_period": 0,  # there are no prompts for it
-        "seed": setup.seed,
+        "seed": setup.request.seed,
         "adv_estimator": estimator,
     }
 
@@ -186,7 +186,7 @@ def _build_loss(setup: TrainingSetup) -> dict[str, object]:
         "kl_input_clamp_value": None,
         "kl_output_clamp_value": None,
         # True multiplies the KL by the ratio, which is not 1 after the first optimizer step.
-        "use_on_policy_kl_approximation": setup.training.mini_batches > 1,
+        "use_on_policy_kl_approximation": setup.spec.training.mini_batches > 1,
         "use_kl_in_reward": False,
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
         "ratio_clip_min": 1.0 if cispo else setup.get_number("epsilon"),
@@ -199,13 +199,13 @@ def _build_loss(setup: TrainingSetup) -> dict[str, object]:
 
 
 def _build_correction(setup: TrainingSetup) -> dict[str, object]:
-    kind = CORRECTIONS.get(setup.rollout.importance_sampling)
+    kind = CORRECTIONS.get(setup.spec.rollout.importance_sampling)
     if not kind:
         return {"use_importance_sampling_correction": False}
     return {
         "use_importance_sampling_correction": True,
         "truncated_importance_sampling_type": kind,
-        "truncated_importance_sampling_ratio": setup.rollout.importance_sampling_cap,
+        "truncated_importance_sampling_ratio": setup.spec.rollout.importance_sampling_cap,
         "truncated_importance_sampling_ratio_min": 0.0,
     }
 
@@ -215,21 +215,21 @@ def _build_policy(setup: TrainingSetup) -> dict[str, object]:
         "model_name": f"{HERE}/{setup.policy}"
         if setup.policy == library.POLICY_COPY
         else setup.policy,
-        "precision": "float32" if setup.model.dtype == "float32" else "bfloat16",
+        "precision": "float32" if setup.spec.model.dtype == "float32" else "bfloat16",
         "train_global_batch_size": setup.mini_batch_size,
         "train_micro_batch_size": setup.micro_batch_size,
         "max_total_sequence_length": setup.max_sequence_length,
-        "max_grad_norm": setup.training.max_grad_norm,
+        "max_grad_norm": setup.spec.training.max_grad_norm,
         "optimizer": {"kwargs": {"lr": setup.get_number("learning_rate"), "weight_decay": 0.0}},
         "scheduler": _build_scheduler(setup),
         "generation": {
-            "max_new_tokens": setup.training.max_completion_length,
+            "max_new_tokens": setup.spec.training.max_completion_length,
             "temperature": setup.get_number("temperature"),
             "top_p": 1.0,
             "top_k": None,
             # Its default is the tokenizer's alone.
             **({"stop_token_ids": setup.end_tokens} if len(setup.end_tokens) > 1 else {}),
-            "vllm_cfg": {"gpu_memory_utilization": setup.rollout.vllm_memory_share},
+            "vllm_cfg": {"gpu_memory_utilization": setup.spec.rollout.vllm_memory_share},
         },
         **_build_adapters(setup),
     }
@@ -241,17 +241,17 @@ def _build_scheduler(setup: TrainingSetup) -> list[dict[str, object]]:
     A list even of one: it replaces a list, which OmegaConf cannot merge with a mapping.
     """
     # It moves once for all samples of a step, whatever the number of optimizer steps.
-    rest = max(1, setup.training.steps - setup.training.warmup_steps)
+    rest = max(1, setup.spec.training.steps - setup.spec.training.warmup_steps)
     shapes = {
         "constant": _build_part("ConstantLR", factor=1.0, total_iters=10**9),
         "linear": _build_part("LinearLR", start_factor=1.0, end_factor=0.0, total_iters=rest),
         "cosine": _build_part("CosineAnnealingLR", T_max=rest),
     }
-    shape = shapes[setup.training.lr_schedule]
-    if not setup.training.warmup_steps:
+    shape = shapes[setup.spec.training.lr_schedule]
+    if not setup.spec.training.warmup_steps:
         return [shape, {"milestones": []}]
     # It cannot begin at 0.
-    rising = setup.training.warmup_steps
+    rising = setup.spec.training.warmup_steps
     rise = _build_part("LinearLR", start_factor=1e-8, end_factor=1.0, total_iters=rising)
     return [rise, shape, {"milestones": [rising]}]
 
@@ -261,14 +261,14 @@ def _build_part(name: str, **arguments: float) -> dict[str, object]:
 
 
 def _build_adapters(setup: TrainingSetup) -> dict[str, object]:
-    if not setup.model.lora_rank:
+    if not setup.spec.model.lora_rank:
         return {}
-    everywhere = setup.model.lora_targets == (EVERY_LINEAR,)
+    everywhere = setup.spec.model.lora_targets == (EVERY_LINEAR,)
     adapters: dict[str, object] = {
         "enabled": True,
-        "dim": setup.model.lora_rank,
+        "dim": setup.spec.model.lora_rank,
         "alpha": setup.lora_alpha,
         "match_all_linear": everywhere,
-        "target_modules": [] if everywhere else list(setup.model.lora_targets),
+        "target_modules": [] if everywhere else list(setup.spec.model.lora_targets),
     }
     return {"dtensor_cfg": {"lora_cfg": adapters}}

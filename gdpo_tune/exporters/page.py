@@ -9,7 +9,6 @@ from pathlib import Path
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.text import render_table
 from gdpo_tune.core.trials import Objective
-from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.library import PROMPTS_FILE, REWARDS_FILE, Exported
 from gdpo_tune.exporters.reward_files import TASK_COPY
 from gdpo_tune.exporters.training_prompts import REFERENCE_FILE
@@ -27,16 +26,15 @@ def format_page(
     setup: TrainingSetup,
     exported: Exported,
     objectives: Sequence[Objective],
-    differences: Sequence[Difference] = (),
     *,
     references_data: bool = False,
 ) -> str:
-    """Return the page as Markdown; `differences` are those beside the library's own."""
-    verb = "repeats" if setup.transfer is None else "adapts"
-    chosen = "".join(f"- {line}\n" for line in setup.chosen)
+    """Return the page as Markdown."""
+    verb = "repeats" if setup.request.transfer is None else "adapts"
+    chosen = "".join(f"- {line}\n" for line in setup.request.trial_lines)
     supply = [(f"`{key}`", text) for key, text in _list_supplies(setup, exported).items()]
     supplies = render_table(("key", "what it needs"), supply) if supply else "Nothing."
-    rows = [(row.topic, row.ours, row.theirs) for row in (*exported.differences, *differences)]
+    rows = [(row.topic, row.ours, row.theirs) for row in exported.differences]
     sizes = SIZES if any("measured" in theirs for _, _, theirs in rows) else ""
     goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
     metrics = f"""
@@ -44,8 +42,8 @@ Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals})
 A reward that the library logs is none of them.
 """
     prompts = (
-        f"`run.sh` first makes `{PROMPTS_FILE}` of {setup.data.source}. Without a network, make "
-        f"it of a copy: `python {REFERENCE_FILE} FILE`. "
+        f"`run.sh` first makes `{PROMPTS_FILE}` of {setup.spec.data.source}. Without a network, "
+        f"make it of a copy: `python {REFERENCE_FILE} FILE`. "
     )
     conversion = (
         f"Then consolidate what it saved, where it is installed:\n\n    {exported.conversion}"
@@ -74,17 +72,17 @@ Start it in this directory:
 
 
 def _format_start(setup: TrainingSetup) -> str:
-    if setup.start is None:
+    if setup.spec.start is None or setup.request.begins_merged:
         return ""
     return f"""
-It begins at the policy after the supervised start of its sweep ({setup.start.steps} steps on \
-demonstrations), here `{setup.policy}`, and not at {setup.policy_name}. That is the reference of \
+It begins at the policy after the supervised start of its sweep ({setup.spec.start.steps} steps on \
+demonstrations), here `{setup.policy}`, and not at {setup.spec.policy}. That is the reference of \
 the KL, too.
 """
 
 
 def _format_transfer(setup: TrainingSetup) -> str:
-    transfer = setup.transfer
+    transfer = setup.request.transfer
     if transfer is None:
         return ""
     carried = ", ".join(f"`{setting}`" for setting in transfer.carried)
@@ -109,7 +107,7 @@ def _list_items(setup: TrainingSetup, transfer: Transfer) -> Iterator[str]:
             "`--set space.<name>=<value>`."
         )
     reward = load_task_info(transfer.searched.task, setup.params).length_reward
-    before, here = transfer.searched.training, setup.training
+    before, here = transfer.searched.training, setup.spec.training
     if reward not in {each.name for each in setup.rewards}:
         return
     searched, wanted = (
@@ -133,11 +131,8 @@ def _list_supplies(setup: TrainingSetup, exported: Exported) -> dict[str, str]:
             f"the directory {setup.policy}, which another machine lacks: copy it there, and name "
             "its place, or the same model on the Hub, with --base-model NAME_OR_PATH of the export"
         )
-    if is_task_file(setup.task) and exported.training is not None:
-        supplies["gdpo-tune"] = (
-            f"the package, which `{TASK_COPY}` imports: pip install --no-deps in a checkout of its "
-            "repository. Files that the task reads are not here: copy them"
-        )
+    if is_task_file(setup.spec.task) and exported.training is not None:
+        supplies[TASK_COPY] = "files that your task reads, which are not here: copy them"
     return supplies
 
 

@@ -1,60 +1,53 @@
-"""`rewards.py` of an export, the modules of this package that it carries, and a custom task."""
+"""`rewards.py` of an export, the copy of this package that it imports, and a custom task."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gdpo_tune.core.content import find_modules
-from gdpo_tune.core.registry import describe_task
+from gdpo_tune.core.settings import DataSettings
 from gdpo_tune.core.task_files import is_task_file, split_task_file
-from gdpo_tune.exporters.library import REWARDS_FILE, TrainingFiles
+from gdpo_tune.exporters.library import MODULES, REWARDS_FILE, TrainingFiles
 from gdpo_tune.exporters.training_setup import TrainingSetup
 
-CARRIED = "gdpo_rewards"
-"""Package of an export with the modules of this one that it needs."""
 TASK_COPY = "task.py"
 """Copy of the file of a custom task, whose own name may be one that the export needs."""
 NEIGHBOURS = "task_modules"
 """Directory of an export with the modules that a custom task imports."""
-SCORING = (
-    *("core/errors.py", "core/shaping.py", "policies/prompt_format.py", "exporters/runtime.py"),
-    *("tasks/base.py", "tasks/answers.py", "tasks/programs.py", "tasks/*rewards.py"),
+ROOMS = (
+    *("__init__.py", "core/*.py", "policies/*.py", "sandbox/**/*.py", "tasks/*.py"),
+    *("exporters/__init__.py", "exporters/runtime*.py"),
 )
-"""Modules that score completions; they import no others of this package."""
-PROGRAMS = (
-    *("sandbox/**/*.py", "core/system.py"),
-    *("tasks/columns.py", "tasks/execution.py"),
-)
-"""Modules that run programs, besides."""
+"""Files of this package that score completions and make prompts; they import no others of it."""
 _PACKAGE = Path(__file__).parents[1]
-_IMPORT = re.compile(rf"^(\s*from ){_PACKAGE.name}\b", flags=re.MULTILINE)
+FIND_MODULES = f"""import sys
+from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+# First, since another version of the package may be installed.
+sys.path.insert(0, str(HERE / "{MODULES}"))
 
-def carry_modules(*patterns: str) -> dict[str, bytes]:
-    """Return name in the export -> content of modules of this package."""
-    files = {file for pattern in patterns for file in _PACKAGE.glob(pattern)}
-    packages = {above for file in files for above in file.relative_to(_PACKAGE).parents}
-    copied = {str(package / "__init__.py"): b"" for package in packages}
-    for file in sorted(files):
-        source = _IMPORT.sub(rf"\1{CARRIED}", file.read_text(encoding="utf-8"))
-        copied[str(file.relative_to(_PACKAGE))] = source.encode()
-    return {f"{CARRIED}/{name}": content for name, content in copied.items()}
+import {_PACKAGE.name}
 
-
-def runs_programs(setup: TrainingSetup) -> bool:
-    """Return whether a reward runs code that the policy wrote."""
-    return not is_task_file(setup.task) and describe_task(setup.task).runs_programs
+if not Path({_PACKAGE.name}.__file__).is_relative_to(HERE):
+    raise ImportError(
+        f"{{{_PACKAGE.name}.__file__}} was imported before, and may score otherwise than the copy "
+        f"in {{HERE}}: import this file first, or in another process"
+    )
+"""
+"""Source of a program of an export, above what it imports from the copy."""
 
 
 def build_reward_files(setup: TrainingSetup, training: TrainingFiles) -> dict[str, bytes]:
     """Return name in the export -> content of `rewards.py` and of what it imports."""
-    files = carry_modules(*SCORING, *(PROGRAMS if runs_programs(setup) else ()))
+    sources = sorted(file for pattern in ROOMS for file in _PACKAGE.glob(pattern))
+    files = {
+        f"{MODULES}/{file.relative_to(_PACKAGE.parent)}": file.read_bytes() for file in sources
+    }
     files[REWARDS_FILE] = _format_rewards(setup, training).encode()
-    if not is_task_file(setup.task):
+    if not is_task_file(setup.spec.task):
         return files
-    task_file = Path(split_task_file(setup.task)[0])
+    task_file = Path(split_task_file(setup.spec.task)[0])
     files[TASK_COPY] = task_file.read_bytes()
     for module in find_modules(task_file)[0]:
         places = [p for p in (task_file.parent, Path.cwd()) if module.is_relative_to(p)]
@@ -65,13 +58,12 @@ def build_reward_files(setup: TrainingSetup, training: TrainingFiles) -> dict[st
 
 
 def _format_rewards(setup: TrainingSetup, training: TrainingFiles) -> str:
-    runtime, shaping = f"{CARRIED}.exporters.runtime", f"{CARRIED}.core.shaping"
-    build = _score_custom_task if is_task_file(setup.task) else _score_samples
-    score, more, above = build(setup)
-    imports = {f"{runtime} import {name}" for name in ("RewardScorer", *training.imports)} | {*more}
-    shapes = ("LengthFall", "RewardCondition", "Shaping")
-    imports |= {f"{shaping} import {name}" for name in shapes if name in repr(setup.shaping)}
-    lines = "\n".join(f"from {line}" for line in sorted(imports))
+    # Scoring reads no data, whose place may name a person; a custom task may read it.
+    task, data, above = repr(setup.spec.task), DataSettings(), ""
+    if is_task_file(setup.spec.task):
+        task = f'f"{{HERE}}/{TASK_COPY}:{split_task_file(setup.spec.task)[1]}"'
+        data, why = setup.spec.data, "last, so that they hide no others"
+        above = f'sys.path.append(str(HERE / "{NEIGHBOURS}"))  # {why}\n'
     weights = {reward.name: reward.weight for reward in setup.rewards}
     shown = "\n".join(f"    {name} {weight:.6g}" for name, weight in weights.items())
     text = f"""Rewards of {setup.note}.
@@ -80,75 +72,26 @@ Their weights, which the configuration beside this file has, too:
 
 {shown}
 
-Written by gdpo_tune. `{CARRIED}` has copies of its modules, with the functions of its task
-`{Path(setup.task).name}`.
+Written by gdpo_tune, whose task `{Path(setup.spec.task).name}` computes them here as in training.
+What it needs of the package is in `{MODULES}`.
 """
     return f"""{format_docstring(text)}
 
-import sys
-from pathlib import Path
+{FIND_MODULES}
+from gdpo_tune.core.settings import DataSettings, HeldOutData, SandboxSettings, TrainingSettings
+from gdpo_tune.exporters.runtime import {", ".join(("RewardScorer", *training.imports))}
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE))  # the library may work in another directory
-
-{lines}
-{above}
-SCORER = RewardScorer(
-    {score},
-    {setup.shaping!r},
-    {weights!r},
+{above}SCORER = RewardScorer(
+    task={task},
+    training={setup.spec.training!r},
+    sandbox={setup.spec.sandbox!r},
+    data={data!r},
+    params={setup.params!r},
+    scoring={setup.spec.scoring!r},
+    weights={weights},
 )
 {training.ending}
 """
-
-
-def _score_samples(setup: TrainingSetup) -> tuple[str, list[str], str]:
-    """Return the scoring by a task that ships: source, imports, lines above."""
-    read = {*(reward.name for reward in setup.rewards)}
-    read |= {condition.on for condition in setup.shaping.conditions.values()}
-    rewards = [reward for reward in setup.build_task().active_rewards if reward.name in read]
-    scores = {reward.name: reward.score for reward in rewards}
-    partial = {r.name: r.partial for r in rewards if r.partial and setup.shaping.partial_credit}
-    functions = [*scores.values(), *partial.values()]
-    runtime = f"{CARRIED}.exporters.runtime"
-    imports = [f"{runtime} import score_samples"]
-    imports += [
-        f"{each.__module__.replace(_PACKAGE.name, CARRIED, 1)} import {each.__name__}"
-        for each in functions
-    ]
-    arguments = [_format_table(scores), _format_table(partial), str(setup.training.length_limit)]
-    if runs_programs(setup):
-        imports.append(f"{runtime} import ProgramRunner")
-        arguments.append(f"ProgramRunner({format_arguments(setup.sandbox.model_dump())})")
-    return f"score_samples({', '.join(arguments)})", imports, ""
-
-
-def _score_custom_task(setup: TrainingSetup) -> tuple[str, list[str], str]:
-    """Return the scoring by a task in a file; see `_score_samples`."""
-    _, name = split_task_file(setup.task)
-    settings = f"{setup.training!r},\n    {setup.sandbox!r},\n    {setup.data!r}"
-    imports = [
-        f"{_PACKAGE.name}.core.settings import {each}"
-        for each in ("DataSettings", "HeldOutData", "SandboxSettings", "TrainingSettings")
-    ]
-    imports.append(f"{CARRIED}.exporters.runtime import score_custom_task")
-    above = f"""
-sys.path.append(str(HERE / "{NEIGHBOURS}"))  # last, so that they hide no others
-SETTINGS = (
-    {settings},
-)
-"""
-    return f'score_custom_task(f"{{HERE}}/{TASK_COPY}:{name}", *SETTINGS)', imports, above
-
-
-def _format_table(functions: Mapping[str, Callable[..., object]]) -> str:
-    entries = ", ".join(f'"{name}": {each.__name__}' for name, each in functions.items())
-    return f"{{{entries}}}"
-
-
-def format_arguments(values: Mapping[str, object]) -> str:
-    """Return the keyword arguments of a call as source."""
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def format_docstring(text: str) -> str:

@@ -1,7 +1,7 @@
 """Rewards of completions in an export, in the form in which each library asks for them.
 
-An export carries this module and what it imports, as `gdpo_rewards`; its `rewards.py` has the
-settings of its training.
+An export has a copy of this module and of what it imports; its `rewards.py` has the settings of its
+training.
 """
 
 from __future__ import annotations
@@ -9,35 +9,33 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import importlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gdpo_tune.core.parameters import build_shaping
+from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.shaping import Rewards, Shaping
+from gdpo_tune.core.task_files import build_task, load_task_info
+from gdpo_tune.core.task_info import Scoring
+from gdpo_tune.core.trials import Params
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.tasks.base import Problem, Sample
-
-if TYPE_CHECKING:
-    from gdpo_tune.sandbox import Result, Sandbox
-
-ScoreFunctions = Mapping[str, Callable[[Sample], float | None]]
-"""Reward name -> its function."""
-ComputeRewards = Callable[
-    [Sequence[Problem], Sequence[str], Sequence[int]], tuple[Rewards, Rewards]
-]
-"""Problems, completions and their tokens -> rewards, and the same with partial credit."""
+from gdpo_tune.tasks.base import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RewardScorer:
     """The rewards of a training, computed and shaped as there, and their weights."""
 
-    compute: ComputeRewards
-    shaping: Shaping
+    task: str
+    """Name, or file and class."""
+    training: TrainingSettings
+    sandbox: SandboxSettings
+    data: DataSettings
+    params: Params
+    scoring: Scoring
     weights: Mapping[str, float]
     """The largest is 1."""
 
@@ -48,10 +46,15 @@ class RewardScorer:
 
         `problems` are texts of the column `problem` of prompts.parquet. `completions` lack the end
         token; `lengths` are their tokens, the end token included.
+
+        Raises:
+            SandboxUnavailable: this machine offers no isolation, so no program was run.
         """
         read = [Problem(**json.loads(text)) for text in problems]
-        rewards, partial = self.compute(read, completions, lengths)
-        return self.shaping.apply(rewards, lengths, partial)
+        task, shaping = _open_task(os.getpid(), self)
+        scores = task.score(read, completions, lengths)
+        rewards = shaping.apply(scores.rewards, lengths, scores.partial)
+        return {name: rewards[name] for name in self.weights}
 
     def score_each(
         self, problems: Sequence[str], completions: Sequence[str], lengths: Sequence[int]
@@ -66,70 +69,14 @@ class RewardScorer:
         return sum(weight * (rewards[name] or 0.0) for name, weight in self.weights.items())
 
 
-def score_samples(
-    scores: ScoreFunctions,
-    partial_scores: ScoreFunctions,
-    length_limit: int,
-    run_programs: Callable[..., Sequence[Result | None]] | None = None,
-) -> ComputeRewards:
-    """Return the scoring by reward functions of a task that ships; see `Sample`."""
-
-    def score(
-        problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
-    ) -> tuple[Rewards, Rewards]:
-        results = run_programs(problems, completions) if run_programs else [None] * len(problems)
-        parts = zip(problems, completions, lengths, results, strict=True)
-        samples = [Sample(one, text, n, length_limit, result) for one, text, n, result in parts]
-        rewards, partial = (
-            {name: [function(sample) for sample in samples] for name, function in each.items()}
-            for each in (scores, partial_scores)
-        )
-        return rewards, partial
-
-    return score
-
-
-class ProgramRunner:
-    """A sandbox that runs programs in completions, with the settings of the section `sandbox:`."""
-
-    def __init__(self, **settings: Any) -> None:
-        self._settings: Any = SimpleNamespace(**settings)
-        self._sandboxes: dict[int, Sandbox] = {}
-        """Of each process, as a fork needs one of its own."""
-
-    def __call__(
-        self, problems: Sequence[Problem], completions: Sequence[str]
-    ) -> Sequence[Result | None]:
-        """Run the program of each of N completions; the result is None if there is no program.
-
-        Raises:
-            SandboxUnavailable: this machine offers no isolation, so nothing was run.
-        """
-        from gdpo_tune.tasks.execution import open_sandbox, run_programs
-
-        process = os.getpid()
-        if process not in self._sandboxes:
-            self._sandboxes[process] = open_sandbox(self._settings)
-            atexit.register(self._sandboxes[process].close)
-        return run_programs(self._sandboxes[process], self._settings, problems, completions)
-
-
-def score_custom_task(task: str, *settings: Any) -> ComputeRewards:
-    """Return the scoring by a task in a file, which runs when it is first used.
-
-    The task's class derives from one of `gdpo_tune`, which has to be installed.
-    """
-
-    @functools.cache
-    def build() -> Any:
-        # By name, because this is of the installed package, not of what an export carries.
-        return importlib.import_module("gdpo_tune.core.task_files").build_task(task, *settings)
-
-    def score(*batch: Any) -> tuple[Rewards, Rewards]:
-        scores = build().score(*batch)
-        return scores.rewards, scores.partial
-
-    return score
+@functools.cache
+def _open_task(process: int, scorer: RewardScorer) -> tuple[Any, Shaping]:
+    """Open the task of a training when it is first used, in each process: a fork has its own."""
+    settings = scorer.training, scorer.sandbox, scorer.data, scorer.params, scorer.scoring
+    task = build_task(scorer.task, *settings).__enter__()
+    atexit.register(task.close)
+    info = load_task_info(scorer.task, scorer.params)
+    return task, build_shaping(scorer.params, scorer.training, info)
 
 
 # TRL, Axolotl and ms-swift ------------------------------------------------------------------------

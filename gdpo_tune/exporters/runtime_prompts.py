@@ -1,6 +1,6 @@
 """Training prompts of an export: rows for each library, and the program that makes them.
 
-An export that only refers to its data set carries this module and what it imports.
+An export has a copy of this module and of what it imports.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core.errors import DataError, get_first_line
-from gdpo_tune.core.task_info import PROBLEM_SEED, LayoutInfo, order_prompts
+from gdpo_tune.core.settings import DataSettings
+from gdpo_tune.core.task_info import PROBLEM_SEED, order_prompts
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.data_rows import collect_problems, shuffle_problems
+from gdpo_tune.tasks.data_rows import shuffle_problems
+from gdpo_tune.tasks.dataset import collect_data
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,7 @@ def build_verl_row(prompt: ExportedPrompt, number: int) -> Mapping[str, object]:
 class PromptSource:
     """The data set of a training, and which of its prompts the trial read, in which order."""
 
-    data: Any
-    """Place of the rows, by the names of the section `data:`."""
+    data: DataSettings
     policy: str
     """Its tokenizer counts the tokens of prompts."""
     instructions: str
@@ -111,7 +112,6 @@ class PromptSource:
 
 def make_prompts(
     source: PromptSource,
-    layout: LayoutInfo,
     build_row: Callable[[ExportedPrompt, int], Mapping[str, object]],
     file: Path,
 ) -> None:
@@ -123,9 +123,9 @@ def make_prompts(
 
     data, program = source.data, Path(sys.argv[0]).name
     if len(sys.argv) > 1:
-        data.source, data.is_local = sys.argv[1], True
+        data = data.replace(source=str(Path(sys.argv[1]).absolute()))
     try:
-        read = collect_problems(data, layout).splits["train"]
+        read = collect_data(data).splits["train"]
     except DataError as error:
         fix = "" if data.is_local else f"\n    fix: python {program} FILE, with a copy"
         raise SystemExit(f"{error}{fix}") from error
@@ -139,18 +139,29 @@ def make_prompts(
             f"    fix: download it, and write its directory as policy= in {program}"
         ) from error
     reader = PromptFormat(tokenizer, source.instructions, **source.reading)
-    tokens = reader.encode([problem.turns or problem.prompt for problem in problems])
-    limit = data.max_prompt_length
-    short = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= limit]
-    ordered = [short[index] for index in order_prompts(len(short), len(short), source.seed)]
-    is_other = len(problems) < source.count or source.digest not in ("", compute_digest(ordered))
-    if not short or is_other:
+    chosen = choose_problems(problems, reader, data.max_prompt_length, source.seed)
+    is_other = len(problems) < source.count or source.digest not in ("", compute_digest(chosen))
+    if not chosen or is_other:
         raise SystemExit(
             f"{data.source} does not hold the {source.count} prompts of the training: it is "
             "another version, or other data; give the right file as the argument"
         )
-    prompts = [build_prompt(one, reader, source.instructions, source.is_chat) for one in ordered]
+    prompts = [build_prompt(one, reader, source.instructions, source.is_chat) for one in chosen]
     write_rows([build_row(prompt, number) for number, prompt in enumerate(prompts)], file)
+
+
+def choose_problems(
+    problems: Sequence[Problem], reader: PromptFormat | None, longest: int, seed: int
+) -> list[Problem]:
+    """Return the problems that a trial with that seed reads, in its order.
+
+    Without a reader, none is left out for its length of more than `longest` tokens.
+    """
+    if reader is not None:
+        tokens = reader.encode([problem.turns or problem.prompt for problem in problems])
+        problems = [p for p, ids in zip(problems, tokens, strict=True) if len(ids) <= longest]
+    count = len(problems)
+    return [problems[index] for index in order_prompts(count, count, seed)] if count else []
 
 
 def compute_digest(problems: Iterable[Problem]) -> str:

@@ -9,25 +9,18 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from gdpo_tune.core.errors import DataError, get_first_line
 from gdpo_tune.core.files import expand_path, is_local_source, path_exists
-from gdpo_tune.core.registry import LAYOUTS
-from gdpo_tune.core.settings import DataSettings
-from gdpo_tune.core.task_info import PROBLEM_SEED, order_prompts
+from gdpo_tune.core.settings import DataSettings, HeldOutData
+from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.exporters.library import PROMPTS_FILE, TrainingFiles
-from gdpo_tune.exporters.reward_files import (
-    CARRIED,
-    PROGRAMS,
-    carry_modules,
-    format_arguments,
-    format_docstring,
-)
+from gdpo_tune.exporters.reward_files import FIND_MODULES, format_docstring
 from gdpo_tune.exporters.runtime_prompts import (
     ExportedPrompt,
     build_prompt,
+    choose_problems,
     compute_digest,
     list_facts,
     write_rows,
@@ -42,12 +35,6 @@ from gdpo_tune.policies.prompt_format import PromptFormat
 
 REFERENCE_FILE = "make_prompts.py"
 """Program of an export that writes the prompts."""
-PROMPTS = (
-    *("core/files.py", "core/text.py", "core/task_info.py"),
-    *("tasks/columns.py", "tasks/data_rows.py", "tasks/generation.py"),
-    *("tasks/layouts.py", "exporters/runtime_prompts.py"),
-)
-"""Modules that make prompts of a data set, besides those that score completions."""
 ANSWER_SECONDS = 5.0
 """Seconds that the Hub has to answer."""
 SHAREABLE = {
@@ -55,6 +42,7 @@ SHAREABLE = {
     *("cc-by-sa-3.0", "cc-by-sa-4.0", "cdla-permissive-2.0", "mit", "odc-by", "pddl", "unlicense"),
 }
 """Licences, by the Hub's names, that allow to pass rows on."""
+Place = TypeVar("Place", DataSettings, HeldOutData)
 
 
 @dataclass(frozen=True)
@@ -78,29 +66,27 @@ def collect_prompts(setup: TrainingSetup) -> ExportedPrompts:
     """
     task = setup.build_task()
     try:
-        problems = task.problems("train", setup.training.train_prompts, PROBLEM_SEED)
+        problems = task.problems("train", setup.spec.training.train_prompts, PROBLEM_SEED)
     except DataError as error:
         raise DataError(
             f"{error}; or --reference-data, which writes a program that makes the prompts where "
             "the data are"
         ) from error
-    tokenizer = load_local_tokenizer(setup.policy_name, setup.model.revision)
-    request = task.instructions, setup.model.instructions
-    instructions = choose_instructions(setup.policy_name, tokenizer, *request)
+    tokenizer = load_local_tokenizer(setup.spec.policy, setup.spec.model.revision)
+    request = task.instructions, setup.spec.model.instructions
+    instructions = choose_instructions(setup.spec.policy, tokenizer, *request)
     reader = None
     if tokenizer is not None:
-        arguments = setup.model.chat_template_kwargs, setup.model.template_date
-        reader = choose_prompt_format(setup.policy_name, tokenizer, *request, *arguments)
-        tokens = reader.encode([p.turns or p.prompt for p in problems])
-        limit = setup.data.max_prompt_length
-        problems = [p for p, read in zip(problems, tokens, strict=True) if len(read) <= limit]
-        if not problems:
-            raise DataError(
-                f"every prompt has more than data.max_prompt_length = {limit} tokens: raise that, "
-                "or give other data"
-            )
-    order = order_prompts(len(problems), len(problems), setup.seed)
-    return ExportedPrompts([problems[i] for i in order], instructions, reader)
+        arguments = setup.spec.model.chat_template_kwargs, setup.spec.model.template_date
+        reader = choose_prompt_format(setup.spec.policy, tokenizer, *request, *arguments)
+    limit = setup.spec.data.max_prompt_length
+    problems = choose_problems(problems, reader, limit, setup.request.seed)
+    if not problems:
+        raise DataError(
+            f"every prompt has more than data.max_prompt_length = {limit} tokens: raise that, "
+            "or give other data"
+        )
+    return ExportedPrompts(problems, instructions, reader)
 
 
 def format_prompts(
@@ -151,50 +137,46 @@ def build_reference_files(setup: TrainingSetup, training: TrainingFiles) -> dict
     Raises:
         DataError: the prompts come from no data set.
     """
-    if not setup.data.source:
+    if not setup.spec.data.source:
         raise DataError(
-            f"--reference-data: task {setup.task} writes its own prompts, so there is no data set "
-            "to refer to: leave it out"
+            f"--reference-data: task {setup.spec.task} writes its own prompts, so there is no data "
+            "set to refer to: leave it out"
         )
-    module, _, layout = LAYOUTS[setup.data.layout].partition(":")
-    module = module.partition(".")[2]
-    source, build_row = setup.data.source, training.build_row.__name__
-    data: dict[str, Any] = {**setup.data.model_dump(), "is_local": setup.data.is_local}
-    for section in (data, data["validation"], data["test"]):
-        if section["source"] and is_local_source(section["source"]):
-            section["source"] = str(expand_path(section["source"]).absolute())
-    for part in ("validation", "test"):
-        data[part] = SimpleNamespace(**data[part])
-    place = format_arguments(data).replace("=namespace(", "=SimpleNamespace(")
-    tokenizer = load_local_tokenizer(setup.policy_name, setup.model.revision)
-    mode, own = setup.model.instructions, setup.build_task().instructions
-    is_here = path_exists(expand_path(source)) if setup.data.is_local else _ask_hub(source)
+    source, build_row = setup.spec.data.source, training.build_row.__name__
+    validation, test = map(_make_absolute, (setup.spec.data.validation, setup.spec.data.test))
+    data = _make_absolute(setup.spec.data).replace(validation=validation, test=test)
+    tokenizer = load_local_tokenizer(setup.spec.policy, setup.spec.model.revision)
+    mode, own = setup.spec.model.instructions, setup.build_task().instructions
+    is_here = path_exists(expand_path(source)) if setup.spec.data.is_local else _ask_hub(source)
     prompts = None if is_here in (False, None) else collect_prompts(setup)
     title = f"Makes {PROMPTS_FILE} of {source}: python {REFERENCE_FILE} [FILE]"
     program = f'''{format_docstring(title)}
 
-from pathlib import Path
-from types import SimpleNamespace
-
-from {CARRIED}.{module} import {layout}
-from {CARRIED}.exporters.runtime_prompts import PromptSource, {build_row}, make_prompts
+{FIND_MODULES}
+from gdpo_tune.core.settings import DataSettings, HeldOutData
+from gdpo_tune.exporters.runtime_prompts import PromptSource, {build_row}, make_prompts
 
 SOURCE = PromptSource(
-    data=SimpleNamespace({place}),
+    data={data!r},
     policy={setup.policy!r},
-    instructions={choose_instructions(setup.policy_name, tokenizer, own, mode)!r},
+    instructions={choose_instructions(setup.spec.policy, tokenizer, own, mode)!r},
     reading={setup.prompt_format_arguments!r},
     is_chat={setup.is_chat},
-    count={setup.training.train_prompts},
-    seed={setup.seed},
+    count={setup.spec.training.train_prompts},
+    seed={setup.request.seed},
     digest={compute_digest(prompts.problems) if prompts and prompts.reader else ""!r},
 )
 
 if __name__ == "__main__":
-    make_prompts(SOURCE, {layout}, {build_row}, Path(__file__).with_name("{PROMPTS_FILE}"))
+    make_prompts(SOURCE, {build_row}, HERE / "{PROMPTS_FILE}")
 '''
-    code = (f"{module.replace('.', '/')}.py", *PROGRAMS) if "code" in module else ()
-    return {REFERENCE_FILE: program.encode(), **carry_modules(*PROMPTS, *code)}
+    return {REFERENCE_FILE: program.encode()}
+
+
+def _make_absolute(place: Place) -> Place:
+    if not place.source or not is_local_source(place.source):
+        return place
+    return place.replace(source=str(expand_path(place.source).absolute()))
 
 
 def require_shareable(data: DataSettings) -> None:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT, build_shaping
-from gdpo_tune.core.settings import (
-    DataSettings,
-    ModelSettings,
-    RolloutSettings,
-    SandboxSettings,
-    StartSettings,
-    TrainingSettings,
-)
-from gdpo_tune.core.shaping import Shaping
+from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
 from gdpo_tune.core.task_files import build_task, load_task_info
-from gdpo_tune.core.task_info import Scoring, TaskInfo
+from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trials import Params
 from gdpo_tune.policies.load_policy import list_end_tokens, read_own_decoding, read_position_limit
 from gdpo_tune.policies.prompt_choice import list_own_tags, load_local_tokenizer, read_chat_template
-from gdpo_tune.results.retrain import Parent, TrainingRequest
-from gdpo_tune.results.transfer import Transfer
+from gdpo_tune.results.retrain import TrainingRequest
 from gdpo_tune.spec import SweepSpec
 
 NEUTRAL: dict[str, Any] = {
@@ -62,14 +52,13 @@ class ExportedReward:
 class TrainingSetup:
     """One training."""
 
+    request: TrainingRequest
     name: str
     """Sweep and choice, such as `code-knee`."""
     note: str
     """Origin, for a person."""
     policy: str
     """Argument of `from_pretrained`: the policy from which the training starts."""
-    policy_name: str
-    """The policy of the spec."""
     is_chat: bool
     """True if the policy reads prompts through its chat template, or is not on this machine."""
     context_length: int | None
@@ -79,32 +68,17 @@ class TrainingSetup:
     end_tokens: tuple[int, ...]
     """Tokens that end a completion, the tokenizer's first; empty if they are not known."""
     rewards: tuple[ExportedReward, ...]
-    """Those with a weight, in the order of the task."""
-    params: Params
-    seed: int
-    training: TrainingSettings
-    model: ModelSettings
-    data: DataSettings
-    rollout: RolloutSettings
-    sandbox: SandboxSettings
-    task: str
-    """Name or file of the task."""
-    scoring: Scoring
-    """Scoring of the rewards: strict, or as the authors' code does."""
-    shaping: Shaping
-    """Changes of the rewards before the normalization."""
-    candidate: str = ""
-    """Name in its sweep; empty for a file."""
-    sweep: str = ""
-    """Location of its sweep."""
-    parents: tuple[Parent, ...] = ()
-    """Parents of a merge, whose `params` and `rewards` are empty."""
-    chosen: tuple[str, ...] = ()
-    """Lines about the candidate and its values; empty for a file."""
-    transfer: Transfer | None = None
-    """Origin of its values, if the sweep had another policy, other data or other lengths."""
-    start: StartSettings | None = None
-    """Supervised training of the policy from which the training starts."""
+    """Those with a weight, in the order of the task; none of a merge, whose `params` are empty."""
+
+    @property
+    def spec(self) -> SweepSpec:
+        """Every setting of the training."""
+        return self.request.spec
+
+    @property
+    def params(self) -> Params:
+        """Every parameter of the training."""
+        return self.request.params
 
     @property
     def mode(self) -> str:
@@ -129,7 +103,7 @@ class TrainingSetup:
     @property
     def prompts_per_step(self) -> int:
         """Groups in a step."""
-        return self.training.completions_per_step // self.group_size
+        return self.spec.training.completions_per_step // self.group_size
 
     @property
     def passes_per_step(self) -> int:
@@ -139,22 +113,22 @@ class TrainingSetup:
     @property
     def mini_batch_size(self) -> int:
         """Completions of an optimizer step."""
-        return self.training.mini_batch_size or self.training.completions_per_step
+        return self.spec.training.mini_batch_size or self.spec.training.completions_per_step
 
     @property
     def updates_per_step(self) -> int:
         """Optimizer steps on the samples of a step."""
-        return self.passes_per_step * self.training.mini_batches
+        return self.passes_per_step * self.spec.training.mini_batches
 
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps of the training."""
-        return self.training.steps * self.updates_per_step
+        return self.spec.training.steps * self.updates_per_step
 
     @property
     def prompt_format_arguments(self) -> dict[str, object]:
         """Arguments of `PromptFormat` besides tokenizer and instructions."""
-        kwargs, date = dict(self.model.chat_template_kwargs), self.model.template_date
+        kwargs, date = dict(self.spec.model.chat_template_kwargs), self.spec.model.template_date
         tags = list_own_tags(self.build_task().instructions)
         return {"tags": tags, "template_kwargs": kwargs, "date": date}
 
@@ -162,19 +136,19 @@ class TrainingSetup:
     def own_settings(self) -> list[str]:
         """Keys of `NEUTRAL` that the policy's files set, or may set; vLLM takes none."""
         own = self.own_decoding
-        if self.rollout.engine == "vllm":
+        if self.spec.rollout.engine == "vllm":
             return []
         return [k for k, v in NEUTRAL.items() if own is None or own.get(k) not in (None, v)]
 
     @property
     def warmup_optimizer_steps(self) -> int:
         """Optimizer steps over which the learning rate rises."""
-        return self.training.warmup_steps * self.updates_per_step
+        return self.spec.training.warmup_steps * self.updates_per_step
 
     @property
     def micro_batch_size(self) -> int:
         """Completions in one forward and backward pass, a divisor of the mini-batch."""
-        most = self.training.micro_batch_size or self.mini_batch_size
+        most = self.spec.training.micro_batch_size or self.mini_batch_size
         if most == "auto":
             most = max(1, AUTO_TOKENS // self.max_sequence_length)
         sizes = range(min(most, self.mini_batch_size), 0, -1)
@@ -188,18 +162,18 @@ class TrainingSetup:
     @property
     def max_sequence_length(self) -> int:
         """Most tokens of a prompt and its completion."""
-        longest = self.data.max_prompt_length + self.training.max_completion_length
+        longest = self.spec.data.max_prompt_length + self.spec.training.max_completion_length
         return min(longest, self.context_length or longest)
 
     @property
     def max_prompt_length(self) -> int:
         """Most tokens of a prompt."""
-        return self.max_sequence_length - self.training.max_completion_length
+        return self.max_sequence_length - self.spec.training.max_completion_length
 
     @property
     def lora_alpha(self) -> float:
         """Scale of the adapters, an int if whole; a setting of 0 stands for twice the rank."""
-        scale = self.model.lora_alpha or 2 * self.model.lora_rank
+        scale = self.spec.model.lora_alpha or 2 * self.spec.model.lora_rank
         return round(scale) if scale == round(scale) else scale
 
     @property
@@ -207,11 +181,6 @@ class TrainingSetup:
         """True if a reward is compared with the others of its group, and that has an effect."""
         ignored = "baseline" in registry.NORMALIZATIONS[self.mode].ignores
         return self.params.get("baseline") == "leave_one_out" and not ignored
-
-    @property
-    def selects_prompts(self) -> bool:
-        """True if the prompts of a step are those whose groups are likely to be informative."""
-        return self.params.get("prompt_selection") == "informative"
 
     @property
     def gamma(self) -> float:
@@ -226,12 +195,13 @@ class TrainingSetup:
 
     def build_task(self) -> Any:
         """Build the task, which gives the prompts and scores completions."""
-        settings = self.training, self.sandbox, self.data, self.params, self.scoring
-        return build_task(self.task, *settings)
+        spec = self.spec
+        settings = spec.training, spec.sandbox, spec.data, self.params, spec.scoring
+        return build_task(spec.task, *settings)
 
     def list_extras(self, peft: str = "", vllm: str = "") -> list[str]:
         """Return those of a package's extras that it needs: for adapters, and for the engine."""
-        needs = {peft: self.model.lora_rank > 0, vllm: self.rollout.engine == "vllm"}
+        needs = {peft: self.spec.model.lora_rank > 0, vllm: self.spec.rollout.engine == "vllm"}
         return [name for name, needed in needs.items() if name and needed]
 
     def get_number(self, name: str) -> float:
@@ -241,6 +211,9 @@ class TrainingSetup:
 
 def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup:
     """Build the setup of a training with complete parameters; `policy` is for `from_pretrained`."""
+    if request.start:  # it has no revisions
+        model = request.spec.model.replace(revision="")
+        request = replace(request, spec=request.spec.replace(model=model))
     spec, params, place = request.spec, request.params, request.sweep or request.note
     shown = Path(place).name if place.startswith("/") else place
     info = load_task_info(spec.task, params)
@@ -248,15 +221,14 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
     largest = max(weights.values())
     names = [name for name, weight in weights.items() if weight > 0]
     shaping = {name: _describe_shaping(name, info, params, spec) for name in names}
-    start = request.start
-    origin = (str(start), "") if start else (spec.policy, spec.model.revision)
+    origin = str(request.start or spec.policy), spec.model.revision
     own, tokenizer = read_own_decoding(*origin), load_local_tokenizer(*origin)
     return TrainingSetup(
+        request=request,
         name=f"{spec.name}-{request.label}",
         # A path with a new line would end a comment, and its directories may name a person.
         note=" ".join(request.note.replace(place, shown).split()),
         policy=policy,
-        policy_name=spec.policy,
         is_chat=read_chat_template(*origin) != "",
         context_length=read_position_limit(*origin),
         own_decoding=own,
@@ -265,22 +237,6 @@ def build_training_setup(request: TrainingRequest, policy: str) -> TrainingSetup
             ExportedReward(name, weights[name] / largest, *info.rewards[name], shaping[name])
             for name in names
         ),
-        params=params,
-        seed=request.seed,
-        training=spec.training,
-        model=spec.model.replace(revision="") if start else spec.model,
-        data=spec.data,
-        rollout=spec.rollout,
-        sandbox=spec.sandbox,
-        task=spec.task,
-        scoring=spec.scoring,
-        shaping=build_shaping(params, spec.training, info),
-        candidate=request.name,
-        sweep=request.sweep,
-        parents=request.parents,
-        chosen=request.trial_lines,
-        transfer=request.transfer,
-        start=None if request.begins_merged else spec.start,
     )
 
 

@@ -21,13 +21,13 @@ LIBRARY = Library("TRL 1.16.0", ("gdpo", *SCALE), LOSSES)
 def export_trl(setup: TrainingSetup) -> Exported:
     """Return the training as arguments of TRL's script for GRPO."""
     LIBRARY.check(setup)
-    kwargs, attention = dict(setup.model.chat_template_kwargs), setup.model.attention
+    kwargs, attention = dict(setup.spec.model.chat_template_kwargs), setup.spec.model.attention
     settings: dict[str, object] = {
         "model_name_or_path": setup.policy,
-        **({"model_revision": setup.model.revision} if setup.model.revision else {}),
+        **({"model_revision": setup.spec.model.revision} if setup.spec.model.revision else {}),
         "dtype": "float32",
-        "bf16": setup.model.dtype != "float32",
-        "gradient_checkpointing": setup.model.gradient_checkpointing != "off",
+        "bf16": setup.spec.model.dtype != "float32",
+        "gradient_checkpointing": setup.spec.model.gradient_checkpointing != "off",
         **({"attn_implementation": attention} if attention != "auto" else {}),
         **({"chat_template_kwargs": kwargs} if kwargs else {}),
         "datasets": [{"path": "parquet", "data_files": library.PROMPTS_FILE, "split": "train"}],
@@ -40,15 +40,16 @@ def export_trl(setup: TrainingSetup) -> Exported:
         **CORRECTED_KL,
         **build_schedule(setup),
         **_build_adapters(setup),
-        **build_sampler(setup, setup.rollout.vllm_server, "vllm_max_model_length"),
+        **build_sampler(setup, setup.spec.rollout.vllm_server, "vllm_max_model_length"),
         **build_correction(setup),
         "output_dir": setup.name,
     }
+    install = library.format_install("trl==1.16.0", setup.list_extras("peft", "vllm"))
     return Exported(
         library=LIBRARY.name,
         file="grpo.yaml",
         text=library.format_yaml(settings, setup.note, library.START),
-        install=library.format_install("trl==1.16.0", setup.list_extras("peft", "vllm")),
+        install=f"{install} pydantic",  # of the settings in `rewards.py`
         run=format_command(setup, "trl grpo --config grpo.yaml --num_processes 1"),
         result=setup.name,
         training=build_training_files(setup),
@@ -77,9 +78,9 @@ def format_command(
     """Return the lines that start a command, whose switches are named, in float32 on a CPU."""
     lines = ["gpu=$(python -c 'import torch; print(torch.cuda.is_available())')"]
     flags = ""
-    if setup.model.dtype == "auto":
+    if setup.spec.model.dtype == "auto":
         flags += f' {bf16} "$gpu"'
-    if setup.model.gradient_checkpointing == "auto":
+    if setup.spec.model.gradient_checkpointing == "auto":
         flags += f' {gradient_checkpointing} "$gpu"'
     command = f'exec {command}{flags} "$@"'
     return "\n".join([*lines, command] if flags else [command])
@@ -103,7 +104,7 @@ def build_algorithm(setup: TrainingSetup) -> dict[str, object]:
         # TRL's CISPO takes the bound itself, not its distance from 1.
         "epsilon_high": 1 + distance if setup.loss == "cispo" else distance,
         "loss_type": setup.loss,
-        "max_completion_length": setup.training.max_completion_length,
+        "max_completion_length": setup.spec.training.max_completion_length,
         "temperature": setup.get_number("temperature"),
         "top_p": 1.0,
     }
@@ -113,25 +114,25 @@ def build_generation_kwargs(setup: TrainingSetup, *, ends: bool = False) -> dict
     """Return what turns off the policy's own settings, with all `ends` for the TRL of Axolotl."""
     own = setup.own_settings
     kwargs = {k: v for k, v in NEUTRAL.items() if k in own and v is not None}
-    if ends and len(setup.end_tokens) > 1 and setup.rollout.engine != "vllm":
+    if ends and len(setup.end_tokens) > 1 and setup.spec.rollout.engine != "vllm":
         kwargs["eos_token_id"] = list(setup.end_tokens)
     return {"generation_kwargs": kwargs} if kwargs else {}
 
 
 def build_schedule(setup: TrainingSetup) -> dict[str, object]:
     """Return steps, batches and the optimizer, by names that ms-swift shares."""
-    size = setup.gradient_accumulation_steps * setup.training.mini_batches
+    size = setup.gradient_accumulation_steps * setup.spec.training.mini_batches
     return {
-        "seed": setup.seed,
+        "seed": setup.request.seed,
         "max_steps": setup.optimizer_steps,
         "per_device_train_batch_size": setup.micro_batch_size,
         "gradient_accumulation_steps": setup.gradient_accumulation_steps,
         # Micro-batches for which samples are drawn at once, if not one optimizer step's.
-        **({"steps_per_generation": size} if setup.training.mini_batches > 1 else {}),
+        **({"steps_per_generation": size} if setup.spec.training.mini_batches > 1 else {}),
         "learning_rate": setup.get_number("learning_rate"),
-        "lr_scheduler_type": TRANSFORMERS_SCHEDULES[setup.training.lr_schedule],
+        "lr_scheduler_type": TRANSFORMERS_SCHEDULES[setup.spec.training.lr_schedule],
         "warmup_steps": setup.warmup_optimizer_steps,
-        "max_grad_norm": setup.training.max_grad_norm,
+        "max_grad_norm": setup.spec.training.max_grad_norm,
         "weight_decay": 0.0,
     }
 
@@ -143,26 +144,26 @@ def build_clip_of_small_gradients(setup: TrainingSetup) -> dict[str, object]:
     steps, which has only a part of them. Adam takes the same step for gradients of any scale, if
     they are clipped alike.
     """
-    if setup.loss not in STEP_LOSSES or setup.training.mini_batches == 1:
+    if setup.loss not in STEP_LOSSES or setup.spec.training.mini_batches == 1:
         return {}
-    return {"max_grad_norm": setup.training.max_grad_norm / setup.training.mini_batches}
+    return {"max_grad_norm": setup.spec.training.max_grad_norm / setup.spec.training.mini_batches}
 
 
 def _build_adapters(setup: TrainingSetup) -> dict[str, object]:
-    if not setup.model.lora_rank:
+    if not setup.spec.model.lora_rank:
         return {}
     return {
         "use_peft": True,
-        "lora_r": setup.model.lora_rank,
+        "lora_r": setup.spec.model.lora_rank,
         "lora_alpha": setup.lora_alpha,
         "lora_dropout": 0.0,
-        "lora_target_modules": list(setup.model.lora_targets),
+        "lora_target_modules": list(setup.spec.model.lora_targets),
     }
 
 
 def build_sampler(setup: TrainingSetup, server: object, length_key: str) -> dict[str, object]:
     """Return what samples completions, by names that ms-swift shares but for one."""
-    rollout = setup.rollout
+    rollout = setup.spec.rollout
     if rollout.engine != "vllm":
         return {"use_vllm": False}
     if rollout.vllm_mode == "server":
@@ -177,7 +178,7 @@ def build_sampler(setup: TrainingSetup, server: object, length_key: str) -> dict
 
 def build_correction(setup: TrainingSetup) -> dict[str, object]:
     """Return the treatment of what vLLM rounds differently, by names that Axolotl shares."""
-    settings = setup.rollout
+    settings = setup.spec.rollout
     if settings.engine != "vllm":
         return {}
     key = "vllm_importance_sampling_"

@@ -55,7 +55,7 @@ def export_verl(setup: TrainingSetup) -> Exported:
     fix = f"--set training.mini_batch_size={math.lcm(size, group)}"
     problem = SpecProblem(setup.note, "training.mini_batch_size", str(size), reason, fix)
     LIBRARY.check(setup, *((problem,) if size % group else ()))
-    kwargs = dict(setup.model.chat_template_kwargs)
+    kwargs = dict(setup.spec.model.chat_template_kwargs)
     settings: dict[str, object] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
@@ -77,8 +77,8 @@ def export_verl(setup: TrainingSetup) -> Exported:
             "train_batch_size": setup.prompts_per_step,
             "max_prompt_length": setup.max_prompt_length,
             "filter_overlong_prompts": True,
-            "max_response_length": setup.training.max_completion_length,
-            "seed": setup.seed,
+            "max_response_length": setup.spec.training.max_completion_length,
+            "seed": setup.request.seed,
         },
         "actor_rollout_ref": {
             "model": _build_model(setup),
@@ -95,9 +95,9 @@ def export_verl(setup: TrainingSetup) -> Exported:
         install=library.format_install("verl==0.9.1", ("vllm", "fsdp")),
         run=_format_run(setup),
         # The model in `converted` alone is the base, if it trained an adapter.
-        result=f"{library.CONVERTED}/lora_adapter" if setup.model.lora_rank else library.CONVERTED,
+        result=library.CONVERTED + ("/lora_adapter" if setup.spec.model.lora_rank else ""),
         conversion=MERGE.format(
-            saved=f"checkpoints/{quote(setup.name)}/global_step_{setup.training.steps}/actor",
+            saved=f"checkpoints/{quote(setup.name)}/global_step_{setup.spec.training.steps}/actor",
             policy=library.CONVERTED,
         ),
         training=TrainingFiles(
@@ -120,7 +120,7 @@ def _format_run(setup: TrainingSetup) -> str:
     overrides.append("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='$modules'")
     return "\n".join(
         [
-            'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"',
+            f'export PYTHONPATH="$PWD:$PWD/{library.MODULES}${{PYTHONPATH:+:$PYTHONPATH}}"',
             "# As Hydra reads them between single quotes.",
             "here=${PWD//\\'/\\\\\\'} modules=${PYTHONPATH//\\'/\\\\\\'}",
             'exec python -m verl.trainer.main_ppo --config-path "$PWD" --config-name verl \\',
@@ -138,12 +138,12 @@ def _build_rollout(setup: TrainingSetup) -> dict[str, object]:
         "top_p": 1.0,
         "top_k": -1,
         "tensor_model_parallel_size": 1,
-        "gpu_memory_utilization": setup.rollout.vllm_memory_share,
+        "gpu_memory_utilization": setup.spec.rollout.vllm_memory_share,
         "log_prob_micro_batch_size_per_gpu": setup.micro_batch_size,
         # Without those of the sampler there is nothing to correct by.
-        "calculate_log_probs": setup.rollout.importance_sampling != "off",
+        "calculate_log_probs": setup.spec.rollout.importance_sampling != "off",
         # They share the completions of a step equally.
-        "agent": {"num_workers": math.gcd(setup.training.completions_per_step, AGENTS)},
+        "agent": {"num_workers": math.gcd(setup.spec.training.completions_per_step, AGENTS)},
     }
 
 
@@ -151,12 +151,12 @@ def _build_trainer(setup: TrainingSetup) -> dict[str, object]:
     return {
         # Its newer trainer does not carry the single rewards that GDPO needs.
         "use_v1": setup.mode != "gdpo",
-        "total_training_steps": setup.training.steps,
-        "total_epochs": setup.training.steps,
+        "total_training_steps": setup.spec.training.steps,
+        "total_epochs": setup.spec.training.steps,
         "n_gpus_per_node": 1,
         "val_before_train": False,
         # It saves nothing by default, and would continue from what another run saved.
-        "save_freq": setup.training.steps,
+        "save_freq": setup.spec.training.steps,
         "resume_mode": "disable",
         "project_name": "gdpo_tune",
         "experiment_name": setup.name,
@@ -180,10 +180,10 @@ def _build_algorithm(setup: TrainingSetup) -> dict[str, object]:
 
 
 def _build_correction(setup: TrainingSetup) -> dict[str, object]:
-    if setup.rollout.importance_sampling == "off":
+    if setup.spec.rollout.importance_sampling == "off":
         return {}
-    unit, _, treatment = setup.rollout.importance_sampling.partition("_")
-    cap = setup.rollout.importance_sampling_cap
+    unit, _, treatment = setup.spec.rollout.importance_sampling.partition("_")
+    cap = setup.spec.rollout.importance_sampling_cap
     # One number lowers a weight to it; a range, from above 0, makes the weights outside 0.
     threshold = cap if treatment == "truncate" else f"1e-30_{cap}"
     return {"rollout_correction": {"rollout_is": unit, "rollout_is_threshold": threshold}}
@@ -192,30 +192,30 @@ def _build_correction(setup: TrainingSetup) -> dict[str, object]:
 def _build_model(setup: TrainingSetup) -> dict[str, object]:
     model: dict[str, object] = {
         "path": setup.policy,
-        "enable_gradient_checkpointing": setup.model.gradient_checkpointing != "off",
+        "enable_gradient_checkpointing": setup.spec.model.gradient_checkpointing != "off",
     }
     if not setup.is_chat:
-        prefix = find_text_prefix(setup.policy_name, setup.model.revision)
+        prefix = find_text_prefix(setup.spec.policy, setup.spec.model.revision)
         model["custom_chat_template"] = prefix + PLAIN_TEMPLATE
-    if setup.model.lora_rank:
-        everywhere = setup.model.lora_targets == (EVERY_LINEAR,)
+    if setup.spec.model.lora_rank:
+        everywhere = setup.spec.model.lora_targets == (EVERY_LINEAR,)
         model |= {
-            "lora_rank": setup.model.lora_rank,
+            "lora_rank": setup.spec.model.lora_rank,
             "lora_alpha": setup.lora_alpha,
-            "target_modules": EVERY_LINEAR if everywhere else list(setup.model.lora_targets),
+            "target_modules": EVERY_LINEAR if everywhere else list(setup.spec.model.lora_targets),
         }
     return model
 
 
 def _build_actor(setup: TrainingSetup) -> dict[str, object]:
     beta, cispo = setup.get_number("beta"), setup.loss == "cispo"
-    scale = {"loss_scale_factor": setup.training.max_completion_length}
+    scale = {"loss_scale_factor": setup.spec.training.max_completion_length}
     return {
         "ppo_mini_batch_size": setup.mini_batch_size // setup.group_size,
         "ppo_micro_batch_size_per_gpu": setup.micro_batch_size,
         "ppo_epochs": setup.passes_per_step,
         # It sorts completions by length before it divides them.
-        "shuffle": setup.training.mini_batches > 1,
+        "shuffle": setup.spec.training.mini_batches > 1,
         "policy_loss": {"loss_mode": "cispo" if cispo else "vanilla"},
         "clip_ratio": setup.get_number("epsilon"),
         # CISPO had no lower clip in training; 1 - 1 is the lowest ratio.
@@ -229,12 +229,12 @@ def _build_actor(setup: TrainingSetup) -> dict[str, object]:
         # The plain name has another gradient, that of k3.
         "kl_loss_type": "low_var_kl+",
         "entropy_coeff": 0,
-        "grad_clip": setup.training.max_grad_norm,
+        "grad_clip": setup.spec.training.max_grad_norm,
         "optim": {
             "lr": setup.get_number("learning_rate"),
-            "lr_scheduler_type": setup.training.lr_schedule,
+            "lr_scheduler_type": setup.spec.training.lr_schedule,
             # It moves once for all samples of a step, whatever the number of optimizer steps.
-            "lr_warmup_steps": setup.training.warmup_steps,
+            "lr_warmup_steps": setup.spec.training.warmup_steps,
             "weight_decay": 0.0,
         },
     }

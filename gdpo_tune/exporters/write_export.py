@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,13 +72,12 @@ def export_training(
     own = POLICY_COPY if ships else str(start.absolute()) if start else policy
     setup = build_training_setup(request, base_model or own)
     exported = build_export(library, setup)
-    if setup.task == "math" and exported.training is not None:
+    if setup.spec.task == "math" and exported.training is not None:
         exported = replace(exported, install=f"{exported.install} && {INSTALL_MATH_VERIFY}")
     default = request.spec.output_directory / f"{setup.name}-{library}"
     directory = directory or default.expanduser()
     run = format_run_script(setup, exported, references_data=references_data)
     files = {exported.file: exported.text.encode(), RUN: run.encode()}
-    differences: Sequence[Difference] = ()
     if exported.training is not None:
         files |= build_reward_files(setup, exported.training)
         files |= {name: text.encode() for name, text in exported.training.others.items()}
@@ -87,14 +86,15 @@ def export_training(
         else:
             prompts = collect_prompts(setup)
             files[PROMPTS_FILE] = format_prompts(prompts, setup, exported.training)
-            differences = list_prompt_differences(prompts, setup, exported)
-            if differences and prompts.reader is not None and prompts.reader.template is not None:
+            rows = list_prompt_differences(prompts, setup, exported)
+            exported = replace(exported, differences=[*exported.differences, *rows])
+            if rows and prompts.reader is not None and prompts.reader.template is not None:
                 files[TEMPLATE_FILE] = prompts.reader.template.encode()
     if ships:
         copied = list_policy_files(start) if start else POLICIES[request.spec.policy].iterdir()
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in copied}
     goals = request.spec.list_objectives()
-    page = format_page(setup, exported, goals, differences, references_data=references_data)
+    page = format_page(setup, exported, goals, references_data=references_data)
     write_files(directory, {**files, PAGE: page.encode()})
     return exported, directory
 
@@ -106,8 +106,6 @@ def build_export(library: str, setup: TrainingSetup) -> Exported:
         ExportError: the library cannot reproduce the training exactly.
     """
     exported: Exported = load(EXPORTERS[library])(setup)
-    if exported.training is None:
-        return exported
     return replace(exported, differences=list_library_differences(library, setup))
 
 
@@ -184,9 +182,9 @@ def list_prompt_differences(
     """Return what may differ in the prompts, where the policy's own template reads them."""
     reader, rows = prompts.reader, list[Difference]()
     if reader is None:
-        ours = f"prompts above {setup.data.max_prompt_length} tokens are left out"
+        ours = f"prompts above {setup.spec.data.max_prompt_length} tokens are left out"
         theirs = (
-            f"the tokenizer of {setup.policy_name} is not on this machine: every prompt is in the "
+            f"the tokenizer of {setup.spec.policy} is not on this machine: every prompt is in the "
             "file, and the policy is taken to have a chat template"
         )
         return [Difference("prompts", ours, theirs)]

@@ -1,7 +1,4 @@
-"""Prompts as a policy reads them: through its chat template if it has one, else as plain text.
-
-An export carries this module.
-"""
+"""Prompts as a policy reads them: through its chat template if it has one, else as plain text."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def list_parents(
         # On an object store: of that, this machine has the marker, which lists the files.
         marker = path / MARKER if path else Path()
         listed = json.loads(marker.read_bytes()).get("files", {}) if is_file(marker) else {}
-        is_adapter = ADAPTER_CONFIG in listed
+        is_adapter = ADAPTER_CONFIG in listed or bool(path and is_file(path / ADAPTER_CONFIG))
         policy = f"{training.address}/{name}" if training.address else policy
         is_end = part.step == (training.ends_at or steps)
         pick = f"{part.trial}" if is_end else f"{part.trial}@{part.step}"

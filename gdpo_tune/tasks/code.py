@@ -267,5 +267,4 @@ TASK = CodeTask.describe(
     published_with={"bug_free": {"partial_credit": True}},
     length_reward="length",
     partial_reward="correctness",
-    runs_programs=True,
 )

@@ -63,5 +63,5 @@ def test_the_wheel_has_every_file_that_is_read_at_run_time():
     command = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "gdpo_tune"]
     ignored = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
     assert {Path(file).suffix for file in ignored} <= {".pyc"}
-    for name in ("exporters/differences.toml", "figures/templates/report.html.jinja"):
+    for name in ("exporters/differences.md", "figures/templates/report.html.jinja"):
         assert (ROOT / "gdpo_tune" / name).is_file()

@@ -15,7 +15,7 @@ from gdpo_tune import export
 from gdpo_tune.core.errors import DataError, UsageError
 from gdpo_tune.exporters.write_export import export_training, format_run_script
 from gdpo_tune.results.retrain import build_request_from_file
-from tests.support.export import export_folder, export_to, load_rewards, make_recipe, read_prompts
+from tests.support.export import export_folder, export_to, make_recipe, read_prompts, run_in_export
 
 TASK = """
 from gdpo_tune.tasks.custom import RewardFunctionTask
@@ -57,12 +57,20 @@ def export_own_task(directory, file="sums.py", second="short", more="0", imports
     return directory / "out"
 
 
+SCORE_OWN = """
+import json, sys
+import rewards
+problem, expected = json.load(sys.stdin)
+for name, value in expected.items():
+    assert getattr(rewards, f"{name}_reward")([""], [[1]], [problem]) == [value]
+print(json.dumps(rewards.SCORER.score([problem], ["no"], [4])))
+"""
+
+
 def score_own_task(out, second="short"):
     """Return what the directory's rewards give for a wrong completion of 4 tokens."""
-    rewards, problem = load_rewards(out), read_prompts(out)[0]["problem"]
-    for name, value in (("right", 0.0), (second, 1.0)):
-        assert getattr(rewards, f"{name}_reward")([""], [[1]], [problem]) == [value]
-    return rewards.SCORER.score([problem], ["no"], [4])
+    batch = read_prompts(out)[0]["problem"], {"right": 0.0, second: 1.0}
+    return run_in_export(out, SCORE_OWN, batch)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +80,7 @@ def test_a_task_file_and_a_reward_may_have_any_name(tmp_path, file, second):
     out = export_own_task(tmp_path, file, second)
     assert score_own_task(out, second) == {"right": [0.0], second: [1.0]}
     assert (out / "task.py").read_bytes() == (tmp_path / file).read_bytes()
-    assert "pip install --no-deps in a checkout" in (out / "DIFFERENCES.md").read_text()
+    assert "files that your task reads, which are not here" in (out / "DIFFERENCES.md").read_text()
 
 
 def test_modules_beside_a_task_come_along(tmp_path, monkeypatch):
@@ -114,6 +122,11 @@ def test_data_whose_prompts_are_all_too_long_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"every prompt has more than data\.max_prompt_length = 1"):
         export_folder(tmp_path / "out", *overrides, space="math")
     assert not (tmp_path / "out").exists()
+
+
+def test_rewards_do_not_name_the_place_of_the_data(tmp_path):
+    export_folder(tmp_path / "out", *write_data(tmp_path), space="math")
+    assert str(tmp_path) not in (tmp_path / "out" / "rewards.py").read_text()
 
 
 def test_rows_with_half_a_character_are_left_out(tmp_path):

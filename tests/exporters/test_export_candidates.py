@@ -102,11 +102,19 @@ def test_an_adapter_is_merged_into_the_policy_below_it(tmp_path):
     directory = tmp_path / "checkpoint-30"
     directory.mkdir()
     (directory / "adapter_config.json").touch()
-    parents = (Parent("runs/code:0@30", 1.0, str(directory)),)
+    parents = (Parent("runs/code:0@30", 1.0, str(directory), is_adapter=True),)
     exported = export_to("mergekit", make_recipe("policy=a/b", parents=parents))
     (model,) = parse_settings(exported)["models"]
     assert model["model"] == {"model": {"path": "a/b"}, "lora": {"path": str(directory)}}
     assert exported.run == 'exec mergekit-yaml mergekit.yaml merged --lora-merge-dtype float32 "$@"'
+
+
+def test_an_adapter_on_this_machine_is_known(sweep):
+    parts = (Part(0, 30, 0.25), Part(1, 60, 0.75))
+    (find_directory(sweep, parts[0]) / "adapter_config.json").touch()
+    with Ledger.open(sweep, read_only=True) as ledger:
+        parents = list_parents(ledger.get_records(), parts, "runs/code", 60)
+    assert [parent.is_adapter for parent in parents] == [True, False]
 
 
 def test_a_merge_has_the_type_of_its_parents_if_they_agree(tmp_path):

@@ -34,7 +34,7 @@ def test_a_trial_of_a_sweep_is_exported(sweep, tmp_path, capsys):
     directory, choice = str(sweep.directory), "max correctness where format >= 0.5"
     assert export.main([directory, "--pick", choice, "--to", "verl"]) == 0
     written = tmp_path / "sweep-trial-1-verl"
-    names = {"verl.yaml", PAGE, "run.sh", "rewards.py", "prompts.parquet", "policy", "gdpo_rewards"}
+    names = {"verl.yaml", PAGE, "run.sh", "rewards.py", "prompts.parquet", "policy", "modules"}
     assert {file.name for file in written.iterdir()} >= names
     assert "gdpo_reward_weights: [1.0, 0.2, 1.0]" in (written / "verl.yaml").read_text()
     page = (written / PAGE).read_text()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from tests.support.export import (
     read_prompts,
     run_in_export,
 )
+from tests.support.paths import ROOT
 
 COMPLETIONS = {
     "code": (
@@ -54,9 +56,11 @@ VARIANTS = (
 )
 PARTIAL = ("space.partial_credit=true", "space.conditioning.length=correctness")
 SCORE = """
-import json, sys
-sys.modules["gdpo_tune"] = None  # as where it is not installed
+import json, os, sys
 import rewards
+import gdpo_tune
+assert gdpo_tune.__file__ == os.path.abspath("modules/gdpo_tune/__init__.py"), "the copy"
+assert not {"torch", "ray", "trl", "transformers", "numpy"} & set(sys.modules)
 problems, completions, lengths = json.load(sys.stdin)
 print(json.dumps(rewards.SCORER.score(problems, completions, lengths)))
 """
@@ -106,8 +110,7 @@ def add_solution(space, problem):
 def test_an_optional_reward_comes_along(tmp_path):
     export_folder(tmp_path, "space.reward_weights.bug_free=1")
     text = (tmp_path / "rewards.py").read_text()
-    assert "rewards import score_all_passed\n" in text
-    assert '"bug_free": score_bug_free' in text
+    assert "'reward_weights.bug_free'" in text
     assert 'bug_free_reward = REWARDS["bug_free"]' in text
 
 
@@ -171,10 +174,34 @@ def test_code_that_would_run_without_isolation_is_refused(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_folder_without_programs_has_no_sandbox(tmp_path):
+def test_modules_are_copied_as_they_are(tmp_path):
     export_folder(tmp_path, space="math")
-    assert not (tmp_path / "gdpo_rewards" / "sandbox").exists()
-    assert "sandbox" not in (tmp_path / "rewards.py").read_text().lower()
+    copies = [file for file in (tmp_path / "modules").rglob("*") if file.is_file()]
+    assert tmp_path / "modules" / "gdpo_tune" / "tasks" / "rewards.py" in copies
+    for copy in copies:
+        original = ROOT / copy.relative_to(tmp_path / "modules")
+        assert copy.read_bytes() == original.read_bytes()
+
+
+def test_rewards_are_not_mixed_with_another_copy_of_the_package(tmp_path):
+    export_folder(tmp_path, space="math")
+    program = "import gdpo_tune, rewards"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
+    )
+    assert "was imported before" in done.stderr
+    command[-1] = "import rewards, gdpo_tune; print(gdpo_tune.__file__)"
+    said = subprocess.check_output(command, cwd=tmp_path, text=True, env=environment)
+    assert said.strip() == str(tmp_path / "modules" / "gdpo_tune" / "__init__.py")
+
+
+def test_commands_run_in_the_directory_of_an_export(tmp_path):
+    export_folder(tmp_path, space="math")
+    command = [sys.executable, "-m", "gdpo_tune.export", "--help"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    assert "--collect" in subprocess.check_output(command, cwd=tmp_path, text=True, env=environment)
 
 
 @pytest.mark.parametrize(

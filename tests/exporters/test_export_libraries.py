@@ -151,7 +151,7 @@ def test_mergekit_repeats_a_merge_of_policies_and_an_adapter(source, tmp_path):
         else:
             model.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
-        parents.append(Parent(f"runs/code:{seed}", weight, str(directory)))
+        parents.append(Parent(f"runs/code:{seed}", weight, str(directory), seed == 2))
         states.append((weight, model.state_dict()))
     recipe = make_recipe(parents=tuple(parents))
     recipe = replace(recipe, policy=str(tmp_path / "a@b+0"))

@@ -1,4 +1,4 @@
-"""The page of an export: the rows of `differences.toml`, the candidate, the shaping."""
+"""The page of an export: the rows of `differences.md`, the candidate, the shaping."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ def test_every_row_of_the_table_explains_a_training(library):
             found |= {row.topic for row in export_to(library, recipe).differences}
         except ExportError:
             continue
-    for row in differences._read_table():
-        if row.get(library) or row.get("every"):
-            pattern = re.sub(r"\\{\w+\\}", r".*", re.escape(row["topic"]))
-            forced = "own settings" in row.get("when", ())  # see test_export_sampling
-            assert forced or any(re.fullmatch(pattern, topic) for topic in found), row["topic"]
+    for conditions, topic, *_ in differences.read_differences(library, differences.TRAINERS):
+        pattern = re.sub(r"\\{\w+\\}", r".*", re.escape(topic))
+        forced = "own sampling" in conditions  # see test_export_sampling
+        assert forced or any(re.fullmatch(pattern, topic) for topic in found), topic
 
 
 MISMATCH = "log-prob mismatch between vLLM and trainer"
@@ -72,7 +71,7 @@ SAID = [
         for library in SWIFT_NEMO
     ),
     ("ms-swift", (SUM, *TOKEN, KL), "each token is weighted by its probability in the trainer"),
-    ("ms-swift", (SUM, *TOKEN, KL), "a ratio above 3 lowered to it | the same, but the KL is"),
+    ("ms-swift", (SUM, *TOKEN, KL), "`token_truncate` above 3 | the same, but the KL is"),
     ("verl", (), PRECISION),
     ("nemo-rl", (), PRECISION),
     ("verl", ("model.dtype=float32",), "| computed in | float32 | bfloat16"),
@@ -142,7 +141,7 @@ def test_the_page_describes_the_shaping_of_the_rewards():
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_page_begins_with_the_candidate_and_ends_where_the_policy_is(library):
-    recipe = make_recipe(chosen=("chosen by 'knee': trial 7: correctness 0.5", "one seed"))
+    recipe = make_recipe(trial_lines=("chosen by 'knee': trial 7: correctness 0.5", "one seed"))
     exported = export_to(library, recipe)
     page = format_page(recipe, exported, [])
     assert "- chosen by 'knee': trial 7: correctness 0.5\n- one seed\n" in page

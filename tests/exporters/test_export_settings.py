@@ -223,7 +223,7 @@ def test_the_precision_of_the_training_is_that_of_the_machine(library):
 @pytest.mark.parametrize(
     ("library", "install"),
     [
-        ("trl", "pip install 'trl[peft,vllm]==1.16.0'"),
+        ("trl", "pip install 'trl[peft,vllm]==1.16.0' pydantic"),
         ("axolotl", "pip install 'axolotl[vllm]==0.19.0'"),
         ("ms-swift", "pip install ms-swift==4.6.0 msgspec vllm"),
         ("verl", "pip install 'verl[vllm,fsdp]==0.9.1'"),

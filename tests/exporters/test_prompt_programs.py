@@ -1,6 +1,6 @@
 """Programs for the prompts of an export, which run where this package is not installed.
 
-Most tests run the text of the program with this package in place of its copy in the export.
+Most tests run the program in this process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from tests.support.export import export_folder, read_prompts
+from gdpo_tune.tasks.dataset import collect_data
+from tests.support.export import copied_modules, export_folder, read_prompts
 from tests.support.paths import ROOT
 
 TASKS = {
@@ -39,7 +40,8 @@ def run_program(monkeypatch):
         monkeypatch.chdir(directory)
         monkeypatch.setattr(sys, "argv", [file.name, *map(str, arguments)])
         names = {"__name__": name, "__file__": str(file)}
-        exec(file.read_text().replace("gdpo_rewards", "gdpo_tune"), names)
+        with copied_modules(directory):
+            exec(file.read_text(), names)
         return names
 
     return run
@@ -58,10 +60,10 @@ def test_a_program_needs_nothing_but_its_directory(tmp_path, layout):
     export_folder(tmp_path, *list_overrides(layout), space=TASKS[layout], references_data=True)
     assert not (tmp_path / "prompts.parquet").exists()
     assert "|| python make_prompts.py" in (tmp_path / "run.sh").read_text()
-    hide = "import runpy, sys; sys.modules['gdpo_tune'] = None; "
-    start = "runpy.run_path('make_prompts.py', run_name='__main__')"
-    command = [sys.executable, "-c", hide + start]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    command, alone = [sys.executable, "make_prompts.py"], {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=alone
+    )
     assert done.returncode == 0, done.stderr
     assert read_prompts(tmp_path)
 
@@ -116,9 +118,7 @@ def test_the_program_follows_columns_template_and_own_splits(tmp_path, run_progr
     )
     export_folder(tmp_path / "export", *changes, space="math", references_data=True)
     names = run_program(tmp_path / "export", name="make_prompts")
-    from gdpo_tune.tasks.data_rows import collect_problems
-
-    train = collect_problems(names["SOURCE"].data, names["QUESTION_ANSWER"]).splits["train"]
+    train = collect_data(names["SOURCE"].data).splits["train"]
     prompts = [problem.prompt for problem in train]
     assert "Think. No. 3?\n" in prompts
     assert "Think. No. 36?\n" not in prompts

@@ -15,7 +15,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gdpo_tune.core.shaping import Shaping
 from gdpo_tune.exporters import runtime
 from gdpo_tune.exporters.runtime_prompts import ExportedPrompt, build_message_row, build_verl_row
 from gdpo_tune.exporters.write_export import export_training
@@ -137,7 +136,7 @@ def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
 
 def build_manager(monkeypatch, score, **weights):
     monkeypatch.setattr(runtime.RewardScorer, "score_each", staticmethod(score))
-    given = runtime.RewardScorer(None, Shaping(), weights)
+    given = runtime.RewardScorer("math", None, None, None, {}, "strict", weights)
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "x" * len(tokens))
     manager = runtime.VerlRewardManager(None, tokenizer, None)
     manager.scorer = given
@@ -299,7 +298,7 @@ def test_the_program_for_verl_gives_paths_that_hydra_reads(tmp_path):
     path = write_command(tmp_path / "bin", "python")
     lines = start(folder, PATH=path, PYTHONPATH="/one").stdout.splitlines()
     quoted = str(folder).replace("'", "\\'")
-    assert lines[0] == f"{folder}:/one"
+    assert lines[0] == f"{folder}:{folder}/modules:/one"
     assert lines[-1] == "a=b c"
     assert f"data.train_files='{quoted}/prompts.parquet'" in lines
     assert f"actor_rollout_ref.model.path='{quoted}/policy'" in lines

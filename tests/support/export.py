@@ -7,7 +7,8 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -46,9 +47,13 @@ def make_request(
 def make_recipe(
     *overrides: str, request: TrainingRequest | None = None, **fields: object
 ) -> TrainingSetup:
-    """Return its recipe; `fields` replace some of its own."""
+    """Return its recipe; `fields` replace some of its own, or of its request."""
     recipe = _build_recipe(request) if request else _make_plain_recipe(overrides)
-    return replace(recipe, **{"name": "code-knee", "note": "trial 7 of x", **fields})
+    own = {"name": "code-knee", "note": "trial 7 of x", **fields}
+    asked = {key: own.pop(key) for key in ("trial_lines", "parents") if key in own}
+    if "policy_name" in own:
+        asked["spec"] = recipe.spec.replace(policy=own.pop("policy_name"))
+    return replace(recipe, request=replace(recipe.request, **asked), **own)
 
 
 def _build_recipe(request: TrainingRequest) -> TrainingSetup:
@@ -111,18 +116,35 @@ def read_prompts(directory: Path) -> list[dict[str, Any]]:
 
 
 def load_rewards(directory: Path) -> ModuleType:
-    """Import the `rewards.py` of a directory, and its own copies, as a library does."""
-    for carried in [name for name in sys.modules if name.partition(".")[0] == "gdpo_rewards"]:
-        del sys.modules[carried]
+    """Import the `rewards.py` of a directory with its copy of the package, as a library does.
+
+    Modules that it imports when it scores are those of this package.
+    """
     name = f"rewards_{abs(hash(directory))}"
     spec = importlib.util.spec_from_file_location(name, directory / "rewards.py")
     assert spec
     assert spec.loader
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(directory))
-    spec.loader.exec_module(module)
-    sys.path.remove(str(directory))
+    with copied_modules(directory):
+        spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def copied_modules(directory: Path) -> Generator[None]:
+    """Let a program of an export import its copy of the package, as where no other is loaded."""
+    ours = _take_out_modules()
+    try:
+        yield
+    finally:
+        _take_out_modules()
+        sys.modules.update(ours)
+        sys.path.remove(str(directory.resolve() / "modules"))
+
+
+def _take_out_modules() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "gdpo_tune"]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def run_in_export(

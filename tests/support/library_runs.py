@@ -114,7 +114,7 @@ def _tokenize(
         [*ids, tokenizer.eos_token_id]
         for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]
     ]
-    longest = recipe.training.max_completion_length
+    longest = recipe.spec.training.max_completion_length
     cut = tokenizer(f"<answer>{solution}</answer>" * longest)["input_ids"][:longest]
     return [*(ids[:longest] for ids in tokens), cut]
 
