@@ -152,7 +152,8 @@ def measure_file(data: DataSettings, *, is_body: bool) -> tuple[Row, list[str], 
     with build_task(layout.tasks[0], TrainingSettings(), SandboxSettings(), data) as task:
         texts = [(one.problem, one.completion) for one in scorable]
         values = [*score(task, texts), *score(task, [text for text, _ in graded])]
-    marks = [value == task.active_rewards[0].high for value in values]
+    full = next(iter(task.reward_funcs.values())).high
+    marks = [value == full for value in values]
     wrong = [
         f"{one.place}: {one.completion[-60:]!r}"
         for one, right in zip(scorable, marks, strict=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gdpo_tune.core.content import find_modules
 from gdpo_tune.core.registry import describe_task
@@ -87,6 +88,7 @@ Written by gdpo_tune. `{CARRIED}` has copies of its modules, with the functions 
 
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))  # the library may work in another directory
@@ -106,14 +108,14 @@ def _score_samples(setup: TrainingSetup) -> tuple[str, list[str], str]:
     """Return the scoring by a task that ships: source, imports, lines above."""
     read = {*(reward.name for reward in setup.rewards)}
     read |= {condition.on for condition in setup.shaping.conditions.values()}
-    rewards = [reward for reward in setup.build_task().active_rewards if reward.name in read]
-    scores = {reward.name: reward.score for reward in rewards}
-    partial = {r.name: r.partial for r in rewards if r.partial and setup.shaping.partial_credit}
+    task, has_partial = setup.build_task(), setup.shaping.partial_credit
+    scores = {name: each for name, each in task.reward_funcs.items() if name in read}
+    partial = {k: each for k, each in task.partial_funcs.items() if k in read and has_partial}
     functions = [*scores.values(), *partial.values()]
     runtime = f"{CARRIED}.exporters.runtime"
     imports = [f"{runtime} import score_samples"]
     imports += [
-        f"{each.__module__.replace(_PACKAGE.name, CARRIED, 1)} import {each.__name__}"
+        f"{each.func.__module__.replace(_PACKAGE.name, CARRIED, 1)} import {each.__name__}"
         for each in functions
     ]
     arguments = [_format_table(scores), _format_table(partial), str(setup.training.length_limit)]
@@ -141,7 +143,7 @@ SETTINGS = (
     return f'score_custom_task(f"{{HERE}}/{TASK_COPY}:{name}", *SETTINGS)', imports, above
 
 
-def _format_table(functions: Mapping[str, Callable[..., object]]) -> str:
+def _format_table(functions: Mapping[str, Any]) -> str:
     entries = ", ".join(f'"{name}": {each.__name__}' for name, each in functions.items())
     return f"{{{entries}}}"
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.shaping import Rewards, Shaping
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.tasks.base import Problem, Sample
+from gdpo_tune.tasks.base import Problem
+from gdpo_tune.tasks.rewards import Reward, build_columns
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox
 
-ScoreFunctions = Mapping[str, Callable[[Sample], float | None]]
+ScoreFunctions = Mapping[str, Reward]
 """Reward name -> its function."""
 ComputeRewards = Callable[
     [Sequence[Problem], Sequence[str], Sequence[int]], tuple[Rewards, Rewards]
@@ -72,16 +73,15 @@ def score_samples(
     length_limit: int,
     run_programs: Callable[..., Sequence[Result | None]] | None = None,
 ) -> ComputeRewards:
-    """Return the scoring by reward functions of a task that ships; see `Sample`."""
+    """Return the scoring by reward functions of a task that ships."""
 
     def score(
         problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
     ) -> tuple[Rewards, Rewards]:
-        results = run_programs(problems, completions) if run_programs else [None] * len(problems)
-        parts = zip(problems, completions, lengths, results, strict=True)
-        samples = [Sample(one, text, n, length_limit, result) for one, text, n, result in parts]
+        results = run_programs(problems, completions) if run_programs else ()
+        columns = build_columns([one.data for one in problems], lengths, length_limit, results)
         rewards, partial = (
-            {name: [function(sample) for sample in samples] for name, function in each.items()}
+            {name: function(completions, **columns) for name, function in each.items()}
             for each in (scores, partial_scores)
         )
         return rewards, partial

@@ -1,4 +1,4 @@
-"""Types that tasks share: problems, samples to score, rewards and verdicts.
+"""Types that tasks share: problems and verdicts.
 
 N completions of one call; `problems` may name the same problem several times (a group).
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 from gdpo_tune.core.errors import TrialFailure
 
@@ -51,36 +51,6 @@ class Problem:
 def join_turns(turns: Sequence[Mapping[str, str]]) -> str:
     """Return a text of the turns of a chat, distinct from those of other ones."""
     return "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
-
-
-class Sample(NamedTuple):
-    """One completion with everything that a reward or a metric may look at."""
-
-    problem: Problem
-    completion: str
-    tokens: int
-    """Length of the completion, the end token included."""
-    length_limit: int
-    """`training.length_limit` in tokens."""
-    result: Result | None = None
-    """Result of its program in the sandbox; None if there is no program."""
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward, with its range and the function that scores one completion."""
-
-    name: str
-    low: float
-    high: float
-    score: Callable[[Sample], float | None]
-    """None means not scored."""
-    doc: str
-    """Meaning of its mean over completions, in words."""
-    partial: Callable[[Sample], float] | None = None
-    """Partial credit in the same range, for a reward that is all or nothing."""
-    released: Callable[[Sample], float | None] | None = None
-    """Score of the authors' code in the same range, where it differs from `score`."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
-from gdpo_tune.tasks.rewards import BLOCK_FORMAT, BUG_FREE, LENGTH, TESTS_PASSED, score_bug_free
-from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, TaskMetric, measure_rewards
+from gdpo_tune.tasks.rewards import (
+    block_format,
+    bug_free,
+    bug_rate,
+    length,
+    mean_length,
+    share_passed,
+    tests_passed,
+)
+from gdpo_tune.tasks.task import BuiltInTask
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox
@@ -190,19 +198,11 @@ draw_code_problems = functools.partial(draw_problems, "code", _FAMILIES)
 class CodeTask(BuiltInTask):
     """Code problems, judged by execution. Use it as a context manager."""
 
-    reward_infos = (TESTS_PASSED, BLOCK_FORMAT, LENGTH)
-    optional_reward_infos = (BUG_FREE,)
-    metric_infos = {
-        **measure_rewards(reward_infos),
-        "mean_length": MEAN_LENGTH,
-        "bug_rate": TaskMetric(
-            "minimize",
-            0,
-            1,
-            "share with no program, or one that does not compile, raises or breaks a sandbox limit",
-            lambda sample: 1 - score_bug_free(sample),
-        ),
-    }
+    reward_funcs = {"correctness": tests_passed, "format": block_format, "length": length}
+    optional_reward_funcs = {"bug_free": bug_free}
+    partial_funcs = {"correctness": share_passed}
+    metric_funcs = {**reward_funcs, "mean_length": mean_length, "bug_rate": bug_rate}
+    directions = {**BuiltInTask.directions, "bug_rate": "minimize"}
     generate = staticmethod(draw_code_problems)
     format_request = (
         "Think first, between <think> and </think>. Then write the Python code between <answer> "
@@ -265,7 +265,4 @@ TASK = CodeTask.describe(
     "embedded",
     {"train": 6000, "validation": 2500, "test": 2500},
     published_with={"bug_free": {"partial_credit": True}},
-    length_reward="length",
-    partial_reward="correctness",
-    runs_programs=True,
 )

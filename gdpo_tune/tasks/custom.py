@@ -1,17 +1,17 @@
 """Tasks made of reward functions as TRL takes them: derive from `RewardFunctionTask`.
 
     class Sums(RewardFunctionTask):
-        reward_funcs = [right, short]
-        ranges = {"right": (0, 1), "short": (0, 1)}
+        reward_funcs = [rewards.answer, rewards.length]
 
         def rows(self):
             return [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in R for b in R]
 
 A reward function is called with TRL's keywords: `prompts`, `completions`, `completion_ids`,
 `trainer_state`, `log_metric`, `log_extra` and every column of the rows, a list of N each; and with
-`lengths`, the tokens of each completion. It returns N numbers, or None for a completion that it
-does not score; it may be async. A text instead of a function names a reward model: a Hub id or a
-directory.
+`lengths`, the tokens of each completion, `length_limit` and `sandbox_settings`. It returns N
+numbers, or None for a completion that it does not score; it may be async. Those of
+`gdpo_tune.rewards` know their ranges. A text instead of a function names a reward model: a Hub id
+or a directory.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from gdpo_tune.tasks.base import (
     read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
+from gdpo_tune.tasks.rewards import Reward
 
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
@@ -61,10 +62,11 @@ _logger = logging.getLogger(__name__)
 class RewardFunctionTask(CloseableResource):
     """A task whose rewards are functions; each of them is also a held-out metric."""
 
-    reward_funcs: ClassVar[Sequence[RewardFunction | str]] = ()
-    """Functions, or reward models by Hub id or directory."""
+    reward_funcs: ClassVar[Sequence[RewardFunction | str] | Mapping[str, RewardFunction | str]] = ()
+    """Functions, or reward models by Hub id or directory; or a mapping of names to these."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Name of a reward -> lowest and highest value, where they are known."""
+    """Name of a reward -> lowest and highest value, where they are known. Functions that
+    `gdpo_tune.rewards.reward` makes bring their own."""
     directions: ClassVar[Mapping[str, Direction]] = {}
     """Metric -> the better direction; `maximize` if it is not here, `minimize` for mean_length."""
     instructions: str = ""
@@ -80,10 +82,17 @@ class RewardFunctionTask(CloseableResource):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        cls.rewards = tuple(name_reward(function) for function in cls.reward_funcs)
-        cls.places = dict(zip(cls.rewards, map(locate_function, cls.reward_funcs), strict=True))
+        functions = cls.list_functions()
+        cls.rewards = (
+            tuple(cls.reward_funcs)
+            if isinstance(cls.reward_funcs, Mapping)
+            else tuple(map(name_reward, functions))
+        )
+        named = list(zip(cls.rewards, functions, strict=True))
+        cls.places = {name: locate_function(function) for name, function in named}
         cls.metrics = (*cls.rewards, MEAN_LENGTH)
-        cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **cls.ranges}
+        known = {name: (each.low, each.high) for name, each in named if isinstance(each, Reward)}
+        cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **known, **cls.ranges}
         cls.directions = {MEAN_LENGTH: "minimize", **cls.directions}
 
     def __init__(
@@ -165,9 +174,15 @@ class RewardFunctionTask(CloseableResource):
             self.problems(split, getattr(self.settings, f"{split}_prompts"), 0)
         return self
 
+    @classmethod
+    def list_functions(cls) -> list[RewardFunction | str]:
+        """Return the functions and reward models in the order of `rewards`."""
+        funcs = cls.reward_funcs
+        return list(funcs.values() if isinstance(funcs, Mapping) else funcs)
+
     def load_functions(self) -> None:
         """Load the reward models, if they are not loaded yet."""
-        for name, function in zip(self.rewards, type(self).reward_funcs, strict=True):
+        for name, function in zip(self.rewards, self.list_functions(), strict=True):
             if name in self._functions:
                 continue
             if isinstance(function, str):
@@ -197,7 +212,13 @@ class RewardFunctionTask(CloseableResource):
                 raise ValueError(f"log_extra({column!r}): {len(values)} values for {count} texts")
             columns[column] = [v if isinstance(v, int | float | None) else str(v) for v in values]
 
-        keywords = {"log_metric": log_metric, "log_extra": log_extra, **_build_keywords(batch)}
+        keywords = {
+            "log_metric": log_metric,
+            "log_extra": log_extra,
+            "length_limit": [self.settings.length_limit] * count,
+            "sandbox_settings": self.sandbox,
+            **_build_keywords(batch),
+        }
         try:
             accepted = inspect.signature(function).parameters
             if all(one.kind is not one.VAR_KEYWORD for one in accepted.values()):

@@ -106,8 +106,8 @@ def add_solution(space, problem):
 def test_an_optional_reward_comes_along(tmp_path):
     export_folder(tmp_path, "space.reward_weights.bug_free=1")
     text = (tmp_path / "rewards.py").read_text()
-    assert "rewards import score_all_passed\n" in text
-    assert '"bug_free": score_bug_free' in text
+    assert "rewards import tests_passed\n" in text
+    assert '"bug_free": bug_free' in text
     assert 'bug_free_reward = REWARDS["bug_free"]' in text
 
 

@@ -95,11 +95,11 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
         assert task.environment() == {}
     outcome = train(trial(spec.task, tmp_path), resume=None, report=lambda *_: None)
-    assert set(outcome.test) == {"right", "short", "mean_length"}
+    assert set(outcome.test) == {"right", "length", "mean_length"}
     last = read_steps(tmp_path / "trial")[-1]
     assert last.step == 2
     assert last.metrics["train/rewards/right/failed"] == 0
-    assert 0 <= last.metrics["train/rewards/short/mean"] <= 1
+    assert 0 <= last.metrics["train/rewards/length/mean"] <= 1
 
 
 def test_a_class_describes_itself(tmp_path):
