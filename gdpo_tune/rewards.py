@@ -24,7 +24,7 @@ for a completion that it does not score. The tasks that ship use the same functi
 Programs run in the sandbox of this machine: without isolation nothing runs.
 """
 
-from gdpo_tune.tasks.rewards import (
+from gdpo_tune.tasks.text_rewards import (
     answer,
     block_format,
     bug_free,

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from gdpo_tune.core.shaping import Rewards, Shaping
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.rewards import Reward, build_columns
+from gdpo_tune.tasks.text_rewards import RangedReward, build_columns
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox
 
-ScoreFunctions = Mapping[str, Reward]
+ScoreFunctions = Mapping[str, RangedReward]
 """Reward name -> its function."""
 ComputeRewards = Callable[
     [Sequence[Problem], Sequence[str], Sequence[int]], tuple[Rewards, Rewards]

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
-from gdpo_tune.tasks.rewards import (
+from gdpo_tune.tasks.task import BuiltInTask
+from gdpo_tune.tasks.text_rewards import (
     block_format,
     bug_free,
     bug_rate,
@@ -26,7 +27,6 @@ from gdpo_tune.tasks.rewards import (
     share_passed,
     tests_passed,
 )
-from gdpo_tune.tasks.task import BuiltInTask
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox

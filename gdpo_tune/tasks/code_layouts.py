@@ -32,7 +32,7 @@ from gdpo_tune.tasks.execution import (
     check_assert,
     check_streams,
 )
-from gdpo_tune.tasks.rewards import write_answer
+from gdpo_tune.tasks.text_rewards import write_answer
 
 # APPS: `question`, and `input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`.
 #

@@ -49,7 +49,7 @@ from gdpo_tune.tasks.base import (
     read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
-from gdpo_tune.tasks.rewards import Reward
+from gdpo_tune.tasks.text_rewards import RangedReward
 
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
@@ -91,7 +91,9 @@ class RewardFunctionTask(CloseableResource):
         named = list(zip(cls.rewards, functions, strict=True))
         cls.places = {name: locate_function(function) for name, function in named}
         cls.metrics = (*cls.rewards, MEAN_LENGTH)
-        known = {name: (each.low, each.high) for name, each in named if isinstance(each, Reward)}
+        known = {
+            name: (each.low, each.high) for name, each in named if isinstance(each, RangedReward)
+        }
         cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **known, **cls.ranges}
         cls.directions = {MEAN_LENGTH: "minimize", **cls.directions}
 

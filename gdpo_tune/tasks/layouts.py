@@ -25,7 +25,7 @@ from gdpo_tune.tasks.columns import (
     require_list,
     require_mapping,
 )
-from gdpo_tune.tasks.rewards import normalize_number, write_answer
+from gdpo_tune.tasks.text_rewards import normalize_number, write_answer
 from gdpo_tune.tasks.tool_rewards import write_calls
 
 # GSM8K: `question`, and `answer` that ends with `#### ` and a number.

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from gdpo_tune.tasks import rewards
+from gdpo_tune.tasks import text_rewards as rewards
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import (
     ArithmeticStep,

@@ -14,7 +14,7 @@ from gdpo_tune.core.task_info import STRICT, Scoring, TaskInfo
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import Problem, Scores, Split
 from gdpo_tune.tasks.dataset import describe_data, select_problems
-from gdpo_tune.tasks.rewards import Reward, build_columns, length, write_answer
+from gdpo_tune.tasks.text_rewards import RangedReward, build_columns, length, write_answer
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class BuiltInTask(CloseableResource):
     """A task whose rewards and metrics are functions of one sample; it runs no code by itself."""
 
-    reward_funcs: Mapping[str, Reward]
-    optional_reward_funcs: Mapping[str, Reward] = {}
+    reward_funcs: Mapping[str, RangedReward]
+    optional_reward_funcs: Mapping[str, RangedReward] = {}
     """Used only if the space has a weight for them."""
-    partial_funcs: Mapping[str, Reward] = {}
+    partial_funcs: Mapping[str, RangedReward] = {}
     """Partial credit in the same range, for rewards that are all or nothing."""
-    released_funcs: Mapping[str, Reward] = {}
+    released_funcs: Mapping[str, RangedReward] = {}
     """Rewards of the authors' code in the same range, where they differ."""
-    metric_funcs: Mapping[str, Reward]
+    metric_funcs: Mapping[str, RangedReward]
     directions: Mapping[str, Direction] = {"mean_length": "minimize"}
     """Metric -> the better direction; `maximize` if it is not here."""
     format_request: str
@@ -104,7 +104,7 @@ class BuiltInTask(CloseableResource):
         columns = build_columns(facts, lengths, self._length_limit, results)
 
         @functools.cache  # a reward and its metric are the same function, which is called once
-        def call(function: Reward) -> list[float | None]:
+        def call(function: RangedReward) -> list[float | None]:
             return function(completions, **columns)
 
         rewards, metrics, partial = (

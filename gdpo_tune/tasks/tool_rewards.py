@@ -43,7 +43,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.tasks.rewards import reward
+from gdpo_tune.tasks.text_rewards import reward
 
 LOWEST, HIGHEST = -3.0, 3.0
 

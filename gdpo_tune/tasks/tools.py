@@ -23,8 +23,8 @@ from gdpo_tune.tasks.generation import (
     draw_problems,
     draw_steps,
 )
-from gdpo_tune.tasks.rewards import length, mean_length
 from gdpo_tune.tasks.task import BuiltInTask
+from gdpo_tune.tasks.text_rewards import length, mean_length
 from gdpo_tune.tasks.tool_rewards import (
     agreement,
     exact_calls,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gdpo_tune import rewards
 from gdpo_tune.core.parameters import (
     LENGTH_PARAMETERS,
     PARAMETERS,
@@ -25,7 +26,6 @@ from gdpo_tune.core.shaping import (
     compute_fall,
 )
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
-from gdpo_tune.tasks import rewards
 from gdpo_tune.training.evaluation import build_reward_functions
 from tests.support.data import score_one
 from tests.support.training import SETTINGS, TOY, ToyTask, build_trial_config

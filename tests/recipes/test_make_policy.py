@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gdpo_tune import rewards
 from gdpo_tune.core import registry
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks import rewards
 from gdpo_tune.tasks.generation import choose_split
 from gdpo_tune.tasks.programs import extract_program
 from recipes.demonstrations import FORMAT_SHARE, MODES, draw_mode, render

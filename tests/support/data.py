@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 from gdpo_tune.core.settings import DataSettings
-from gdpo_tune.tasks.rewards import Reward, build_columns
+from gdpo_tune.tasks.text_rewards import RangedReward, build_columns
 from tests.support.paths import ROOT
 
 DIRECTORY = ROOT / "tests" / "data"
 
 
-def score_one(reward: Reward, completion: str, tokens: int = 1, limit: int = 1, **data):
+def score_one(reward: RangedReward, completion: str, tokens: int = 1, limit: int = 1, **data):
     """Return the reward of one completion; `data` are the facts of its problem."""
     (value,) = reward([completion], **build_columns([data], [tokens], limit))
     return value

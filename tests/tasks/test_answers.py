@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_tune.tasks import answers, rewards
+from gdpo_tune import rewards
+from gdpo_tune.tasks import answers
 from gdpo_tune.tasks.answers import (
     MathVerifyError,
     extract_answer,

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdpo_tune import rewards
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.tasks import rewards
 from gdpo_tune.tasks.answers import extract_answer, is_same_answer
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.math import GSM8KTask, MathTask
-from gdpo_tune.tasks.rewards import normalize_number
+from gdpo_tune.tasks.text_rewards import normalize_number
 from tests.support.data import score_one
 
 RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"

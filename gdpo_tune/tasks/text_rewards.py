@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reward:
+class RangedReward:
     """A reward function in TRL's form, and its range."""
 
     func: Callable[..., float | None]
@@ -67,9 +67,9 @@ class Reward:
         return [self.func(text, **dict(zip(read, row, strict=True))) for text, *row in rows]
 
 
-def reward(low: float, high: float, doc: str = "") -> Callable[[Callable[..., Any]], Reward]:
+def reward(low: float, high: float, doc: str = "") -> Callable[[Callable[..., Any]], RangedReward]:
     """Make a reward function of a function of one completion, with the range of its values."""
-    return lambda function: Reward(function, low, high, doc or f"mean {function.__name__}")
+    return lambda function: RangedReward(function, low, high, doc or f"mean {function.__name__}")
 
 
 def build_columns(
