@@ -5,14 +5,13 @@ N completions of one call; `problems` may name the same problem several times (a
 
 from __future__ import annotations
 
-import inspect
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from gdpo_tune.core.errors import TrialFailure
 
@@ -54,15 +53,6 @@ def join_turns(turns: Sequence[Mapping[str, str]]) -> str:
 
 
 @dataclass(frozen=True)
-class RewardFailures:
-    """Completions whose reward is None because its function raised."""
-
-    count: int = 0
-    first: str = ""
-    """The first error, in one line."""
-
-
-@dataclass(frozen=True)
 class Scores:
     """Verdicts on N completions, in their order."""
 
@@ -70,8 +60,9 @@ class Scores:
     """Reward name -> N training signals, unweighted; None means not scored."""
     metrics: Mapping[str, Sequence[float | None]]
     """Metric name -> N contributions; the metric itself is the mean of those that are not None."""
-    failures: Mapping[str, RewardFailures] = field(default_factory=dict[str, RewardFailures])
-    """Reward name -> failures of its function; for those alone whose function may raise."""
+    failures: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+    """Reward name -> row that is None because its function raised -> the error, in one line; for
+    those alone whose function may raise."""
     partial: Mapping[str, Sequence[float | None]] = field(
         default_factory=dict[str, Sequence[float | None]]
     )
@@ -95,18 +86,6 @@ class CallContext:
     """Tokens of N completions; None where the texts come from no policy."""
     trainer_state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the trainer's state, as far as they are known."""
-
-
-def call_score(
-    task: Any,
-    problems: Sequence[Problem],
-    completions: Sequence[str],
-    lengths: Sequence[int],
-    context: CallContext,
-) -> Scores:
-    """Return the task's scores; its `score` gets the context if it takes one."""
-    known = {"context": context} if "context" in inspect.signature(task.score).parameters else {}
-    return task.score(problems, completions, lengths, **known)
 
 
 def read_reward_values(values: Any, count: int, name: str) -> list[float | None]:
@@ -169,7 +148,9 @@ def check_scores(scores: Scores, count: int, task: Any) -> None:
 class Task(AbstractContextManager["Task"], Protocol):
     """A source of problems, which also scores completions. Use it as a context manager.
 
-    A trial builds its task with the sections `training:`, `sandbox:` and `data:` of the sweep.
+    A trial builds its task with the sections `training:`, `sandbox:` and `data:` of the sweep. A
+    task with a method `begin_scoring(problem, completion)` begins what `score` needs while other
+    completions are still being sampled; any thread may call it.
     """
 
     rewards: tuple[str, ...]
@@ -182,12 +163,13 @@ class Task(AbstractContextManager["Task"], Protocol):
         ...
 
     def score(
-        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+        self,
+        problems: Sequence[Problem],
+        completions: Sequence[str],
+        lengths: Sequence[int],
+        context: CallContext | None = None,
     ) -> Scores:
-        """Score N completions, which lack the end token that `lengths` in tokens include.
-
-        A task that takes the keyword `context` as well gets a `CallContext`.
-        """
+        """Score N completions, which lack the end token that `lengths` in tokens include."""
         ...
 
     def environment(self) -> dict[str, str]:
@@ -196,13 +178,4 @@ class Task(AbstractContextManager["Task"], Protocol):
 
     def close(self) -> None:
         """End every process that the task started."""
-        ...
-
-
-@runtime_checkable
-class ScoresEarly(Protocol):
-    """A task that can begin with a completion while others are still being sampled."""
-
-    def begin_scoring(self, problem: Problem, completion: str) -> None:
-        """Begin what `score` needs of a completion, in the background; any thread may call it."""
         ...

@@ -17,16 +17,13 @@ or a directory.
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import hashlib
 import inspect
-import logging
 import random
 import re
 import reprlib
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +35,9 @@ from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_task_error
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import (
-    MOST_FAILED,
     CallContext,
     Problem,
-    RewardFailures,
     RewardFunction,
-    Scores,
     Split,
     join_turns,
     read_reward_values,
@@ -56,7 +50,6 @@ SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100
 MEAN_LENGTH = "mean_length"
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Keywords that TRL sets itself: it drops a column of such a name, or raises for it."""
-_logger = logging.getLogger(__name__)
 
 
 class RewardFunctionTask(CloseableResource):
@@ -135,29 +128,6 @@ class RewardFunctionTask(CloseableResource):
                 + f"more rows; {len(SHARES[split])} per cent of them are {split} prompts, by hash"
             )
         return random.Random(f"{seed}/{split}").sample(rows, count)
-
-    def score(
-        self,
-        problems: Sequence[Problem],
-        completions: Sequence[str],
-        lengths: Sequence[int],
-        *,
-        context: CallContext | None = None,
-    ) -> Scores:
-        """Call every function on N completions, each with its own copy of everything.
-
-        Raises:
-            TrialFailure: a function returned another number of values, or what is no number.
-        """
-        self.load_functions()
-
-        def call(name: str, _: int | None, batch: RewardBatch) -> CallResult:
-            copies = [copy.deepcopy(problem) for problem in batch.problems]
-            own = batch._replace(problems=copies, context=copy.deepcopy(batch.context))
-            return self.call_function(name, own)
-
-        batch = RewardBatch(problems, completions, lengths, context or CallContext())
-        return score_by_functions(self.rewards, call, batch)
 
     def environment(self) -> dict[str, str]:
         """Return how many rows were left out; nothing else is known of the task."""
@@ -274,69 +244,6 @@ class CallResult(NamedTuple):
 
 class CallError(GdpoTuneError):
     """A reward function that raised; the message is the last line of its traceback."""
-
-
-class ProcessEndedError(CallError):
-    """A reward function that ended its process, or did not return in time."""
-
-
-CallReward = Callable[[str, int | None, RewardBatch], CallResult]
-"""Gets the name of a function, a row if that is called alone, and the completions."""
-
-
-def score_by_functions(names: Sequence[str], call: CallReward, batch: RewardBatch) -> Scores:
-    """Return the scores by functions of N completions.
-
-    A function that raises is called once more, because a service may have been away, then for each
-    completion alone, as is one that ends its process. A completion on which it still raises
-    gets no score.
-    """
-    results: dict[str, CallResult] = {}
-    failures: dict[str, RewardFailures] = {}
-    seconds: dict[str, float] = {}
-    for name in names:
-        started = time.perf_counter()
-        results[name], failures[name] = _call_at_once_or_alone(name, call, batch)
-        seconds[name] = time.perf_counter() - started
-    rewards = {name: result.values for name, result in results.items()}
-    return Scores(
-        rewards,
-        {**rewards, MEAN_LENGTH: [float(length) for length in batch.lengths]},
-        failures,
-        logged=[entry for result in results.values() for entry in result.logged],
-        columns={k: v for result in results.values() for k, v in result.columns.items()},
-        seconds=seconds,
-    )
-
-
-def _call_at_once_or_alone(
-    name: str, call: CallReward, batch: RewardBatch
-) -> tuple[CallResult, RewardFailures]:
-    count, first = len(batch.completions), ""
-    for _ in range(2):
-        try:
-            result = call(name, None, batch)
-        except CallError as error:
-            first = first or str(error)
-            if isinstance(error, ProcessEndedError):
-                break
-        else:
-            if first:
-                _logger.warning("reward %s raised once, then returned: %s", name, first)
-            return result, RewardFailures()
-    result, failed, ended = CallResult([None] * count, [], {}), 0, 0
-    for row in range(count):
-        if ended > max(2, MOST_FAILED * count):  # each costs a start of the process
-            failed += count - row
-            break
-        try:
-            alone = call(name, row, batch.take(row))
-            result.values[row] = alone.values[0]
-            result.logged.extend(alone.logged)
-        except CallError as error:
-            failed += 1
-            ended += isinstance(error, ProcessEndedError)
-    return result, RewardFailures(failed, first) if failed else RewardFailures()
 
 
 class _TrainerState(SimpleNamespace):

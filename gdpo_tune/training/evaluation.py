@@ -41,10 +41,8 @@ from gdpo_tune.tasks.base import (
     Problem,
     RewardFunction,
     Scores,
-    ScoresEarly,
     Split,
     Task,
-    call_score,
     check_scores,
 )
 from gdpo_tune.training import distributed
@@ -71,13 +69,13 @@ def score_batch(
         TrialFailure: a check fails, or a reward function raised on too many of them.
     """
     count = len(completions)
-    scores = call_score(task, problems, completions, lengths, context)
+    scores = task.score(problems, completions, lengths, context)
     for name, failed in scores.failures.items():
-        share = failed.count / count
+        share = len(failed) / count
         if share > MOST_FAILED:
             raise TrialFailure(
                 f"reward {name} raised for {share:.0%} of {count} completions, and at most "
-                f"{MOST_FAILED:.0%} may fail; first: {failed.first}"
+                f"{MOST_FAILED:.0%} may fail; first: {next(iter(failed.values()))}"
             )
     check_scores(scores, count, task)
     return scores
@@ -96,14 +94,8 @@ BeginScoring = Callable[[int, str], None]
 
 def build_early_scoring(task: Task, problems: Sequence[Problem]) -> BeginScoring | None:
     """Return a function that lets the task begin with a completion; None if it cannot."""
-    if not isinstance(task, ScoresEarly):
-        return None
-    early: ScoresEarly = task
-
-    def begin_scoring(problem: int, completion: str) -> None:
-        early.begin_scoring(problems[problem], completion)
-
-    return begin_scoring
+    begin: Any = getattr(task, "begin_scoring", None)
+    return begin and (lambda problem, completion: begin(problems[problem], completion))
 
 
 def build_reward_functions(
@@ -143,10 +135,11 @@ def build_reward_functions(
         failed = scores.failures.get(name)
         if log_metric is not None and failed is not None:
             # Always logged, because all processes must log the same metrics.
-            log_metric(f"{REWARDS}{name}/failed", failed.count / len(completions))
-            if failed.count and name not in warned:
+            log_metric(f"{REWARDS}{name}/failed", len(failed) / len(completions))
+            if failed and name not in warned:
                 warned.add(name)
-                _log.warning("reward %s raised (reported once): %s", name, failed.first)
+                first = next(iter(failed.values()))
+                _log.warning("reward %s raised (reported once): %s", name, first)
         return rewards[name]
 
     functions: list[RewardFunction] = []
