@@ -93,8 +93,7 @@ def _scale(score: float, right: Sequence[ToolCall]) -> float:
 
 def write_calls(thought: str, calls: Sequence[ToolCall]) -> str:
     """Return a completion in the rewarded format that makes calls and says nothing else."""
-    shown = ({key: value for key, value in call.items() if key != "accepted"} for call in calls)
-    lines = "\n".join(map(json.dumps, shown))
+    lines = "\n".join(map(json.dumps, calls))
     return f"<think>{thought}</think>\n<tool_call>\n{lines}\n</tool_call>"
 
 
@@ -126,20 +125,12 @@ def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def compare_calls(right: ToolCall, called: ToolCall) -> float:
-    """Return what a pair of calls adds to the score; 0 if they name different tools.
-
-    Any of the `accepted` values of a parameter is right; an empty text says that it may be missing.
-    """
+    """Return what a pair of calls adds to the score; 0 if they name different tools."""
     if right["name"] != called["name"]:
         return 0.0
     expected, used = right["parameters"], called["parameters"]
-    accepted = right.get("accepted", {})
-    left_out = {key for key in expected if key not in used and "" in accepted.get(key, ())}
-    hits = len(left_out) + sum(
-        key in used and any(bool(used[key] == one) for one in accepted.get(key, [value]))
-        for key, value in expected.items()
-    )
-    return compute_jaccard([key for key in expected if key not in left_out], list(used)) + hits
+    hits = sum(key in used and bool(used[key] == value) for key, value in expected.items())
+    return compute_jaccard(list(expected), list(used)) + hits
 
 
 def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:
