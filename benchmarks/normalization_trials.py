@@ -31,7 +31,7 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import Measurement
-from gdpo_tune.tasks.base import CallContext, Problem, Scores, Split
+from gdpo_tune.tasks.base import Problem, Scores, Split
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.math import MathTask
 from gdpo_tune.tasks.tools import ToolsTask
@@ -66,7 +66,7 @@ class _Ranged:
         problems: Sequence[Problem],
         completions: Sequence[str],
         lengths: Sequence[int],
-        context: CallContext | None = None,
+        *others: Any,
     ) -> Scores:
         """Score as the task does, with the correctness reward mapped to the wanted range."""
         scores: Scores = super().score(problems, completions, lengths)

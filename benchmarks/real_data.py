@@ -144,7 +144,7 @@ def measure_file(data: DataSettings, *, is_body: bool) -> tuple[Row, list[str], 
     scorable = [one for one in usable if not one.reason]
     graded = list(read_graded(data, usable))
     if is_body:
-        bodies = (row["canonical_solution"] for _, row in read_rows(data, layout, layout.solution))
+        bodies = (row["canonical_solution"] for _, row in read_rows(data, layout))
         scorable = [
             one._replace(completion=f"```python\n{body}```")
             for one, body in zip(scorable, bodies, strict=True)

@@ -198,7 +198,7 @@ def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
 
 
 def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:
-    from gdpo_tune.tasks.base import CallContext, check_scores
+    from gdpo_tune.tasks.base import check_scores
     from gdpo_tune.tasks.references import describe_result
 
     for text in texts:
@@ -210,7 +210,7 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
         tokens = [text.tokens for text in batch]
         try:
             completions, lengths = [text.completion for text in batch], list(map(len, tokens))
-            scores = task.score(problems, completions, lengths, CallContext(tokens))
+            scores = task.score(problems, completions, lengths, tokens)
             check_scores(scores, len(batch), task)
         except errors.TrialFailure as error:  # what a function returned is no reward
             raise errors.TaskFileError(str(error)) from error

@@ -78,16 +78,6 @@ class Scores:
     wherever rewards are; the times in them are measured."""
 
 
-@dataclass(frozen=True)
-class CallContext:
-    """Arguments of TRL's reward functions besides the texts."""
-
-    completion_ids: Sequence[Sequence[int]] | None = None
-    """Tokens of N completions; None where the texts come from no policy."""
-    trainer_state: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of the trainer's state, as far as they are known."""
-
-
 def read_reward_values(values: Any, count: int, name: str) -> list[float | None]:
     """Return what a reward or metric gave N completions as numbers.
 
@@ -167,9 +157,14 @@ class Task(AbstractContextManager["Task"], Protocol):
         problems: Sequence[Problem],
         completions: Sequence[str],
         lengths: Sequence[int],
-        context: CallContext | None = None,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Mapping[str, Any] | None = None,
     ) -> Scores:
-        """Score N completions, which lack the end token that `lengths` in tokens include."""
+        """Score N completions, which lack the end token that `lengths` in tokens include.
+
+        `completion_ids` are their tokens, None where the texts come from no policy;
+        `trainer_state` are fields of the trainer's state, as far as they are known.
+        """
         ...
 
     def environment(self) -> dict[str, str]:

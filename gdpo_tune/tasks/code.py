@@ -217,7 +217,7 @@ class CodeTask(BuiltInTask):
     """Held while the trainer or an engine's thread starts both."""
 
     def begin_scoring(self, problem: Problem, completion: str) -> None:
-        """Run the program of a completion while others are sampled; see `ScoresEarly`."""
+        """Run the program of a completion while others are sampled; see `Task`."""
         self._start_runner().submit(problem, completion)
 
     def _run_programs(

@@ -128,10 +128,9 @@ APPS = LayoutInfo(
     write_reference=lambda row: _write_first_program(
         require_texts(parse_json(row.get("solutions"), "solutions"), "solutions")
     ),
-    solution=("solutions",),
     tasks=("code",),
     columns=("question", "input_output"),
-    optional=("difficulty", "starter_code"),
+    optional=("difficulty", "starter_code", "solutions"),
     doc="APPS: functions with arguments and results, or programs that read and print",
 )
 
@@ -188,10 +187,9 @@ def _write_code_contests(row: Row) -> str:
 CODE_CONTESTS = LayoutInfo(
     convert_code_contests,
     write_reference=_write_code_contests,
-    solution=("solutions",),
     tasks=("code",),
     columns=("description", "public_tests"),
-    optional=("private_tests", "generated_tests", "input_file", "time_limit"),
+    optional=("private_tests", "generated_tests", "input_file", "time_limit", "solutions"),
     doc="CodeContests: programs that read and print",
 )
 
@@ -233,9 +231,9 @@ HUMANEVAL = LayoutInfo(
     write_reference=lambda row: write_answer(
         "", get_text(row, "prompt") + get_text(row, "canonical_solution")
     ),
-    solution=("canonical_solution",),
     tasks=("code",),
     columns=("prompt", "entry_point", "test"),
+    optional=("canonical_solution",),
     doc="HumanEval: the head of a function, and `check(candidate)`",
 )
 

@@ -24,7 +24,6 @@ import random
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Self, cast
@@ -35,7 +34,6 @@ from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_task_error
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import (
-    CallContext,
     Problem,
     RewardFunction,
     Split,
@@ -223,15 +221,14 @@ class RewardBatch(NamedTuple):
     """`Problem`s; on their way to another process as pickles, of which each makes a new copy."""
     completions: Sequence[str]
     lengths: Sequence[int]
-    context: CallContext
+    completion_ids: Sequence[Sequence[int]] | None
+    trainer_state: Mapping[str, Any]
 
     def take(self, row: int) -> RewardBatch:
         """Return a batch of one completion."""
-        ids = self.context.completion_ids
-        context = replace(self.context, completion_ids=None if ids is None else [ids[row]])
-        return RewardBatch(
-            [self.problems[row]], [self.completions[row]], [self.lengths[row]], context
-        )
+        ids = None if self.completion_ids is None else [self.completion_ids[row]]
+        text, length = self.completions[row], self.lengths[row]
+        return RewardBatch([self.problems[row]], [text], [length], ids, self.trainer_state)
 
 
 class CallResult(NamedTuple):
@@ -268,7 +265,7 @@ class _UnknownIds(Sequence[Any]):
 
 def _build_keywords(batch: RewardBatch) -> dict[str, Any]:
     """Return the keywords of a call; a column wins over `lengths`."""
-    problems, texts, ids = batch.problems, batch.completions, batch.context.completion_ids
+    problems, texts, ids = batch.problems, batch.completions, batch.completion_ids
     is_chat = bool(problems[0].turns)
     return {
         "prompts": [one.turns if is_chat else one.prompt for one in problems],
@@ -276,7 +273,7 @@ def _build_keywords(batch: RewardBatch) -> dict[str, Any]:
             [[{"role": "assistant", "content": text}] for text in texts] if is_chat else list(texts)
         ),
         "completion_ids": _UnknownIds() if ids is None else [list(each) for each in ids],
-        "trainer_state": _TrainerState(**batch.context.trainer_state),
+        "trainer_state": _TrainerState(**batch.trainer_state),
         "lengths": list(batch.lengths),
         **{name: [one.data[name] for one in problems] for name in problems[0].data},
     }

@@ -79,7 +79,7 @@ def read_references(data: DataSettings) -> Iterator[Reference]:
     """
     layout = describe_layout(data.layout)
     for part in (*list_parts(data), "train"):
-        for place, row in read_rows(data, layout, layout.solution, part):
+        for place, row in read_rows(data, layout, part):
             problem: Problem | None = None
             try:
                 problem = convert_row(layout, row)

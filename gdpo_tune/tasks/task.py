@@ -12,7 +12,7 @@ from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSetti
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_info import STRICT, Scoring, TaskInfo
 from gdpo_tune.core.trials import Direction
-from gdpo_tune.tasks.base import CallContext, Problem, Scores, Split
+from gdpo_tune.tasks.base import Problem, Scores, Split
 from gdpo_tune.tasks.dataset import describe_data, select_problems
 from gdpo_tune.tasks.text_rewards import RangedReward, build_columns, length, write_answer
 
@@ -100,7 +100,8 @@ class BuiltInTask(CloseableResource):
         problems: Sequence[Problem],
         completions: Sequence[str],
         lengths: Sequence[int],
-        context: CallContext | None = None,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Mapping[str, Any] | None = None,
     ) -> Scores:
         """Score N completions, for training and for held-out evaluation alike; see `Task`."""
         results = self._run_programs(problems, completions)

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -99,7 +99,8 @@ class TaskProcess(CloseableResource):
         problems: Sequence[base.Problem],
         completions: Sequence[str],
         lengths: Sequence[int],
-        context: base.CallContext | None = None,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Mapping[str, Any] | None = None,
         *,
         is_check: bool = False,
     ) -> base.Scores:
@@ -114,7 +115,8 @@ class TaskProcess(CloseableResource):
         distinct = {id(one): one for one in problems}
         pickled = {key: pickle.dumps(one) for key, one in distinct.items()}
         copies = [pickled[id(one)] for one in problems]
-        batch = RewardBatch(copies, list(completions), list(lengths), context or base.CallContext())
+        state = trainer_state or {}
+        batch = RewardBatch(copies, list(completions), list(lengths), completion_ids, state)
         call = functools.partial(self._call, is_check=is_check)
         return score_by_functions(self.rewards, call, batch)
 
@@ -299,11 +301,11 @@ def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
         texts += ["", own, own.join(["", *tags, ""]), repeated[:longest]]
     lengths = [min(settings.max_completion_length, len(text) // 4 + 1) for text in texts]
     state = {"global_step": 0, "max_steps": settings.steps}
-    context = base.CallContext([list(range(length)) for length in lengths], state)
+    ids = [list(range(length)) for length in lengths]
     all_problems = [one for one in problems for _ in range(4)]
     warnings: list[str] = []
     try:
-        scores = task.score(all_problems, texts, lengths, context=context, is_check=True)
+        scores = task.score(all_problems, texts, lengths, ids, state, is_check=True)
         base.check_scores(scores, len(texts), task)
         warnings += _check_values(scores, len(texts), task)
         for name, failed in scores.failures.items():

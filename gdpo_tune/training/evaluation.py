@@ -10,7 +10,7 @@ import functools
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -37,7 +37,6 @@ from gdpo_tune.core.trials import Estimate
 from gdpo_tune.policies.load_policy import list_end_tokens
 from gdpo_tune.tasks.base import (
     MOST_FAILED,
-    CallContext,
     Problem,
     RewardFunction,
     Scores,
@@ -60,8 +59,8 @@ def score_batch(
     task: Task,
     problems: Sequence[Problem],
     completions: Sequence[str],
-    lengths: Sequence[int],
-    context: CallContext,
+    tokens: Sequence[Sequence[int]],
+    trainer_state: Mapping[str, Any],
 ) -> Scores:
     """Let a task score N completions, and check their number, and their range if the task says it.
 
@@ -69,7 +68,7 @@ def score_batch(
         TrialFailure: a check fails, or a reward function raised on too many of them.
     """
     count = len(completions)
-    scores = task.score(problems, completions, lengths, context)
+    scores = task.score(problems, completions, list(map(len, tokens)), tokens, trainer_state)
     for name, failed in scores.failures.items():
         share = len(failed) / count
         if share > MOST_FAILED:
@@ -123,10 +122,9 @@ def build_reward_functions(
         if completions is not latest[0]:  # TRL calls one function after another on each batch
             state = dict(vars(trainer_state)) if trainer_state else {}
             state.pop("stateful_callbacks", None)  # they cannot be sent to another process
-            context = CallContext(completion_ids, state)
             lengths = [len(ids) for ids in completion_ids]
             judged = [problems[index] for index in problem]
-            scores = score_batch(task, judged, completions, lengths, context)
+            scores = score_batch(task, judged, completions, completion_ids, state)
             latest = completions, scores, shapes.apply(scores.rewards, lengths, scores.partial)
         scores, rewards = latest[1:]
         if log_metric is not None and name == task.rewards[0]:  # once a batch
@@ -202,8 +200,7 @@ class Evaluator:
         state = {"global_step": step * updates, "max_steps": settings.steps * updates}
         for batch, texts, tokens in batches:
             problems = [held_out.problems[row] for row in batch]
-            lengths = list(map(len, tokens))
-            scores = score_batch(task, problems, texts, lengths, CallContext(tokens, state))
+            scores = score_batch(task, problems, texts, tokens, state)
             for name in task.metrics:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)

@@ -22,7 +22,7 @@ from gdpo_tune.core.task_files import LONGEST_REASON
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.base import CallContext, Problem, Scores
+from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.tasks.custom import (
     RewardBatch,
     RewardFunctionTask,
@@ -262,14 +262,14 @@ def test_rows_that_are_refused(rows, reason):
         kind(SETTINGS).problems("train", 1, 0)
 
 
-def score_here(task, problems, completions, lengths, context=None) -> Scores:
+def score_here(task, problems, completions, lengths, ids=None, state=None) -> Scores:
     """Score as the process of a task does, but in this one."""
 
     def call(name, _, batch):
         task.load_functions()
         return task.call_function(name, batch._replace(problems=copy.deepcopy([*batch.problems])))
 
-    batch = RewardBatch(problems, completions, lengths, context or CallContext())
+    batch = RewardBatch(problems, completions, lengths, ids, state or {})
     return score_by_functions(task.rewards, call, batch)
 
 
@@ -409,7 +409,7 @@ def test_functions_of_trl_that_read_token_ids_work():
     function = get_soft_overlong_punishment(max_completion_len=10, soft_punish_cache=5)
     task = own(function)(SETTINGS)
     problems, ids = task.problems("train", 2, 0), [[1] * 2, [1] * 20]
-    scored = score_here(task, problems, ["a", "b"], [2, 20], CallContext(completion_ids=ids))
+    scored = score_here(task, problems, ["a", "b"], [2, 20], ids)
     assert next(iter(scored.rewards.values())) == [0.0, -1.0]
     failed = next(iter(score_here(task, problems, ["a", "b"], [2, 20]).failures.values()))
     assert len(failed) == 2
@@ -427,8 +427,8 @@ def test_functions_log_metrics_and_columns_and_read_the_state():
         return [trainer_state.best_metric] * len(completions)
 
     task = own(logs, asks)(SETTINGS)
-    context = CallContext(trainer_state={"global_step": 3})
-    scored = score_here(task, task.problems("train", 2, 0), ["a", "b"], [1, 1], context=context)
+    state = {"global_step": 3}
+    scored = score_here(task, task.problems("train", 2, 0), ["a", "b"], [1, 1], state=state)
     assert scored.rewards["logs"] == [0.25, 0.25]
     assert scored.logged == [("judge/step", 3.0)]
     assert scored.columns == {"parsed": ["A", "B"]}
@@ -477,7 +477,7 @@ def test_a_value_outside_its_range_ends_the_trial(value, accepted):
     # Source: agent-eval-harness#182: a judge on 0 to 10 with the range (0, 1).
     task = type("Ranged", (Half,), {"ranges": {"a": (0, 1)}, "places": {"a": "mine.py, line 3"}})(0)
     task.score = lambda *_: Scores({"a": [value]}, {"b": [value]})
-    score = functools.partial(evaluation.score_batch, task, [None], ["x"], [1], CallContext())
+    score = functools.partial(evaluation.score_batch, task, [None], ["x"], [[1]], {})
     if accepted:
         assert score().rewards == {"a": [value]}
         return
@@ -499,7 +499,7 @@ class Half:
     def __init__(self, failed: int) -> None:
         self.failed = failed
 
-    def score(self, problems, completions, lengths, context=None):
+    def score(self, problems, completions, lengths, *_):
         values = [None] * self.failed + [1.0] * (len(completions) - self.failed)
         return Scores(
             {"a": values},
