@@ -198,7 +198,7 @@ def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
 
 
 def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:
-    from gdpo_tune.tasks.base import check_scores
+    from gdpo_tune.tasks.base import check_ranges
     from gdpo_tune.tasks.references import describe_result
 
     for text in texts:
@@ -211,7 +211,7 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
         try:
             completions, lengths = [text.completion for text in batch], list(map(len, tokens))
             scores = task.score(problems, completions, lengths, tokens)
-            check_scores(scores, len(batch), task)
+            check_ranges(scores, task)
         except errors.TrialFailure as error:  # what a function returned is no reward
             raise errors.TaskFileError(str(error)) from error
         for index, text in enumerate(batch):

@@ -110,8 +110,8 @@ def _describe_value(value: Any) -> str:
     return f"{reprlib.repr(value)}, a {type(value).__name__}"
 
 
-def check_scores(scores: Scores, count: int, task: Any) -> None:
-    """Refuse what are not `count` numbers, and a value outside the range that the task states.
+def check_ranges(scores: Scores, task: Any) -> None:
+    """Refuse a value outside the range that the task states.
 
     NaN and infinity pass: what they mean depends on where they occur.
 
@@ -119,20 +119,19 @@ def check_scores(scores: Scores, count: int, task: Any) -> None:
         TrialFailure: the message names function, value, range and what to do.
     """
     ranges, places = getattr(task, "ranges", {}), getattr(task, "places", {})
-    for kind, named in (("reward", scores.rewards), ("metric", scores.metrics)):
-        for name, values in named.items():
-            title = f"{kind} {name}" + (f" ({places[name]})" if name in places else "")
-            low, high = ranges.get(name, (-math.inf, math.inf))
-            slack = ROUNDING * max([1.0, *(abs(v) for v in (low, high) if math.isfinite(v))])
-            for row, value in enumerate(read_reward_values(values, count, title)):
-                if value is None or not math.isfinite(value):
-                    continue
-                if not low - slack <= value <= high + slack:
-                    raise TrialFailure(
-                        f"{title} is {value:g} for completion {row}, outside its range "
-                        f"({low:g}, {high:g})\n    fix: correct the function, or the entry of "
-                        f"{name} in `ranges`"
-                    )
+    for name, values in {**scores.metrics, **scores.rewards}.items():
+        low, high = ranges.get(name, (-math.inf, math.inf))
+        slack = ROUNDING * max([1.0, *(abs(v) for v in (low, high) if math.isfinite(v))])
+        for row, value in enumerate(values):
+            if value is None or not math.isfinite(value) or low - slack <= value <= high + slack:
+                continue
+            kind = "reward" if name in scores.rewards else "metric"
+            place = f" ({places[name]})" if name in places else ""
+            raise TrialFailure(
+                f"{kind} {name}{place} is {value:g} for completion {row}, outside its range "
+                f"({low:g}, {high:g})\n    fix: correct the function, or the entry of {name} in "
+                "`ranges`"
+            )
 
 
 class Task(AbstractContextManager["Task"], Protocol):

@@ -306,7 +306,7 @@ def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
     warnings: list[str] = []
     try:
         scores = task.score(all_problems, texts, lengths, ids, state, is_check=True)
-        base.check_scores(scores, len(texts), task)
+        base.check_ranges(scores, task)
         warnings += _check_values(scores, len(texts), task)
         for name, failed in scores.failures.items():
             first = next(iter(failed.values()), "")
@@ -332,9 +332,7 @@ def _check_values(scores: base.Scores, count: int, task: TaskProcess) -> list[st
         if idle := {*named} - {*task.rewards, *task.metrics}:
             warnings.append(f"{attribute} names {min(idle)!r}, which is no reward or metric")
     for name, values in {**scores.metrics, **scores.rewards}.items():
-        numbers = [
-            each for each in base.read_reward_values(values, count, name) if each is not None
-        ]
+        numbers = [value for value in values if value is not None]
         for number in numbers:
             if not math.isfinite(number):
                 raise TrialFailure(

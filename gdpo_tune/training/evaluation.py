@@ -42,7 +42,7 @@ from gdpo_tune.tasks.base import (
     Scores,
     Split,
     Task,
-    check_scores,
+    check_ranges,
 )
 from gdpo_tune.training import distributed
 from gdpo_tune.training.decoding import Decoding
@@ -62,7 +62,7 @@ def score_batch(
     tokens: Sequence[Sequence[int]],
     trainer_state: Mapping[str, Any],
 ) -> Scores:
-    """Let a task score N completions, and check their number, and their range if the task says it.
+    """Let a task score N completions, and check their range if the task says it.
 
     Raises:
         TrialFailure: a check fails, or a reward function raised on too many of them.
@@ -76,7 +76,7 @@ def score_batch(
                 f"reward {name} raised for {share:.0%} of {count} completions, and at most "
                 f"{MOST_FAILED:.0%} may fail; first: {next(iter(failed.values()))}"
             )
-    check_scores(scores, count, task)
+    check_ranges(scores, task)
     return scores
 
 
