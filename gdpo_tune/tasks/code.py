@@ -218,17 +218,17 @@ class CodeTask(BuiltInTask):
 
     def begin_scoring(self, problem: Problem, completion: str) -> None:
         """Run the program of a completion while others are sampled; see `Task`."""
-        self._start_runner().submit(problem, completion)
+        self._start()[1].submit(problem, completion)
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
     ) -> list[Result | None]:
         # SandboxUnavailable and SandboxInfraError pass: no completion gets a zero for them.
-        return self._start_runner().gather(problems, completions)
+        return self._start()[1].gather(problems, completions)
 
     def environment(self) -> dict[str, str]:
         """Return the sandbox's tier of isolation, which starts it, and where problems come from."""
-        return {"sandbox": self._start_sandbox().info.tier, **super().environment()}
+        return {"sandbox": self._start()[0].info.tier, **super().environment()}
 
     def close(self) -> None:
         """End the sandbox; the task may be used again and then starts a new one."""
@@ -240,25 +240,19 @@ class CodeTask(BuiltInTask):
             self._runner = None
 
     def __enter__(self) -> Self:
-        self._start_sandbox()
+        self._start()
         return self
 
-    def _start_sandbox(self) -> Sandbox:
-        if self.sandbox is None:
-            from gdpo_tune.tasks.execution import open_sandbox
+    def _start(self) -> tuple[Sandbox, BackgroundRunner]:
+        from gdpo_tune.tasks.execution import BackgroundRunner, open_sandbox, run_programs
 
-            self.sandbox = open_sandbox(self._settings)
-        return self.sandbox
-
-    def _start_runner(self) -> BackgroundRunner:
-        if self._runner is None:
-            from gdpo_tune.tasks.execution import BackgroundRunner, run_programs
-
-            with self._starting:
-                if self._runner is None:
-                    run = functools.partial(run_programs, self._start_sandbox(), self._settings)
-                    self._runner = BackgroundRunner(run)
-        return self._runner
+        with self._starting:
+            if self.sandbox is None:
+                self.sandbox = open_sandbox(self._settings)
+            if self._runner is None:
+                run = functools.partial(run_programs, self.sandbox, self._settings)
+                self._runner = BackgroundRunner(run)
+            return self.sandbox, self._runner
 
 
 TASK = CodeTask.describe(
