@@ -20,6 +20,7 @@ import asyncio
 import functools
 import hashlib
 import inspect
+import os
 import random
 import re
 import reprlib
@@ -28,7 +29,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
-from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError
+from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError, get_first_line
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_task_error
@@ -156,8 +157,6 @@ class RewardFunctionTask(CloseableResource):
             if name in self._functions:
                 continue
             if isinstance(function, str):
-                from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
-
                 function = RewardModel(function)
             self._functions[name] = function
 
@@ -212,6 +211,58 @@ class RewardFunctionTask(CloseableResource):
         for prompt, problem in problems.items():
             splits[choose_row_split(prompt)].append(problem)
         return splits
+
+
+class RewardModel:
+    """A reward model by Hub id or directory, read as TRL does: the logit of `prompt + completion`.
+
+    Raises:
+        UsageError: there is no such model, or its tokenizer cannot pad.
+    """
+
+    def __init__(self, name: str) -> None:
+        import torch  # late: few tasks have a reward model
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                name, num_labels=1, output_loading_info=True
+            )
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = get_first_line(error)
+            raise UsageError(f"reward model {name} cannot be loaded: {reason}") from error
+        self._model, report = loaded
+        if missing := sorted(map(str, report["missing_keys"])):
+            # They would be drawn at random, as trl#1379 has it.
+            raise UsageError(
+                f"reward model {name} lacks trained weights: {', '.join(missing)}\n    fix: name a "
+                "classifier with one output, saved with its head, not a language model"
+            )
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        if self._tokenizer.pad_token is None:
+            raise UsageError(f"the tokenizer of reward model {name} has no pad or end token")
+        self._model.config.pad_token_id = self._tokenizer.pad_token_id
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+        self._model.to(device).eval()
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
+        """Return N rewards; conversations are read in the template of the reward model."""
+        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+        if not isinstance(prompts[0], str):
+            texts = [self._tokenizer.apply_chat_template(turns, tokenize=False) for turns in texts]
+        inputs = self._tokenizer(
+            text=texts,
+            return_tensors="pt",
+            padding=True,
+            padding_side="right",
+            add_special_tokens=False,
+        ).to(self._model.device)
+        import torch
+
+        with torch.inference_mode():
+            return self._model(**inputs).logits[:, 0].float().tolist()
 
 
 class RewardBatch(NamedTuple):
