@@ -62,7 +62,11 @@ class _Ranged:
         return problems
 
     def score(
-        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+        self,
+        problems: Sequence[Problem],
+        completions: Sequence[str],
+        lengths: Sequence[int],
+        *others: Any,
     ) -> Scores:
         """Score as the task does, with the correctness reward mapped to the wanted range."""
         scores: Scores = super().score(problems, completions, lengths)

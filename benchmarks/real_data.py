@@ -144,7 +144,7 @@ def measure_file(data: DataSettings, *, is_body: bool) -> tuple[Row, list[str], 
     scorable = [one for one in usable if not one.reason]
     graded = list(read_graded(data, usable))
     if is_body:
-        bodies = (row["canonical_solution"] for _, row in read_rows(data, layout, layout.solution))
+        bodies = (row["canonical_solution"] for _, row in read_rows(data, layout))
         scorable = [
             one._replace(completion=f"```python\n{body}```")
             for one, body in zip(scorable, bodies, strict=True)
@@ -152,7 +152,8 @@ def measure_file(data: DataSettings, *, is_body: bool) -> tuple[Row, list[str], 
     with build_task(layout.tasks[0], TrainingSettings(), SandboxSettings(), data) as task:
         texts = [(one.problem, one.completion) for one in scorable]
         values = [*score(task, texts), *score(task, [text for text, _ in graded])]
-    marks = [value == task.active_rewards[0].high for value in values]
+    full = next(iter(task.reward_funcs.values())).high
+    marks = [value == full for value in values]
     wrong = [
         f"{one.place}: {one.completion[-60:]!r}"
         for one, right in zip(scorable, marks, strict=False)

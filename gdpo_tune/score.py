@@ -198,7 +198,7 @@ def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
 
 
 def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:
-    from gdpo_tune.tasks.base import CallContext, call_score, check_scores
+    from gdpo_tune.tasks.base import check_ranges
     from gdpo_tune.tasks.references import describe_result
 
     for text in texts:
@@ -210,20 +210,15 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
         tokens = [text.tokens for text in batch]
         try:
             completions, lengths = [text.completion for text in batch], list(map(len, tokens))
-            scores = call_score(task, problems, completions, lengths, CallContext(tokens))
-            check_scores(scores, len(batch), task)
+            scores = task.score(problems, completions, lengths, tokens)
+            check_ranges(scores, task)
         except errors.TrialFailure as error:  # what a function returned is no reward
             raise errors.TaskFileError(str(error)) from error
-        except errors.GdpoTuneError:
-            raise
-        except Exception as error:  # of a user's own class
-            reason = f"score() raised {task_files.describe_task_error(error)}, which ends a trial"
-            raise errors.TaskFileError(f"{spec.task}: {reason}") from error
         for index, text in enumerate(batch):
             details = [describe_result(scores.results[index])] if scores.results else []
             for name, failed in scores.failures.items():
-                if failed.count and scores.rewards[name][index] is None:
-                    details.append(f"reward {name} raised: {failed.first}")
+                if index in failed:
+                    details.append(f"reward {name} raised: {failed[index]}")
             for found, columns in ((text.rewards, scores.rewards), (text.metrics, scores.metrics)):
                 for name, column in columns.items():
                     value = column[index]

@@ -118,13 +118,11 @@ LAYOUTS: dict[str, str] = {
     "toolrl": "gdpo_tune.tasks.layouts:TOOLRL",
     "verl": "gdpo_tune.tasks.layouts:VERL",
     "rlla_sft": "gdpo_tune.tasks.layouts:RLLA_SFT",
-    "bfcl": "gdpo_tune.tasks.layouts:BFCL",
     "mbpp": "gdpo_tune.tasks.code_layouts:MBPP",
     "mbpp_sanitized": "gdpo_tune.tasks.code_layouts:MBPP_SANITIZED",
     "humaneval": "gdpo_tune.tasks.code_layouts:HUMANEVAL",
     "apps": "gdpo_tune.tasks.code_layouts:APPS",
     "code_contests": "gdpo_tune.tasks.code_layouts:CODE_CONTESTS",
-    "livecodebench": "gdpo_tune.tasks.code_layouts:LIVECODEBENCH",
 }
 """Layout -> its `LayoutInfo`, which `describe_layout` loads."""
 

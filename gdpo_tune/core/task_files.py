@@ -1,8 +1,7 @@
 """Tasks by name: those of the registry, and a user's own, `task: path/to/file.py:MyTask`.
 
-A class in a file describes itself as the registry's tasks do: `rewards` and `metrics` are names;
-`ranges` gives a reward or a metric its lowest and highest value; `directions` gives a metric its
-better direction (default: `maximize`). Importing it executes the file, once per process.
+A class in a file derives from `gdpo_tune.tasks.custom.RewardFunctionTask`. Importing it executes
+the file, once per process.
 """
 
 from __future__ import annotations
@@ -76,18 +75,19 @@ def build_task(
 
 def _describe(task: str) -> TaskInfo:
     task_class = load_class(task)
-    rewards, metrics = (_read_names(task_class, each, task) for each in ("rewards", "metrics"))
-    for method in ("problems", "score", "environment", "close", "__enter__", "__exit__"):
-        if not callable(getattr(task_class, method, None)):
-            raise TaskFileError(
-                f"{task}: it has no method {method}(); derive it from "
-                "gdpo_tune.tasks.custom.RewardFunctionTask, or see gdpo_tune/tasks/base.py"
-            )
-    limit = getattr(task_class, "time_limit", None)
+    if not issubclass(task_class, registry.load("gdpo_tune.tasks.custom:RewardFunctionTask")):
+        raise TaskFileError(
+            f"{task}: it is no task\n"
+            "    fix: derive it from gdpo_tune.tasks.custom.RewardFunctionTask (docs/own_task.md)"
+        )
+    if hasattr(task_class, "score"):
+        raise TaskFileError(f"{task}: its score() is not called\n    fix: write reward functions")
+    rewards, metrics = _read_names(task_class, task), task_class.metrics
+    limit = task_class.time_limit
     if limit is not None and not (isinstance(limit, int | float) and limit > 0):
         raise TaskFileError(f"{task}: time_limit = {limit!r} has to be seconds above 0, or None")
     ranges = {name: _read_range(task_class, name, task) for name in (*rewards, *metrics)}
-    directions: Mapping[str, Direction] = getattr(task_class, "directions", {})
+    directions: Mapping[str, Direction] = task_class.directions
     for name, direction in directions.items():
         if direction not in get_args(Direction):
             raise TaskFileError(f"{task}: directions[{name!r}] is not maximize or minimize")
@@ -171,20 +171,20 @@ def describe_task_error(error: BaseException) -> str:
     return f"{message} ({Path(file).name}, line {line})"
 
 
-def _read_names(task_class: Any, attribute: str, task: str) -> tuple[str, ...]:
-    names: Any = getattr(task_class, attribute, None)
-    if not isinstance(names, tuple | list) or not names:
-        raise TaskFileError(f"{task}: {attribute} has to be a tuple of names, such as ('right',)")
+def _read_names(task_class: Any, task: str) -> tuple[str, ...]:
+    names: Any = task_class.rewards
+    if not names:
+        raise TaskFileError(f"{task}: reward_funcs holds no function")
     for name in names:
         if not isinstance(name, str) or not name.isidentifier():
-            raise TaskFileError(f"{task}: {attribute} holds {name!r}, which is not a plain name")
+            raise TaskFileError(f"{task}: reward_funcs holds {name!r}, which is not a plain name")
     if len(set(names)) != len(names):
-        raise TaskFileError(f"{task}: {attribute} holds a name twice")
-    return tuple(names)
+        raise TaskFileError(f"{task}: reward_funcs holds a name twice")
+    return names
 
 
 def _read_range(task_class: Any, name: str, task: str) -> tuple[float, float]:
-    limits: Any = getattr(task_class, "ranges", {}).get(name, UNKNOWN_RANGE)
+    limits: Any = task_class.ranges.get(name, UNKNOWN_RANGE)
     try:
         low, high = map(float, limits)
     except (TypeError, ValueError):

@@ -79,8 +79,6 @@ class LayoutInfo:
     doc: str
     optional: tuple[str, ...] = ()
     """Columns that are read if they are there."""
-    solution: tuple[str, ...] = ()
-    """Columns that only `write_reference` reads."""
     one_of: tuple[str, ...] = ()
     """Optional columns of which a data set must have one."""
     keeps_messages: bool = False

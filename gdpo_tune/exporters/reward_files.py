@@ -15,7 +15,7 @@ TASK_COPY = "task.py"
 NEIGHBOURS = "task_modules"
 """Directory of an export with the modules that a custom task imports."""
 ROOMS = (
-    *("__init__.py", "core/*.py", "policies/*.py", "sandbox/**/*.py", "tasks/*.py"),
+    *("__init__.py", "rewards.py", "core/*.py", "policies/*.py", "sandbox/**/*.py", "tasks/*.py"),
     *("exporters/__init__.py", "exporters/runtime*.py"),
 )
 """Files of this package that score completions and make prompts; they import no others of it."""

@@ -24,7 +24,7 @@ Status: TypeAlias = Literal[
 or bytes ran out. `crash`: the process died, also by an exit. `violation`: it tried something
 forbidden, or forged a message. Faults of the sandbox itself are retried and then raised, never
 returned."""
-Comparison: TypeAlias = Literal["exact", "apps", "code_contests", "livecodebench"]
+Comparison: TypeAlias = Literal["exact", "apps", "code_contests"]
 """Rule for returned values and printed output, which `guest/grading.py` describes."""
 Verdict: TypeAlias = Literal["passed", "failed", "error", "not_run"]
 _LEAST_SECONDS = 0.01

@@ -653,7 +653,7 @@ def _check_layout(spec: SweepSpec) -> Findings:
         yield Finding(key, reason, fix)
     else:
         info = layouts[layout]
-        columns = (*info.columns, *info.optional, *info.solution)
+        columns = (*info.columns, *info.optional)
         for name in (name for name in own.columns if name not in columns):
             reason, fix = explain_unknown_name(f"column of layout {layout}", name, columns)
             fix += "; write {column of the layout: column of the data}"

@@ -1,18 +1,17 @@
-"""Types that tasks share: problems, samples to score, rewards and verdicts.
+"""Types that tasks share: problems and verdicts.
 
 N completions of one call; `problems` may name the same problem several times (a group).
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from gdpo_tune.core.errors import TrialFailure
 
@@ -53,45 +52,6 @@ def join_turns(turns: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
 
 
-class Sample(NamedTuple):
-    """One completion with everything that a reward or a metric may look at."""
-
-    problem: Problem
-    completion: str
-    tokens: int
-    """Length of the completion, the end token included."""
-    length_limit: int
-    """`training.length_limit` in tokens."""
-    result: Result | None = None
-    """Result of its program in the sandbox; None if there is no program."""
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward, with its range and the function that scores one completion."""
-
-    name: str
-    low: float
-    high: float
-    score: Callable[[Sample], float | None]
-    """None means not scored."""
-    doc: str
-    """Meaning of its mean over completions, in words."""
-    partial: Callable[[Sample], float] | None = None
-    """Partial credit in the same range, for a reward that is all or nothing."""
-    released: Callable[[Sample], float | None] | None = None
-    """Score of the authors' code in the same range, where it differs from `score`."""
-
-
-@dataclass(frozen=True)
-class RewardFailures:
-    """Completions whose reward is None because its function raised."""
-
-    count: int = 0
-    first: str = ""
-    """The first error, in one line."""
-
-
 @dataclass(frozen=True)
 class Scores:
     """Verdicts on N completions, in their order."""
@@ -100,8 +60,9 @@ class Scores:
     """Reward name -> N training signals, unweighted; None means not scored."""
     metrics: Mapping[str, Sequence[float | None]]
     """Metric name -> N contributions; the metric itself is the mean of those that are not None."""
-    failures: Mapping[str, RewardFailures] = field(default_factory=dict[str, RewardFailures])
-    """Reward name -> failures of its function; for those alone whose function may raise."""
+    failures: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+    """Reward name -> row that is None because its function raised -> the error, in one line; for
+    those alone whose function may raise."""
     partial: Mapping[str, Sequence[float | None]] = field(
         default_factory=dict[str, Sequence[float | None]]
     )
@@ -115,28 +76,6 @@ class Scores:
     results: Sequence[Result | None] = field(default=(), compare=False)
     """N results of programs in the sandbox, empty for a task that runs none. Verdicts are equal
     wherever rewards are; the times in them are measured."""
-
-
-@dataclass(frozen=True)
-class CallContext:
-    """Arguments of TRL's reward functions besides the texts."""
-
-    completion_ids: Sequence[Sequence[int]] | None = None
-    """Tokens of N completions; None where the texts come from no policy."""
-    trainer_state: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of the trainer's state, as far as they are known."""
-
-
-def call_score(
-    task: Any,
-    problems: Sequence[Problem],
-    completions: Sequence[str],
-    lengths: Sequence[int],
-    context: CallContext,
-) -> Scores:
-    """Return the task's scores; its `score` gets the context if it takes one."""
-    known = {"context": context} if "context" in inspect.signature(task.score).parameters else {}
-    return task.score(problems, completions, lengths, **known)
 
 
 def read_reward_values(values: Any, count: int, name: str) -> list[float | None]:
@@ -171,8 +110,8 @@ def _describe_value(value: Any) -> str:
     return f"{reprlib.repr(value)}, a {type(value).__name__}"
 
 
-def check_scores(scores: Scores, count: int, task: Any) -> None:
-    """Refuse what are not `count` numbers, and a value outside the range that the task states.
+def check_ranges(scores: Scores, task: Any) -> None:
+    """Refuse a value outside the range that the task states.
 
     NaN and infinity pass: what they mean depends on where they occur.
 
@@ -180,26 +119,27 @@ def check_scores(scores: Scores, count: int, task: Any) -> None:
         TrialFailure: the message names function, value, range and what to do.
     """
     ranges, places = getattr(task, "ranges", {}), getattr(task, "places", {})
-    for kind, named in (("reward", scores.rewards), ("metric", scores.metrics)):
-        for name, values in named.items():
-            title = f"{kind} {name}" + (f" ({places[name]})" if name in places else "")
-            low, high = ranges.get(name, (-math.inf, math.inf))
-            slack = ROUNDING * max([1.0, *(abs(v) for v in (low, high) if math.isfinite(v))])
-            for row, value in enumerate(read_reward_values(values, count, title)):
-                if value is None or not math.isfinite(value):
-                    continue
-                if not low - slack <= value <= high + slack:
-                    raise TrialFailure(
-                        f"{title} is {value:g} for completion {row}, outside its range "
-                        f"({low:g}, {high:g})\n    fix: correct the function, or the entry of "
-                        f"{name} in `ranges`"
-                    )
+    for name, values in {**scores.metrics, **scores.rewards}.items():
+        low, high = ranges.get(name, (-math.inf, math.inf))
+        slack = ROUNDING * max([1.0, *(abs(v) for v in (low, high) if math.isfinite(v))])
+        for row, value in enumerate(values):
+            if value is None or not math.isfinite(value) or low - slack <= value <= high + slack:
+                continue
+            kind = "reward" if name in scores.rewards else "metric"
+            place = f" ({places[name]})" if name in places else ""
+            raise TrialFailure(
+                f"{kind} {name}{place} is {value:g} for completion {row}, outside its range "
+                f"({low:g}, {high:g})\n    fix: correct the function, or the entry of {name} in "
+                "`ranges`"
+            )
 
 
 class Task(AbstractContextManager["Task"], Protocol):
     """A source of problems, which also scores completions. Use it as a context manager.
 
-    A trial builds its task with the sections `training:`, `sandbox:` and `data:` of the sweep.
+    A trial builds its task with the sections `training:`, `sandbox:` and `data:` of the sweep. A
+    task with a method `begin_scoring(problem, completion)` begins what `score` needs while other
+    completions are still being sampled; any thread may call it.
     """
 
     rewards: tuple[str, ...]
@@ -212,11 +152,17 @@ class Task(AbstractContextManager["Task"], Protocol):
         ...
 
     def score(
-        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+        self,
+        problems: Sequence[Problem],
+        completions: Sequence[str],
+        lengths: Sequence[int],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Mapping[str, Any] | None = None,
     ) -> Scores:
         """Score N completions, which lack the end token that `lengths` in tokens include.
 
-        A task that takes the keyword `context` as well gets a `CallContext`.
+        `completion_ids` are their tokens, None where the texts come from no policy;
+        `trainer_state` are fields of the trainer's state, as far as they are known.
         """
         ...
 
@@ -226,13 +172,4 @@ class Task(AbstractContextManager["Task"], Protocol):
 
     def close(self) -> None:
         """End every process that the task started."""
-        ...
-
-
-@runtime_checkable
-class ScoresEarly(Protocol):
-    """A task that can begin with a completion while others are still being sampled."""
-
-    def begin_scoring(self, problem: Problem, completion: str) -> None:
-        """Begin what `score` needs of a completion, in the background; any thread may call it."""
         ...

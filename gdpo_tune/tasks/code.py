@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import Family, build_problem, draw_problems, draw_steps
-from gdpo_tune.tasks.rewards import BLOCK_FORMAT, BUG_FREE, LENGTH, TESTS_PASSED, score_bug_free
-from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, TaskMetric, measure_rewards
+from gdpo_tune.tasks.task import BuiltInTask
+from gdpo_tune.tasks.text_rewards import (
+    block_format,
+    bug_free,
+    bug_rate,
+    length,
+    mean_length,
+    share_passed,
+    tests_passed,
+)
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result, Sandbox
@@ -190,19 +198,11 @@ draw_code_problems = functools.partial(draw_problems, "code", _FAMILIES)
 class CodeTask(BuiltInTask):
     """Code problems, judged by execution. Use it as a context manager."""
 
-    reward_infos = (TESTS_PASSED, BLOCK_FORMAT, LENGTH)
-    optional_reward_infos = (BUG_FREE,)
-    metric_infos = {
-        **measure_rewards(reward_infos),
-        "mean_length": MEAN_LENGTH,
-        "bug_rate": TaskMetric(
-            "minimize",
-            0,
-            1,
-            "share with no program, or one that does not compile, raises or breaks a sandbox limit",
-            lambda sample: 1 - score_bug_free(sample),
-        ),
-    }
+    reward_funcs = {"correctness": tests_passed, "format": block_format, "length": length}
+    optional_reward_funcs = {"bug_free": bug_free}
+    partial_funcs = {"correctness": share_passed}
+    metric_funcs = {**reward_funcs, "mean_length": mean_length, "bug_rate": bug_rate}
+    directions = {**BuiltInTask.directions, "bug_rate": "minimize"}
     generate = staticmethod(draw_code_problems)
     format_request = (
         "Think first, between <think> and </think>. Then write the Python code between <answer> "
@@ -217,18 +217,18 @@ class CodeTask(BuiltInTask):
     """Held while the trainer or an engine's thread starts both."""
 
     def begin_scoring(self, problem: Problem, completion: str) -> None:
-        """Run the program of a completion while others are sampled; see `ScoresEarly`."""
-        self._start_runner().submit(problem, completion)
+        """Run the program of a completion while others are sampled; see `Task`."""
+        self._start()[1].submit(problem, completion)
 
     def _run_programs(
         self, problems: Sequence[Problem], completions: Sequence[str]
     ) -> list[Result | None]:
         # SandboxUnavailable and SandboxInfraError pass: no completion gets a zero for them.
-        return self._start_runner().gather(problems, completions)
+        return self._start()[1].gather(problems, completions)
 
     def environment(self) -> dict[str, str]:
         """Return the sandbox's tier of isolation, which starts it, and where problems come from."""
-        return {"sandbox": self._start_sandbox().info.tier, **super().environment()}
+        return {"sandbox": self._start()[0].info.tier, **super().environment()}
 
     def close(self) -> None:
         """End the sandbox; the task may be used again and then starts a new one."""
@@ -240,31 +240,23 @@ class CodeTask(BuiltInTask):
             self._runner = None
 
     def __enter__(self) -> Self:
-        self._start_sandbox()
+        self._start()
         return self
 
-    def _start_sandbox(self) -> Sandbox:
-        if self.sandbox is None:
-            from gdpo_tune.tasks.execution import open_sandbox
+    def _start(self) -> tuple[Sandbox, BackgroundRunner]:
+        from gdpo_tune.tasks.execution import BackgroundRunner, open_sandbox, run_programs
 
-            self.sandbox = open_sandbox(self._settings)
-        return self.sandbox
-
-    def _start_runner(self) -> BackgroundRunner:
-        if self._runner is None:
-            from gdpo_tune.tasks.execution import BackgroundRunner, run_programs
-
-            with self._starting:
-                if self._runner is None:
-                    run = functools.partial(run_programs, self._start_sandbox(), self._settings)
-                    self._runner = BackgroundRunner(run)
-        return self._runner
+        with self._starting:
+            if self.sandbox is None:
+                self.sandbox = open_sandbox(self._settings)
+            if self._runner is None:
+                run = functools.partial(run_programs, self.sandbox, self._settings)
+                self._runner = BackgroundRunner(run)
+            return self.sandbox, self._runner
 
 
 TASK = CodeTask.describe(
     "embedded",
     {"train": 6000, "validation": 2500, "test": 2500},
     published_with={"bug_free": {"partial_credit": True}},
-    length_reward="length",
-    partial_reward="correctness",
 )

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ast
-import base64
-import io
-import pickle
 import re
-import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from gdpo_tune.core.task_info import LayoutInfo
 from gdpo_tune.sandbox.jobs import read_assert
@@ -26,13 +22,12 @@ from gdpo_tune.tasks.columns import (
     require_texts,
 )
 from gdpo_tune.tasks.execution import (
-    MOST_TESTS,
     STREAMS_NOTE,
     build_code_problem,
     check_assert,
     check_streams,
 )
-from gdpo_tune.tasks.rewards import write_answer
+from gdpo_tune.tasks.text_rewards import write_answer
 
 # APPS: `question`, and `input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`.
 #
@@ -133,10 +128,9 @@ APPS = LayoutInfo(
     write_reference=lambda row: _write_first_program(
         require_texts(parse_json(row.get("solutions"), "solutions"), "solutions")
     ),
-    solution=("solutions",),
     tasks=("code",),
     columns=("question", "input_output"),
-    optional=("difficulty", "starter_code"),
+    optional=("difficulty", "starter_code", "solutions"),
     doc="APPS: functions with arguments and results, or programs that read and print",
 )
 
@@ -193,105 +187,10 @@ def _write_code_contests(row: Row) -> str:
 CODE_CONTESTS = LayoutInfo(
     convert_code_contests,
     write_reference=_write_code_contests,
-    solution=("solutions",),
     tasks=("code",),
     columns=("description", "public_tests"),
-    optional=("private_tests", "generated_tests", "input_file", "time_limit"),
+    optional=("private_tests", "generated_tests", "input_file", "time_limit", "solutions"),
     doc="CodeContests: programs that read and print",
-)
-
-
-# LiveCodeBench: `question_content`, `starter_code`, and tests as JSON.
-#
-# A test has `input`, `output` and `testtype`. `functional` calls `func_name` of `metadata`, method
-# of a class Solution or function, with one JSON value a line; `stdin` is a program. Private tests
-# may also be base64 of compressed pickled JSON. The judge imports names, and gives a test six
-# seconds. The data set has no solutions.
-#
-# Source: arXiv 2403.07974; `lcb_runner/benchmarks/code_generation.py` and
-# `lcb_runner/evaluation/testing_util.py` of github.com/LiveCodeBench/LiveCodeBench.
-
-_BENCH_TESTS = ("public_test_cases", "private_test_cases")
-_BENCH_MODULES = (
-    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
-    *("statistics", "itertools", "functools", "operator", "io", "sys", "json"),
-)
-_BENCH_HEAD = "\n".join(
-    [
-        *(f"from {name} import *" for name in (*_BENCH_MODULES, "builtins", "typing")),
-        *(f"import {name}" for name in _BENCH_MODULES),
-        "sys.setrecursionlimit(50000)",
-    ]
-)
-_BENCH_RULES: dict[str, Any] = {"head": _BENCH_HEAD, "comparison": "livecodebench", "seconds": 6.0}
-
-
-def convert_livecodebench(row: Row) -> Problem:
-    """Return the question with its starter code, and its tests; the family is the difficulty."""
-    request = f"{get_text(row, 'question_content').strip()}\n"
-    starter = get_optional_text(row, "starter_code").rstrip()
-    family = get_optional_text(row, "difficulty") or "livecodebench"
-    column = _BENCH_TESTS[0]
-    found = [test for name in _BENCH_TESTS for test in _read_bench_tests(row.get(name), name)]
-    tests = [require_mapping(test, column) for test in found]
-    kinds = {test.get("testtype") for test in tests}
-    inputs, outputs = ([test.get(key) for test in tests] for key in ("input", "output"))
-    pairs = check_streams(inputs, outputs, column)
-    if kinds == {"stdin"}:
-        return build_code_problem(request + STREAMS_NOTE, family, streams=pairs, **_BENCH_RULES)
-    if kinds != {"functional"}:
-        raise RowError(column, f"testtype is {sorted(map(str, kinds))}: stdin, functional?")
-    metadata = require_mapping(parse_json(row.get("metadata"), "metadata"), "metadata")
-    function = metadata.get("func_name")
-    if not isinstance(function, str) or not function.isidentifier():
-        raise RowError("metadata", f"func_name is {function!r}, which is not a function name")
-    calls = (
-        (
-            [parse_json(line, column) for line in given.split("\n") if line.strip()],
-            parse_json(expected, column),
-        )
-        for given, expected in pairs[:MOST_TESTS]
-    )
-    tests = _write_calls(function, calls, column)
-    return build_code_problem(f"{request}{starter}\n", family, **tests, **_BENCH_RULES)
-
-
-class _NoGlobals(pickle.Unpickler):
-    """A reader of pickled texts: whatever names a class or function is refused."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
-        """Refuse."""
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
-
-
-def _read_bench_tests(value: object, column: str) -> list[Any]:
-    """Return tests that are JSON, or base64 of compressed pickled JSON."""
-    if not value and column != _BENCH_TESTS[0]:
-        return []
-    try:
-        return require_list(parse_json(value, column), column)
-    except RowError:
-        if not isinstance(value, str):
-            raise
-    try:
-        data = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), 1 << 30)
-        return require_list(parse_json(_NoGlobals(io.BytesIO(data)).load(), column), column)
-    # A damaged pickle raises nearly anything; its own reader says no more than that.
-    except Exception as error:
-        raise RowError(column, f"neither JSON nor base64 of pickled JSON: {error}") from error
-
-
-def _refuse_reference(row: Row) -> NoReturn:
-    raise RowError("question_content", "the data set has no solutions")
-
-
-LIVECODEBENCH = LayoutInfo(
-    convert_livecodebench,
-    write_reference=_refuse_reference,
-    tasks=("code",),
-    columns=("question_content", "public_test_cases"),
-    optional=("private_test_cases", "starter_code", "metadata", "difficulty"),
-    doc="LiveCodeBench: methods of a class Solution, or programs that read and print",
 )
 
 
@@ -332,9 +231,9 @@ HUMANEVAL = LayoutInfo(
     write_reference=lambda row: write_answer(
         "", get_text(row, "prompt") + get_text(row, "canonical_solution")
     ),
-    solution=("canonical_solution",),
     tasks=("code",),
     columns=("prompt", "entry_point", "test"),
+    optional=("canonical_solution",),
     doc="HumanEval: the head of a function, and `check(candidate)`",
 )
 

@@ -15,16 +15,14 @@ from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.columns import (
     SURROGATE,
     RowError,
-    get_optional_text,
     get_text,
     parse_json,
     require_list,
     require_mapping,
-    require_texts,
 )
 from gdpo_tune.tasks.custom import collect_rows
 from gdpo_tune.tasks.data_rows import convert_row, name_columns
-from gdpo_tune.tasks.execution import build_code_problem, check_assert, check_streams
+from gdpo_tune.tasks.execution import build_stated_problem
 from gdpo_tune.tasks.layouts import parse_call
 
 FACTS = {
@@ -122,20 +120,4 @@ def _build_stated_problem(task: str, data: DataSettings, line: Mapping[str, Any]
         calls = [parse_call(call) for call in require_list(stated.get("calls"), "calls")]
         response = bool(stated.get("response", not calls))
         return Problem(prompt, "stated", {"calls": calls, "response": response})
-    asserts = require_texts(stated.get("asserts", []), "asserts")
-    listed = require_list(stated.get("streams", []), "streams")
-    pairs = [require_list(pair, "streams") for pair in listed]
-    if any(len(pair) != 2 for pair in pairs):
-        raise RowError("streams", "not pairs of input and expected output")
-    if bool(asserts) == bool(pairs):
-        raise RowError("asserts", "the task code needs asserts, or streams, and not both")
-    function, head = get_optional_text(stated, "function"), get_optional_text(stated, "head")
-    return build_code_problem(
-        prompt,
-        "stated",
-        function=function,
-        head=head,
-        tail=get_optional_text(stated, "tail"),
-        asserts=[check_assert(each, "asserts", head, function) for each in asserts],
-        streams=check_streams([pair[0] for pair in pairs], [pair[1] for pair in pairs], "streams"),
-    )
+    return build_stated_problem(prompt, stated)

@@ -1,70 +1,64 @@
 """Tasks made of reward functions as TRL takes them: derive from `RewardFunctionTask`.
 
     class Sums(RewardFunctionTask):
-        reward_funcs = [right, short]
-        ranges = {"right": (0, 1), "short": (0, 1)}
+        reward_funcs = [rewards.answer, rewards.length]
 
         def rows(self):
             return [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in R for b in R]
 
 A reward function is called with TRL's keywords: `prompts`, `completions`, `completion_ids`,
 `trainer_state`, `log_metric`, `log_extra` and every column of the rows, a list of N each; and with
-`lengths`, the tokens of each completion. It returns N numbers, or None for a completion that it
-does not score; it may be async. A text instead of a function names a reward model: a Hub id or a
-directory.
+`lengths`, the tokens of each completion, `length_limit` and `sandbox_settings`. It returns N
+numbers, or None for a completion that it does not score; it may be async. Those of
+`gdpo_tune.rewards` know their ranges. A text instead of a function names a reward model: a Hub id
+or a directory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import hashlib
 import inspect
-import logging
+import os
 import random
 import re
 import reprlib
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
-from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError
+from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError, get_first_line
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_task_error
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import (
-    MOST_FAILED,
-    CallContext,
     Problem,
-    RewardFailures,
     RewardFunction,
-    Scores,
     Split,
     join_turns,
     read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
+from gdpo_tune.tasks.text_rewards import RangedReward
 
 SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
 """Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Keywords that TRL sets itself: it drops a column of such a name, or raises for it."""
-_logger = logging.getLogger(__name__)
 
 
 class RewardFunctionTask(CloseableResource):
     """A task whose rewards are functions; each of them is also a held-out metric."""
 
-    reward_funcs: ClassVar[Sequence[RewardFunction | str]] = ()
-    """Functions, or reward models by Hub id or directory."""
+    reward_funcs: ClassVar[Sequence[RewardFunction | str] | Mapping[str, RewardFunction | str]] = ()
+    """Functions, or reward models by Hub id or directory; or a mapping of names to these."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Name of a reward -> lowest and highest value, where they are known."""
+    """Name of a reward -> lowest and highest value, where they are known. Functions that
+    `gdpo_tune.rewards.reward` makes bring their own."""
     directions: ClassVar[Mapping[str, Direction]] = {}
     """Metric -> the better direction; `maximize` if it is not here, `minimize` for mean_length."""
     instructions: str = ""
@@ -80,10 +74,19 @@ class RewardFunctionTask(CloseableResource):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        cls.rewards = tuple(name_reward(function) for function in cls.reward_funcs)
-        cls.places = dict(zip(cls.rewards, map(locate_function, cls.reward_funcs), strict=True))
+        functions = cls.list_functions()
+        cls.rewards = (
+            tuple(cls.reward_funcs)
+            if isinstance(cls.reward_funcs, Mapping)
+            else tuple(map(name_reward, functions))
+        )
+        named = list(zip(cls.rewards, functions, strict=True))
+        cls.places = {name: locate_function(function) for name, function in named}
         cls.metrics = (*cls.rewards, MEAN_LENGTH)
-        cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **cls.ranges}
+        known = {
+            name: (each.low, each.high) for name, each in named if isinstance(each, RangedReward)
+        }
+        cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **known, **cls.ranges}
         cls.directions = {MEAN_LENGTH: "minimize", **cls.directions}
 
     def __init__(
@@ -125,29 +128,6 @@ class RewardFunctionTask(CloseableResource):
             )
         return random.Random(f"{seed}/{split}").sample(rows, count)
 
-    def score(
-        self,
-        problems: Sequence[Problem],
-        completions: Sequence[str],
-        lengths: Sequence[int],
-        *,
-        context: CallContext | None = None,
-    ) -> Scores:
-        """Call every function on N completions, each with its own copy of everything.
-
-        Raises:
-            TrialFailure: a function returned another number of values, or what is no number.
-        """
-        self.load_functions()
-
-        def call(name: str, _: int | None, batch: RewardBatch) -> CallResult:
-            copies = [copy.deepcopy(problem) for problem in batch.problems]
-            own = batch._replace(problems=copies, context=copy.deepcopy(batch.context))
-            return self.call_function(name, own)
-
-        batch = RewardBatch(problems, completions, lengths, context or CallContext())
-        return score_by_functions(self.rewards, call, batch)
-
     def environment(self) -> dict[str, str]:
         """Return how many rows were left out; nothing else is known of the task."""
         if not self.repeated_rows:
@@ -165,14 +145,18 @@ class RewardFunctionTask(CloseableResource):
             self.problems(split, getattr(self.settings, f"{split}_prompts"), 0)
         return self
 
+    @classmethod
+    def list_functions(cls) -> list[RewardFunction | str]:
+        """Return the functions and reward models in the order of `rewards`."""
+        funcs = cls.reward_funcs
+        return list(funcs.values() if isinstance(funcs, Mapping) else funcs)
+
     def load_functions(self) -> None:
         """Load the reward models, if they are not loaded yet."""
-        for name, function in zip(self.rewards, type(self).reward_funcs, strict=True):
+        for name, function in zip(self.rewards, self.list_functions(), strict=True):
             if name in self._functions:
                 continue
             if isinstance(function, str):
-                from gdpo_tune.tasks.reward_model import RewardModel  # late: it imports torch
-
                 function = RewardModel(function)
             self._functions[name] = function
 
@@ -197,7 +181,13 @@ class RewardFunctionTask(CloseableResource):
                 raise ValueError(f"log_extra({column!r}): {len(values)} values for {count} texts")
             columns[column] = [v if isinstance(v, int | float | None) else str(v) for v in values]
 
-        keywords = {"log_metric": log_metric, "log_extra": log_extra, **_build_keywords(batch)}
+        keywords = {
+            "log_metric": log_metric,
+            "log_extra": log_extra,
+            "length_limit": [self.settings.length_limit] * count,
+            "sandbox_settings": self.sandbox,
+            **_build_keywords(batch),
+        }
         try:
             accepted = inspect.signature(function).parameters
             if all(one.kind is not one.VAR_KEYWORD for one in accepted.values()):
@@ -223,6 +213,58 @@ class RewardFunctionTask(CloseableResource):
         return splits
 
 
+class RewardModel:
+    """A reward model by Hub id or directory, read as TRL does: the logit of `prompt + completion`.
+
+    Raises:
+        UsageError: there is no such model, or its tokenizer cannot pad.
+    """
+
+    def __init__(self, name: str) -> None:
+        import torch  # late: few tasks have a reward model
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                name, num_labels=1, output_loading_info=True
+            )
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = get_first_line(error)
+            raise UsageError(f"reward model {name} cannot be loaded: {reason}") from error
+        self._model, report = loaded
+        if missing := sorted(map(str, report["missing_keys"])):
+            # They would be drawn at random, as trl#1379 has it.
+            raise UsageError(
+                f"reward model {name} lacks trained weights: {', '.join(missing)}\n    fix: name a "
+                "classifier with one output, saved with its head, not a language model"
+            )
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        if self._tokenizer.pad_token is None:
+            raise UsageError(f"the tokenizer of reward model {name} has no pad or end token")
+        self._model.config.pad_token_id = self._tokenizer.pad_token_id
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+        self._model.to(device).eval()
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
+        """Return N rewards; conversations are read in the template of the reward model."""
+        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+        if not isinstance(prompts[0], str):
+            texts = [self._tokenizer.apply_chat_template(turns, tokenize=False) for turns in texts]
+        inputs = self._tokenizer(
+            text=texts,
+            return_tensors="pt",
+            padding=True,
+            padding_side="right",
+            add_special_tokens=False,
+        ).to(self._model.device)
+        import torch
+
+        with torch.inference_mode():
+            return self._model(**inputs).logits[:, 0].float().tolist()
+
+
 class RewardBatch(NamedTuple):
     """N completions to score."""
 
@@ -230,15 +272,14 @@ class RewardBatch(NamedTuple):
     """`Problem`s; on their way to another process as pickles, of which each makes a new copy."""
     completions: Sequence[str]
     lengths: Sequence[int]
-    context: CallContext
+    completion_ids: Sequence[Sequence[int]] | None
+    trainer_state: Mapping[str, Any]
 
     def take(self, row: int) -> RewardBatch:
         """Return a batch of one completion."""
-        ids = self.context.completion_ids
-        context = replace(self.context, completion_ids=None if ids is None else [ids[row]])
-        return RewardBatch(
-            [self.problems[row]], [self.completions[row]], [self.lengths[row]], context
-        )
+        ids = None if self.completion_ids is None else [self.completion_ids[row]]
+        text, length = self.completions[row], self.lengths[row]
+        return RewardBatch([self.problems[row]], [text], [length], ids, self.trainer_state)
 
 
 class CallResult(NamedTuple):
@@ -251,69 +292,6 @@ class CallResult(NamedTuple):
 
 class CallError(GdpoTuneError):
     """A reward function that raised; the message is the last line of its traceback."""
-
-
-class ProcessEndedError(CallError):
-    """A reward function that ended its process, or did not return in time."""
-
-
-CallReward = Callable[[str, int | None, RewardBatch], CallResult]
-"""Gets the name of a function, a row if that is called alone, and the completions."""
-
-
-def score_by_functions(names: Sequence[str], call: CallReward, batch: RewardBatch) -> Scores:
-    """Return the scores by functions of N completions.
-
-    A function that raises is called once more, because a service may have been away, then for each
-    completion alone, as is one that ends its process. A completion on which it still raises
-    gets no score.
-    """
-    results: dict[str, CallResult] = {}
-    failures: dict[str, RewardFailures] = {}
-    seconds: dict[str, float] = {}
-    for name in names:
-        started = time.perf_counter()
-        results[name], failures[name] = _call_at_once_or_alone(name, call, batch)
-        seconds[name] = time.perf_counter() - started
-    rewards = {name: result.values for name, result in results.items()}
-    return Scores(
-        rewards,
-        {**rewards, MEAN_LENGTH: [float(length) for length in batch.lengths]},
-        failures,
-        logged=[entry for result in results.values() for entry in result.logged],
-        columns={k: v for result in results.values() for k, v in result.columns.items()},
-        seconds=seconds,
-    )
-
-
-def _call_at_once_or_alone(
-    name: str, call: CallReward, batch: RewardBatch
-) -> tuple[CallResult, RewardFailures]:
-    count, first = len(batch.completions), ""
-    for _ in range(2):
-        try:
-            result = call(name, None, batch)
-        except CallError as error:
-            first = first or str(error)
-            if isinstance(error, ProcessEndedError):
-                break
-        else:
-            if first:
-                _logger.warning("reward %s raised once, then returned: %s", name, first)
-            return result, RewardFailures()
-    result, failed, ended = CallResult([None] * count, [], {}), 0, 0
-    for row in range(count):
-        if ended > max(2, MOST_FAILED * count):  # each costs a start of the process
-            failed += count - row
-            break
-        try:
-            alone = call(name, row, batch.take(row))
-            result.values[row] = alone.values[0]
-            result.logged.extend(alone.logged)
-        except CallError as error:
-            failed += 1
-            ended += isinstance(error, ProcessEndedError)
-    return result, RewardFailures(failed, first) if failed else RewardFailures()
 
 
 class _TrainerState(SimpleNamespace):
@@ -338,7 +316,7 @@ class _UnknownIds(Sequence[Any]):
 
 def _build_keywords(batch: RewardBatch) -> dict[str, Any]:
     """Return the keywords of a call; a column wins over `lengths`."""
-    problems, texts, ids = batch.problems, batch.completions, batch.context.completion_ids
+    problems, texts, ids = batch.problems, batch.completions, batch.completion_ids
     is_chat = bool(problems[0].turns)
     return {
         "prompts": [one.turns if is_chat else one.prompt for one in problems],
@@ -346,7 +324,7 @@ def _build_keywords(batch: RewardBatch) -> dict[str, Any]:
             [[{"role": "assistant", "content": text}] for text in texts] if is_chat else list(texts)
         ),
         "completion_ids": _UnknownIds() if ids is None else [list(each) for each in ids],
-        "trainer_state": _TrainerState(**batch.context.trainer_state),
+        "trainer_state": _TrainerState(**batch.trainer_state),
         "lengths": list(batch.lengths),
         **{name: [one.data[name] for one in problems] for name in problems[0].data},
     }

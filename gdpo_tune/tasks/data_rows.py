@@ -92,7 +92,7 @@ def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
     seen: dict[str, Split] = {}
     rows, faults, shared = 0, list[str](), dict[str, str]()
     for part in (*held_out, "train"):
-        for place, row in read_rows(data, layout, part=part):
+        for place, row in read_rows(data, layout, part):
             rows += 1
             try:
                 problem = convert_row(layout, row)
@@ -144,17 +144,15 @@ TURNS, MESSAGES = "turns", "messages"
 """Key of a row for the messages of its prompt; column of conversations, as TRL names it."""
 
 
-def read_rows(
-    data: DataSettings, layout: LayoutInfo, others: tuple[str, ...] = (), part: Split = "train"
-) -> Iterator[PlacedRow]:
-    """Yield the rows of a source, in order, by the names of the layout's columns and of `others`.
+def read_rows(data: DataSettings, layout: LayoutInfo, part: Split = "train") -> Iterator[PlacedRow]:
+    """Yield the rows of a source, in order, by the names of the layout's columns.
 
     `part` is `train` for `data.split`, or a split that is held out as it is.
 
     Raises:
         DataError: the source cannot be read, or lacks a required column.
     """
-    names = (*layout.columns, *layout.optional, *others)
+    names = (*layout.columns, *layout.optional)
     columns = {name: data.columns.get(name, name) for name in names}
     composed = list_template_columns(data.prompt_template)
 
@@ -187,7 +185,7 @@ def read_rows(
     read = read_local if is_local_source(source) else _read_hub
     config = data.config if source == data.source else ""
     for place, row in read(source, config, split, select):
-        yield place, name_columns(data, row, layout, others)
+        yield place, name_columns(data, row, layout)
 
 
 def read_local(source: str, config: str, split: str, select: Select) -> Iterator[PlacedRow]:
@@ -405,15 +403,13 @@ def propose_columns(names: Iterable[str], present: Collection[str]) -> dict[str,
     return proposed
 
 
-def name_columns(
-    data: DataSettings, row: Row, layout: LayoutInfo, others: tuple[str, ...] = ()
-) -> Row:
+def name_columns(data: DataSettings, row: Row, layout: LayoutInfo) -> Row:
     """Return a row of the data by the names of a layout, of which the first is the prompt.
 
     A template writes what is no text as JSON, and None as nothing. Messages become the text of the
     last one and the row's `TURNS`; what an assistant says at the end is a missing solution.
     """
-    names = (*layout.columns, *layout.optional, *others)
+    names = (*layout.columns, *layout.optional)
     columns = {name: data.columns.get(name, name) for name in names}
     named = {name: row[column] for name, column in columns.items() if column in row}
     if data.prompt_template:

@@ -19,8 +19,11 @@ candidate's limits, unless `seconds` gives each its own.
 from __future__ import annotations
 
 import ast
+import atexit
 import builtins
+import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -28,13 +31,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Result, Sandbox, Stream
 from gdpo_tune.sandbox.jobs import read_assert
 from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks.base import Problem
-from gdpo_tune.tasks.columns import RowError, require_texts
+from gdpo_tune.tasks.columns import Row, RowError, get_optional_text, require_list, require_texts
 from gdpo_tune.tasks.programs import extract_program, list_bound_names, list_missing_names
 
 if TYPE_CHECKING:
@@ -90,6 +93,31 @@ def build_code_problem(
         ),
     }
     return Problem(prompt, family, data)
+
+
+def build_stated_problem(prompt: str, row: Row) -> Problem:
+    """Return a code problem of the columns `asserts` or `streams`, `function`, `head` and `tail`.
+
+    Raises:
+        RowError: the sandbox cannot run these tests.
+    """
+    asserts = require_texts(row.get("asserts") or [], "asserts")
+    listed = require_list(row.get("streams") or [], "streams")
+    pairs = [require_list(pair, "streams") for pair in listed]
+    if any(len(pair) != 2 for pair in pairs):
+        raise RowError("streams", "not pairs of input and expected output")
+    if bool(asserts) == bool(pairs):
+        raise RowError("asserts", "a program needs asserts, or streams, and not both")
+    function, head = get_optional_text(row, "function"), get_optional_text(row, "head")
+    return build_code_problem(
+        prompt,
+        "stated",
+        function=function,
+        head=head,
+        tail=get_optional_text(row, "tail"),
+        asserts=[check_assert(each, "asserts", head, function) for each in asserts],
+        streams=check_streams([pair[0] for pair in pairs], [pair[1] for pair in pairs], "streams"),
+    )
 
 
 def check_assert(source: str, column: str, head: str = "", function: str = "") -> str:
@@ -224,6 +252,39 @@ def run_programs(
     jobs = [build_program_job(by_key[key], program, limits, slowness) for key, program in distinct]
     results = sandbox.run_batch(jobs) if jobs else []
     return list(map(dict(zip(distinct, results, strict=True)).get, keys))
+
+
+def run_stated_programs(
+    completions: Sequence[str], columns: Mapping[str, Any]
+) -> list[Result | None]:
+    """Run the program of each of N completions by the columns of `build_stated_problem`.
+
+    Programs of a batch run once, whatever number of reward functions asks for their results.
+    """
+    from gdpo_tune.core.settings import SandboxSettings  # late: exports do without it
+
+    names = ("prompts", "function", "head", "tail", "asserts", "streams")
+    rows = [
+        {name: columns[name][row] for name in names if name in columns}
+        for row in range(len(completions))
+    ]
+    settings: Any = columns.get("sandbox_settings") or SandboxSettings()
+    return _run_rows(json.dumps([rows, list(completions)]), settings, os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _run_rows(batch: str, settings: Any, process: int) -> list[Result | None]:
+    rows, completions = json.loads(batch)
+    problems = [build_stated_problem(str(row.get("prompts")), row) for row in rows]
+    return run_programs(_share_sandbox(settings, process), settings, problems, completions)
+
+
+@lru_cache(maxsize=1)
+def _share_sandbox(settings: Any, process: int) -> Sandbox:
+    """Open a sandbox that ends with this process; a fork has one of its own."""
+    sandbox = open_sandbox(settings)
+    atexit.register(sandbox.close)
+    return sandbox
 
 
 @lru_cache(maxsize=1)

@@ -25,7 +25,7 @@ from gdpo_tune.tasks.columns import (
     require_list,
     require_mapping,
 )
-from gdpo_tune.tasks.rewards import normalize_number, write_answer
+from gdpo_tune.tasks.text_rewards import normalize_number, write_answer
 from gdpo_tune.tasks.tool_rewards import write_calls
 
 # GSM8K: `question`, and `answer` that ends with `#### ` and a number.
@@ -273,52 +273,4 @@ RLLA_SFT = LayoutInfo(
     columns=("instruction", "output"),
     optional=("input",),
     doc="demonstrations of ToolRL: instruction, input, and the right answer with its tool calls",
-)
-
-
-# BFCL: `question` has the messages, in one list more for each turn of the user; `function` lists
-# the tools; each call of `ground_truth` has a list of right values for each parameter.
-#
-# An empty text among them says that the parameter may be left out. Rows with several turns, or
-# with values that are themselves lists of right values, are left out.
-#
-# Source: `bfcl_eval` of github.com/ShishirPatil/gorilla, `BFCL_v4_*.json` and `possible_answer/`.
-
-
-def convert_bfcl(row: Row) -> Problem:
-    """Return messages with the tools above them, and calls with the `accepted` values."""
-    turns = require_list(row.get("question"), "question")
-    if turns and isinstance(turns[0], list):
-        if len(turns) > 1:
-            raise RowError("question", "several turns of the user")
-        turns = turns[0]
-    if not row.get("function"):
-        raise RowError("function", "no tool")
-    prompt = _write_prompt(row, "function", turns, "question")
-    listed = require_list(parse_json(row.get("ground_truth"), "ground_truth"), "ground_truth")
-    calls: list[dict[str, Any]] = []
-    for call in listed:
-        for name, values in require_mapping(call, "ground_truth").items():
-            accepted = {
-                key: require_list(each, "ground_truth")
-                for key, each in require_mapping(values, "ground_truth").items()
-                if each is not None  # as Parquet writes the parameters of other rows
-            }
-            if any(isinstance(one, dict) for each in accepted.values() for one in each):
-                raise RowError("ground_truth", "a value that is a mapping of right values")
-            given = {key: each for key, each in accepted.items() if each != [""]}
-            parameters = {k: next((v for v in each if v != ""), "") for k, each in given.items()}
-            calls.append({"name": name, "parameters": parameters, "accepted": accepted})
-    if not calls:
-        raise RowError("ground_truth", "no call")
-    return Problem(prompt, "bfcl", {"calls": calls, "response": False})
-
-
-BFCL = LayoutInfo(
-    convert_bfcl,
-    write_reference=lambda row: write_calls("", convert_bfcl(row).data["calls"]),
-    tasks=("tools",),
-    columns=("question", "function", "ground_truth"),
-    keeps_messages=True,
-    doc="BFCL: messages, functions, and calls with all right values of each parameter",
 )

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from gdpo_tune.tasks import rewards
+from gdpo_tune.tasks import text_rewards as rewards
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.generation import (
     ArithmeticStep,
@@ -20,7 +20,7 @@ from gdpo_tune.tasks.generation import (
     draw_problems,
     draw_steps,
 )
-from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, measure_rewards
+from gdpo_tune.tasks.task import BuiltInTask
 
 ANSWER_REQUEST = (
     "Think first, between <think> and </think>. Then write, on the next line, the answer alone "
@@ -98,8 +98,12 @@ draw_math_problems = partial(
 class MathTask(BuiltInTask):
     """Word problems; `data["answer"]` of a problem is its right answer."""
 
-    reward_infos = (rewards.ANSWER, rewards.BLOCK_FORMAT, rewards.LENGTH)
-    metric_infos = {**measure_rewards(reward_infos), "mean_length": MEAN_LENGTH}
+    reward_funcs = {
+        "correctness": rewards.answer,
+        "format": rewards.block_format,
+        "length": rewards.length,
+    }
+    metric_funcs = {**reward_funcs, "mean_length": rewards.mean_length}
     generate = staticmethod(draw_math_problems)
     format_request = ANSWER_REQUEST
 
@@ -107,11 +111,20 @@ class MathTask(BuiltInTask):
 class GSM8KTask(BuiltInTask):
     """Word problems; `data["answer"]` of a problem is its right answer."""
 
-    reward_infos = (rewards.GSM8K_ANSWER, rewards.GSM8K_INTEGER, rewards.GSM8K_FORMAT)
-    metric_infos = {**measure_rewards((*reward_infos, rewards.LENGTH)), "mean_length": MEAN_LENGTH}
+    reward_funcs = {
+        "correctness": rewards.exact_answer,
+        "integer": rewards.integer,
+        "format": rewards.line_format,
+    }
+    released_funcs = {
+        "correctness": rewards.released_answer,
+        "integer": rewards.released_integer,
+        "format": rewards.released_line_format,
+    }
+    metric_funcs = {**reward_funcs, "length": rewards.length, "mean_length": rewards.mean_length}
     generate = staticmethod(draw_math_problems)
     format_request = ANSWER_REQUEST
 
 
-MATH = MathTask.describe("embedded_math", PROMPTS, length_reward="length")
+MATH = MathTask.describe("embedded_math", PROMPTS)
 GSM8K = GSM8KTask.describe("embedded_math", PROMPTS)

@@ -79,7 +79,7 @@ def read_references(data: DataSettings) -> Iterator[Reference]:
     """
     layout = describe_layout(data.layout)
     for part in (*list_parts(data), "train"):
-        for place, row in read_rows(data, layout, layout.solution, part):
+        for place, row in read_rows(data, layout, part):
             problem: Problem | None = None
             try:
                 problem = convert_row(layout, row)
@@ -101,11 +101,11 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
     drawn = set(random.Random(0).sample(range(rows), min(SAMPLE, rows)))
     chosen = (one for row, one in enumerate(read_references(data)) if row in drawn)
     references = [one for one in chosen if one.problem and not one.reason]
-    reward = task.active_rewards[0]
+    name, reward = next(iter(task.reward_funcs.items()))
     package = Path(__file__).parents[1]
     files = sorted(f for room in ("tasks", "sandbox") for f in (package / room).rglob("*.py"))
     sampled = [(one.place, one.completion, one.problem.data) for one in references if one.problem]
-    facts = [[*hash_files(files).values()], sandbox.model_dump(), reward.score.__name__, sampled]
+    facts = [[*hash_files(files).values()], sandbox.model_dump(), reward.__name__, sampled]
     text = json.dumps(facts, sort_keys=True, default=str).encode("utf-8", "replace")
     key = hashlib.blake2b(text, digest_size=16).hexdigest()
     cache = read_cache("references.json")
@@ -115,7 +115,7 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
         cache[key] = [len(wrong), wrong[:MOST_LISTED], round(time.monotonic() - began, 1)]
         write_cache("references.json", dict(list(cache.items())[-200:]))
     count, wrong, seconds = cache[key]
-    found = ReferenceCheck(reward.name, len(references), len(references) - count, wrong, seconds)
+    found = ReferenceCheck(name, len(references), len(references) - count, wrong, seconds)
     if found.share < REFUSE_BELOW:
         raise DataError(
             f"data.source = {data.source}: of {found.count} reference solutions, {found.right} "
@@ -137,16 +137,16 @@ def _find_wrong_references(references: Sequence[Reference], task: Any) -> Iterat
     problems = [one.problem for one in references]
     completions = [one.completion for one in references]
     scores = task.score(problems, completions, [1] * len(references))
-    reward = task.active_rewards[0]
+    name, reward = next(iter(task.reward_funcs.items()))
     results = scores.results or [None] * len(references)
     # The metric of that name also counts what the reward leaves out: answers without a call.
-    values = scores.metrics.get(reward.name, scores.rewards[reward.name])
+    values = scores.metrics.get(name, scores.rewards[name])
     for one, value, result in zip(references, values, results, strict=True):
         if value is None or value < reward.high:
             end = " ".join(make_printable(one.completion).split())[-60:]
             gold = one.problem.data.get("answer") if one.problem else None
             stated = f"; the data's answer is {make_printable(gold)}" if gold else ""
-            shown = f"{reward.name} is {value} for ...{end}{stated}"
+            shown = f"{name} is {value} for ...{end}{stated}"
             yield one.place, describe_result(result) if scores.results else shown
 
 

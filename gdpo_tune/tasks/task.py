@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.metrics import MetricInfo
@@ -12,39 +11,28 @@ from gdpo_tune.core.registry import weigh_equally
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_info import STRICT, Scoring, TaskInfo
-from gdpo_tune.tasks.base import Problem, Reward, Sample, Scores, Split
+from gdpo_tune.core.trials import Direction
+from gdpo_tune.tasks.base import Problem, Scores, Split
 from gdpo_tune.tasks.dataset import describe_data, select_problems
-from gdpo_tune.tasks.rewards import write_answer
+from gdpo_tune.tasks.text_rewards import RangedReward, build_columns, length, write_answer
 
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
 
 
-@dataclass(frozen=True)
-class TaskMetric(MetricInfo):
-    """A held-out metric of a task: the mean of `measure` over completions."""
-
-    measure: Callable[[Sample], float | None]
-
-
-def measure_rewards(rewards: Iterable[Reward]) -> dict[str, TaskMetric]:
-    """Return a held-out metric for each reward, under the reward's name."""
-    return {r.name: TaskMetric("maximize", r.low, r.high, r.doc, r.score) for r in rewards}
-
-
-MEAN_LENGTH = TaskMetric(
-    "minimize", 0, float("inf"), "mean tokens of a completion", lambda sample: float(sample.tokens)
-)
-"""The held-out metric `mean_length`."""
-
-
 class BuiltInTask(CloseableResource):
     """A task whose rewards and metrics are functions of one sample; it runs no code by itself."""
 
-    reward_infos: tuple[Reward, ...]
-    optional_reward_infos: tuple[Reward, ...] = ()
+    reward_funcs: Mapping[str, RangedReward]
+    optional_reward_funcs: Mapping[str, RangedReward] = {}
     """Used only if the space has a weight for them."""
-    metric_infos: Mapping[str, TaskMetric]
+    partial_funcs: Mapping[str, RangedReward] = {}
+    """Partial credit in the same range, for rewards that are all or nothing."""
+    released_funcs: Mapping[str, RangedReward] = {}
+    """Rewards of the authors' code in the same range, where they differ."""
+    metric_funcs: Mapping[str, RangedReward]
+    directions: Mapping[str, Direction] = {"mean_length": "minimize"}
+    """Metric -> the better direction; `maximize` if it is not here."""
     format_request: str
     """The instructions, with `{limit}` where the tokens of the length reward belong."""
     generate: Callable[[Split, int, int], list[Problem]]
@@ -60,18 +48,11 @@ class BuiltInTask(CloseableResource):
     ) -> None:
         """Switch optional rewards on; `scoring` also decides metrics with names of rewards."""
         self._settings = sandbox or SandboxSettings()
-        extra = (info for info in self.optional_reward_infos if info.name in optional_rewards)
-        infos = (*self.reward_infos, *extra)
-        is_strict = scoring == STRICT
-        self.active_rewards = tuple(
-            r if is_strict or r.released is None else replace(r, score=r.released) for r in infos
-        )
-        """Rewards that `score` gives."""
-        self._measures = {name: info.measure for name, info in self.metric_infos.items()}
-        if not is_strict:
-            self._measures |= {r.name: r.score for r in self.active_rewards if r.released}
-        self.rewards = tuple(reward.name for reward in self.active_rewards)
-        self.metrics = tuple(self.metric_infos)
+        extra = {k: each for k, each in self.optional_reward_funcs.items() if k in optional_rewards}
+        released = {} if scoring == STRICT else self.released_funcs
+        self.reward_funcs = {**self.reward_funcs, **extra, **released}
+        self.metric_funcs = {**self.metric_funcs, **released}
+        self.rewards, self.metrics = tuple(self.reward_funcs), tuple(self.metric_funcs)
         self.instructions = self.format_request.format(limit=training.length_limit)
         self._length_limit = training.length_limit
         self._data = data or DataSettings()
@@ -79,16 +60,27 @@ class BuiltInTask(CloseableResource):
     @classmethod
     def describe(cls, embedded: str, prompts: Mapping[str, int], **others: Any) -> TaskInfo:
         """Return what the registry says about the task; `others` are fields of `TaskInfo`."""
-        rewards = _get_ranges(cls.reward_infos)
+        funcs = cls.reward_funcs
+        ranges, optional = (
+            {name: (each.low, each.high) for name, each in some.items()}
+            for some in (funcs, cls.optional_reward_funcs)
+        )
         return TaskInfo(
             build=cls,
-            rewards=rewards,
-            metrics=cls.metric_infos,
-            published=weigh_equally(rewards),
+            rewards=ranges,
+            metrics={
+                name: MetricInfo(
+                    cls.directions.get(name, "maximize"), each.low, each.high, each.doc
+                )
+                for name, each in cls.metric_funcs.items()
+            },
+            published=weigh_equally(funcs),
             embedded=embedded,
             prompts=prompts,
-            optional_rewards=_get_ranges(cls.optional_reward_infos),
-            offers_released=any(reward.released for reward in cls.reward_infos),
+            length_reward=next((name for name, each in funcs.items() if each is length), None),
+            partial_reward=next(iter(cls.partial_funcs), None),
+            optional_rewards=optional,
+            offers_released=bool(cls.released_funcs),
             **others,
         )
 
@@ -103,27 +95,27 @@ class BuiltInTask(CloseableResource):
         return self.generate(split, count, seed)
 
     def score(
-        self, problems: Sequence[Problem], completions: Sequence[str], lengths: Sequence[int]
+        self,
+        problems: Sequence[Problem],
+        completions: Sequence[str],
+        lengths: Sequence[int],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Mapping[str, Any] | None = None,
     ) -> Scores:
         """Score N completions, for training and for held-out evaluation alike; see `Task`."""
         results = self._run_programs(problems, completions)
-        samples = [
-            Sample(problem, completion, length, self._length_limit, result)
-            for problem, completion, length, result in zip(
-                problems, completions, lengths, results or [None] * len(problems), strict=True
-            )
-        ]
+        facts = [problem.data for problem in problems]
+        columns = build_columns(facts, lengths, self._length_limit, results)
 
         @functools.cache  # a reward and its metric are the same function, which is called once
-        def measure(function: Callable[[Sample], float | None]) -> list[float | None]:
-            return list(map(function, samples))
+        def call(function: RangedReward) -> list[float | None]:
+            return function(completions, **columns)
 
-        return Scores(
-            rewards={reward.name: measure(reward.score) for reward in self.active_rewards},
-            metrics={name: measure(each) for name, each in self._measures.items()},
-            partial={r.name: measure(r.partial) for r in self.active_rewards if r.partial},
-            results=results,
+        rewards, metrics, partial = (
+            {name: call(function) for name, function in each.items()}
+            for each in (self.reward_funcs, self.metric_funcs, self.partial_funcs)
         )
+        return Scores(rewards, metrics, partial=partial, results=results)
 
     def write_reference(self, problem: Problem) -> str:
         """Return the solution of a problem that the task wrote, as a completion."""
@@ -141,7 +133,3 @@ class BuiltInTask(CloseableResource):
 
     def close(self) -> None:
         """Do nothing: there is no process to end."""
-
-
-def _get_ranges(rewards: Sequence[Reward]) -> dict[str, tuple[float, float]]:
-    return {reward.name: (reward.low, reward.high) for reward in rewards}

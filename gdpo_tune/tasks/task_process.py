@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -35,12 +35,7 @@ from gdpo_tune.core.errors import GdpoTuneError, TaskFileError, TrialFailure, Us
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.tasks import base
-from gdpo_tune.tasks.custom import (
-    ProcessEndedError,
-    RewardBatch,
-    RewardFunctionTask,
-    score_by_functions,
-)
+from gdpo_tune.tasks.custom import MEAN_LENGTH, CallError, CallResult, RewardBatch
 
 TIME_LIMIT = 600.0
 """Seconds for one call of a function, if its class does not say otherwise."""
@@ -59,6 +54,10 @@ _START = (
 """Program of the process. It finds the modules that its parent finds, in the same order."""
 
 
+class ProcessEndedError(CallError):
+    """A reward function that ended its process, or did not return in time."""
+
+
 class TaskProcess(CloseableResource):
     """A task in a file whose functions run in another process. Threads may share it."""
 
@@ -74,9 +73,8 @@ class TaskProcess(CloseableResource):
         self.task, self.settings = task, training
         self.rewards: tuple[str, ...] = tuple(task_class.rewards)
         self.metrics: tuple[str, ...] = tuple(task_class.metrics)
-        self.ranges = getattr(task_class, "ranges", {})
-        self.directions = getattr(task_class, "directions", {})
-        self.places = getattr(task_class, "places", {})
+        self.ranges, self.directions = task_class.ranges, task_class.directions
+        self.places = task_class.places
         self._class = task_class
         self._parts = (task, training, sandbox, data)
         self._lock = threading.RLock()
@@ -101,8 +99,9 @@ class TaskProcess(CloseableResource):
         problems: Sequence[base.Problem],
         completions: Sequence[str],
         lengths: Sequence[int],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Mapping[str, Any] | None = None,
         *,
-        context: base.CallContext | None = None,
         is_check: bool = False,
     ) -> base.Scores:
         """Score N completions; see `score_by_functions`.
@@ -110,37 +109,31 @@ class TaskProcess(CloseableResource):
         In a check, a function that ends its process or does not return is not called again.
 
         Raises:
-            TrialFailure: a function returned what is no reward, or one in a check, or `score`
-                itself, which is the task's own, did not return.
+            TrialFailure: a function returned what is no reward, or in a check did not return.
         """
         self._left = MOST_PRINTED
         distinct = {id(one): one for one in problems}
         pickled = {key: pickle.dumps(one) for key, one in distinct.items()}
         copies = [pickled[id(one)] for one in problems]
-        batch = RewardBatch(copies, list(completions), list(lengths), context or base.CallContext())
+        state = trainer_state or {}
+        batch = RewardBatch(copies, list(completions), list(lengths), completion_ids, state)
         call = functools.partial(self._call, is_check=is_check)
-        if self._class.score is RewardFunctionTask.score:
-            return score_by_functions(self.rewards, call, batch)
-        return call("", None, batch)
+        return score_by_functions(self.rewards, call, batch)
 
     def close(self) -> None:
         """End the process and every process that it started."""
         self._end()
 
     def _call(self, function: str, row: int | None, batch: RewardBatch, is_check: bool) -> Any:
-        limit = getattr(self._class, "time_limit", None)
-        limit = limit or (CHECK_LIMIT if is_check else TIME_LIMIT)
+        limit = self._class.time_limit or (CHECK_LIMIT if is_check else TIME_LIMIT)
         try:
-            if issubclass(self._class, RewardFunctionTask):  # reward models may be downloaded
-                self._request("load_functions")
+            self._request("load_functions")  # reward models may be downloaded
             limit *= 1 if row is None else ROW_SHARE
             return self._request("score", function, row, batch, limit=limit)
         except ProcessEndedError as ended:
-            if function and not is_check:
+            if not is_check:
                 raise
-            name = f"{self.task}: score()"
-            if function:
-                name = f"reward {function} ({self.places[function]})"
+            name = f"reward {function} ({self.places[function]})"
             fix = "correct it, or give its class a larger time_limit"
             raise TrialFailure(f"{name} {ended}\n    fix: {fix}") from None
 
@@ -227,6 +220,66 @@ class TaskProcess(CloseableResource):
                 raise TimeoutError
 
 
+CallReward = Callable[[str, int | None, RewardBatch], CallResult]
+"""Gets the name of a function, a row if that is called alone, and the completions."""
+
+
+def score_by_functions(names: Sequence[str], call: CallReward, batch: RewardBatch) -> base.Scores:
+    """Return the scores by functions of N completions.
+
+    A function that raises is called once more, because a service may have been away, then for each
+    completion alone, as is one that ends its process. A completion on which it still raises
+    gets no score.
+    """
+    results: dict[str, CallResult] = {}
+    failures: dict[str, dict[int, str]] = {}
+    seconds: dict[str, float] = {}
+    for name in names:
+        started = time.perf_counter()
+        results[name], failures[name] = _call_at_once_or_alone(name, call, batch)
+        seconds[name] = time.perf_counter() - started
+    rewards = {name: result.values for name, result in results.items()}
+    return base.Scores(
+        rewards,
+        {**rewards, MEAN_LENGTH: [float(length) for length in batch.lengths]},
+        failures,
+        logged=[entry for result in results.values() for entry in result.logged],
+        columns={k: v for result in results.values() for k, v in result.columns.items()},
+        seconds=seconds,
+    )
+
+
+def _call_at_once_or_alone(
+    name: str, call: CallReward, batch: RewardBatch
+) -> tuple[CallResult, dict[int, str]]:
+    count, first = len(batch.completions), ""
+    for _ in range(2):
+        try:
+            result = call(name, None, batch)
+        except CallError as error:
+            first = first or str(error)
+            if isinstance(error, ProcessEndedError):
+                break
+        else:
+            if first:
+                _logger.warning("reward %s raised once, then returned: %s", name, first)
+            return result, {}
+    result, failed, ended = CallResult([None] * count, [], {}), dict[int, str](), 0
+    for row in range(count):
+        if ended > max(2, base.MOST_FAILED * count):  # each costs a start of the process
+            failed |= dict.fromkeys(range(row, count), first)
+            break
+        try:
+            alone = call(name, row, batch.take(row))
+            result.values[row] = alone.values[0]
+            result.logged.extend(alone.logged)
+        except CallError as error:
+            has_ended = isinstance(error, ProcessEndedError)
+            failed[row] = first if has_ended else str(error)
+            ended += has_ended
+    return result, failed
+
+
 def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
     """Call every reward on a few texts; return the time of each function, and warnings.
 
@@ -248,26 +301,24 @@ def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:
         texts += ["", own, own.join(["", *tags, ""]), repeated[:longest]]
     lengths = [min(settings.max_completion_length, len(text) // 4 + 1) for text in texts]
     state = {"global_step": 0, "max_steps": settings.steps}
-    context = base.CallContext([list(range(length)) for length in lengths], state)
+    ids = [list(range(length)) for length in lengths]
     all_problems = [one for one in problems for _ in range(4)]
     warnings: list[str] = []
     try:
-        scores = task.score(all_problems, texts, lengths, context=context, is_check=True)
-        missing = {*task.rewards} - {*scores.rewards} or {*task.metrics} - {*scores.metrics}
-        if missing:
-            raise TrialFailure(f"score() gives no values of {', '.join(sorted(missing))}")
-        base.check_scores(scores, len(texts), task)
+        scores = task.score(all_problems, texts, lengths, ids, state, is_check=True)
+        base.check_ranges(scores, task)
         warnings += _check_values(scores, len(texts), task)
         for name, failed in scores.failures.items():
-            if failed.count == len(texts):
+            first = next(iter(failed.values()), "")
+            if len(failed) == len(texts):
                 raise TrialFailure(
-                    f"reward {name} ({task.places.get(name, '')}) raised for each of {len(texts)} "
-                    f"texts, and has to return a number or None: {failed.first}\n"
+                    f"reward {name} ({task.places[name]}) raised for each of {len(texts)} texts, "
+                    f"and has to return a number or None: {first}\n"
                     "    fix: correct the function, or start what it needs"
                 )
-            if failed.count:
-                share = f"{failed.count} of {len(texts)} texts"
-                warnings.append(f"reward {name} raised for {share}: {failed.first}")
+            if failed:
+                share = f"{len(failed)} of {len(texts)} texts"
+                warnings.append(f"reward {name} raised for {share}: {first}")
     except TrialFailure as failure:
         raise UsageError(f"{task.task}: {failure}") from None
     times = [f"{name} {1000 * seconds:.0f} ms" for name, seconds in scores.seconds.items()]
@@ -281,16 +332,14 @@ def _check_values(scores: base.Scores, count: int, task: TaskProcess) -> list[st
         if idle := {*named} - {*task.rewards, *task.metrics}:
             warnings.append(f"{attribute} names {min(idle)!r}, which is no reward or metric")
     for name, values in {**scores.metrics, **scores.rewards}.items():
-        numbers = [
-            each for each in base.read_reward_values(values, count, name) if each is not None
-        ]
+        numbers = [value for value in values if value is not None]
         for number in numbers:
             if not math.isfinite(number):
                 raise TrialFailure(
                     f"{name} ({task.places.get(name, '')}) is {number}, which ends a trial\n"
                     "    fix: return a number, or None for a completion that it does not score"
                 )
-        if not numbers and not getattr(scores.failures.get(name), "count", 0):
+        if not numbers and not scores.failures.get(name):
             warnings.append(f"{name} is None for each of {count} texts")
     return warnings
 
@@ -352,8 +401,8 @@ def serve_task(descriptor: int) -> None:
             error = UsageError(f"{name}: {raised}") if type(raised) is UsageError else raised
         except BaseException as raised:  # a user's class may raise anything
             _logger.debug("a task raised", exc_info=True)
-            kind = TrialFailure if method == "score" else TaskFileError
-            error = kind(f"{name}: {method}() raised {task_files.describe_task_error(raised)}")
+            reason = f"{method}() raised {task_files.describe_task_error(raised)}"
+            error = TaskFileError(f"{name}: {reason}")
         if os.getpid() != process:  # a fork that a reward function made and forgot
             os._exit(0)
         try:
@@ -382,14 +431,14 @@ def _seed_draws(number: int) -> None:
         sys.modules["torch"].manual_seed(number)
 
 
-def _score(task: Any, function: str, row: int | None, batch: RewardBatch) -> Any:
-    """Call a reward function, or the task's own `score`; each gets its own copy of everything."""
+def _score(task: Any, function: str, row: int | None, batch: RewardBatch) -> CallResult:
+    """Call a reward function, which gets its own copy of everything."""
     # Random draws depend on the batch alone, so that a trial that resumes repeats them.
     seed = hashlib.sha256(repr(batch.completions).encode(errors="replace")).digest()
     seed = hashlib.sha256(seed + f"/{function}/{row}".encode()).digest()[:4]
     _seed_draws(int.from_bytes(seed, "big"))
     batch = batch._replace(problems=list(map(pickle.loads, batch.problems)))
     try:
-        return task.call_function(function, batch) if function else base.call_score(task, *batch)
+        return task.call_function(function, batch)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next function

@@ -1,4 +1,4 @@
-"""Rewards of the task `tools`: `correctness`, agreement with the right calls -3 to 3; `format`.
+"""Rewards of tool calls: `tool_calls`, agreement with the right calls from -3 to 3; `tool_format`.
 
 A completion thinks, calls tools and answers. Each part is optional but the first:
 
@@ -8,7 +8,7 @@ A completion thinks, calls tools and answers. Each part is optional but the firs
     </tool_call>
     <response>text for the user</response>
 
-Correctness is `6 * score / most - 3`. `score` starts with the Jaccard index of the two multisets of
+Agreement is `6 * score / most - 3`. `score` starts with the Jaccard index of the two multisets of
 tool names. Each right call that is matched with a call of the same name adds the Jaccard index of
 the parameter names and the number of right parameters with an equal value. `most` is the score of
 the right calls themselves: 1 + calls + their parameters.
@@ -21,7 +21,7 @@ Kept from the released code, although a reader may not expect it:
 - values are compared as Python does: `1 == True` and `3.0 == 3` are equal, `"1"` and `1` are not;
 - other keys of a call than `name` and `parameters` cost nothing.
 
-Not kept, unless a sweep has `scoring: released` (`score_released_tool_calls`):
+Not kept, unless a sweep has `scoring: released` (`released_tool_calls`):
 
 - the released code matches calls greedily, so the value of the same calls depends on their order;
   here the matching is the one with the largest score, as the paper says;
@@ -43,7 +43,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gdpo_tune.tasks.base import Reward, Sample
+from gdpo_tune.tasks.text_rewards import reward
 
 LOWEST, HIGHEST = -3.0, 3.0
 
@@ -51,20 +51,32 @@ ToolCall = Mapping[str, Any]
 """A tool's `name` and its `parameters`."""
 
 
-def score_tool_calls(sample: Sample) -> float | None:
-    """Return the agreement of a completion's calls with the right ones; None if no call is right.
+@reward(LOWEST, HIGHEST, "mean agreement with the right calls")
+def tool_calls(completion: str, calls: Sequence[ToolCall]) -> float | None:
+    """Return the agreement with the right calls, the column `calls`; None if no call is right.
 
     Without a right call nearly all completions of a group agree: the reward would only add noise.
     """
-    return measure_agreement(sample) if sample.problem.data["calls"] else None
+    return measure_agreement(completion, calls) if calls else None
 
 
-def measure_agreement(sample: Sample) -> float:
+@reward(LOWEST, HIGHEST, "mean agreement with the right calls")
+def agreement(completion: str, calls: Sequence[ToolCall]) -> float:
+    """Return the same, and for requests for which no call is right, too."""
+    return measure_agreement(completion, calls)
+
+
+@reward(0, 1, "share of completions with the right calls exactly")
+def exact_calls(completion: str, calls: Sequence[ToolCall]) -> float:
+    """Return 1.0 if the calls are the right ones, else 0.0."""
+    return float(measure_agreement(completion, calls) == HIGHEST)
+
+
+def measure_agreement(completion: str, right: Sequence[ToolCall]) -> float:
     """Return the agreement from -3 to 3; if no call is right, 3 without a block and -3 with one."""
-    right: Sequence[ToolCall] = sample.problem.data["calls"]
     if not right:
-        return LOWEST if "<tool_call>" in sample.completion else HIGHEST
-    called = parse_calls(sample.completion)
+        return LOWEST if "<tool_call>" in completion else HIGHEST
+    called = parse_calls(completion)
     if called is None:
         return LOWEST
     return _scale(_compare_names(right, called) + _match_calls(right, called), right)
@@ -81,8 +93,7 @@ def _scale(score: float, right: Sequence[ToolCall]) -> float:
 
 def write_calls(thought: str, calls: Sequence[ToolCall]) -> str:
     """Return a completion in the rewarded format that makes calls and says nothing else."""
-    shown = ({key: value for key, value in call.items() if key != "accepted"} for call in calls)
-    lines = "\n".join(map(json.dumps, shown))
+    lines = "\n".join(map(json.dumps, calls))
     return f"<think>{thought}</think>\n<tool_call>\n{lines}\n</tool_call>"
 
 
@@ -114,20 +125,12 @@ def compute_jaccard(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def compare_calls(right: ToolCall, called: ToolCall) -> float:
-    """Return what a pair of calls adds to the score; 0 if they name different tools.
-
-    Any of the `accepted` values of a parameter is right; an empty text says that it may be missing.
-    """
+    """Return what a pair of calls adds to the score; 0 if they name different tools."""
     if right["name"] != called["name"]:
         return 0.0
     expected, used = right["parameters"], called["parameters"]
-    accepted = right.get("accepted", {})
-    left_out = {key for key in expected if key not in used and "" in accepted.get(key, ())}
-    hits = len(left_out) + sum(
-        key in used and any(bool(used[key] == one) for one in accepted.get(key, [value]))
-        for key, value in expected.items()
-    )
-    return compute_jaccard([key for key in expected if key not in left_out], list(used)) + hits
+    hits = sum(key in used and bool(used[key] == value) for key, value in expected.items())
+    return compute_jaccard(list(expected), list(used)) + hits
 
 
 def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float:
@@ -142,22 +145,22 @@ def _match_calls(right: Sequence[ToolCall], called: Sequence[ToolCall]) -> float
     return sum(values[row][column] for row, column in zip(rows, columns, strict=True))
 
 
-def score_released_tool_calls(sample: Sample) -> float:
+@reward(LOWEST, HIGHEST, "mean agreement with the right calls")
+def released_tool_calls(completion: str, calls: Sequence[ToolCall]) -> float:
     """Return the agreement of a completion's calls as the authors' code measures it."""
-    right: Sequence[ToolCall] = sample.problem.data["calls"]
-    if not right:
+    if not calls:
         return 0.0
-    called = parse_released_calls(sample.completion, {call["name"] for call in right})
+    called = parse_released_calls(completion, {call["name"] for call in calls})
     if called is None:
         return LOWEST
-    score = _compare_names(right, called)
-    for wanted in right:
+    score = _compare_names(calls, called)
+    for wanted in calls:
         values = [compare_calls(wanted, other) for other in called]
         best = max(values, default=0.0)
         if best > 0:
             score += best
             del called[values.index(best)]
-    return _scale(score, right)
+    return _scale(score, calls)
 
 
 def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolCall] | None:
@@ -181,45 +184,34 @@ def parse_released_calls(completion: str, wanted: Collection[str]) -> list[ToolC
     return calls
 
 
-TOOL_CALLS = Reward(
-    "correctness",
-    *(LOWEST, HIGHEST, score_tool_calls, "mean agreement with the right calls"),
-    released=score_released_tool_calls,
-)
-
 _TAGS = ("think", "tool_call", "response")
 _THINK = r"<think>.*?</think>"
 _CALLS = r"\n<tool_call>\n.*?\n</tool_call>"
 _RESPONSE = r"\n<response>.*?</response>"
 
 
-def score_tool_format(sample: Sample) -> float:
+@reward(0, 1, "share with the tags that the answer needs, in order")
+def tool_format(completion: str, calls: Sequence[ToolCall], response: bool = False) -> float:
     """Return 1.0 for the tags of the right answer, once each and in order, else 0.0."""
-    calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
-    for tag, expected in zip(_TAGS, (True, calls, response), strict=True):
+    for tag, expected in zip(_TAGS, (True, bool(calls), response), strict=True):
         for mark in (f"<{tag}>", f"</{tag}>"):
-            if sample.completion.count(mark) != expected:
+            if completion.count(mark) != expected:
                 return 0.0
-    return float(_has_blocks(sample.completion, calls=calls, response=response))
+    return _match_blocks(completion, calls, response)
 
 
-def score_released_tool_format(sample: Sample) -> float:
+@reward(0, 1, "share with the tags that the answer needs, in order")
+def released_tool_format(
+    completion: str, calls: Sequence[ToolCall], response: bool = False
+) -> float:
     """Return the same by the authors' code, which counts the tags of the right answer alone."""
-    calls, response = bool(sample.problem.data["calls"]), bool(sample.problem.data["response"])
-    completion = sample.completion.strip()
-    for tag in ["tool_call"] * calls + ["response"] * response:
+    completion = completion.strip()
+    for tag in ["tool_call"] * bool(calls) + ["response"] * response:
         if completion.count(f"<{tag}>") != 1 or completion.count(f"</{tag}>") != 1:
             return 0.0
-    return float(_has_blocks(completion, calls=calls, response=response))
+    return _match_blocks(completion, calls, response)
 
 
-def _has_blocks(completion: str, *, calls: bool, response: bool) -> bool:
-    blocks = _THINK + _CALLS * calls + _RESPONSE * response
-    return re.match(f"^{blocks}$", completion, flags=re.DOTALL) is not None
-
-
-TOOL_FORMAT = Reward(
-    "format",
-    *(0, 1, score_tool_format, "share with the tags that the answer needs, in order"),
-    released=score_released_tool_format,
-)
+def _match_blocks(completion: str, calls: Sequence[ToolCall], response: bool) -> float:
+    blocks = _THINK + _CALLS * bool(calls) + _RESPONSE * response
+    return float(re.match(f"^{blocks}$", completion, flags=re.DOTALL) is not None)

@@ -23,14 +23,15 @@ from gdpo_tune.tasks.generation import (
     draw_problems,
     draw_steps,
 )
-from gdpo_tune.tasks.rewards import LENGTH
-from gdpo_tune.tasks.task import MEAN_LENGTH, BuiltInTask, TaskMetric, measure_rewards
+from gdpo_tune.tasks.task import BuiltInTask
+from gdpo_tune.tasks.text_rewards import length, mean_length
 from gdpo_tune.tasks.tool_rewards import (
-    HIGHEST,
-    LOWEST,
-    TOOL_CALLS,
-    TOOL_FORMAT,
-    measure_agreement,
+    agreement,
+    exact_calls,
+    released_tool_calls,
+    released_tool_format,
+    tool_calls,
+    tool_format,
     write_calls,
 )
 
@@ -131,16 +132,14 @@ class ToolsTask(BuiltInTask):
     `data["response"]` says whether the answer also speaks to the user.
     """
 
-    reward_infos = (TOOL_CALLS, TOOL_FORMAT, LENGTH)
-    metric_infos = {
-        # Unlike the reward, the metric counts requests for which no call is right.
-        "correctness": TaskMetric("maximize", LOWEST, HIGHEST, TOOL_CALLS.doc, measure_agreement),
-        "exact": TaskMetric(
-            *("maximize", 0, 1, "share of completions with the right calls exactly"),
-            lambda sample: float(measure_agreement(sample) == HIGHEST),
-        ),
-        **measure_rewards((TOOL_FORMAT, LENGTH)),
-        "mean_length": MEAN_LENGTH,
+    reward_funcs = {"correctness": tool_calls, "format": tool_format, "length": length}
+    released_funcs = {"correctness": released_tool_calls, "format": released_tool_format}
+    metric_funcs = {
+        "correctness": agreement,  # unlike the reward, it counts requests without a right call
+        "exact": exact_calls,
+        "format": tool_format,
+        "length": length,
+        "mean_length": mean_length,
     }
     generate = staticmethod(
         partial(draw_problems, "tools", _FAMILIES, split_by=lambda p: p.data["calculation"])
@@ -158,8 +157,4 @@ class ToolsTask(BuiltInTask):
         return write_calls(problem.data["thoughts"]["terse"], problem.data["calls"])
 
 
-TASK = ToolsTask.describe(
-    "embedded_tools",
-    {"train": 30_000, "validation": 14_000, "test": 14_000},
-    length_reward="length",
-)
+TASK = ToolsTask.describe("embedded_tools", {"train": 30_000, "validation": 14_000, "test": 14_000})

@@ -159,9 +159,10 @@ class MlflowStore:
 
         def send(kind: str, entries: list[Any], size: int) -> None:
             for batch in _split(entries, size):
+                named: Any = {kind: batch}
                 try:
                     with translate_errors():
-                        self.client.log_batch(run.id, **{kind: batch})
+                        self.client.log_batch(run.id, **named)
                 except ContentRefused as error:
                     if len(batch) > 1:
                         send(kind, batch, (len(batch) + 1) // 2)

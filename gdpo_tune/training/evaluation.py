@@ -10,7 +10,7 @@ import functools
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -37,15 +37,12 @@ from gdpo_tune.core.trials import Estimate
 from gdpo_tune.policies.load_policy import list_end_tokens
 from gdpo_tune.tasks.base import (
     MOST_FAILED,
-    CallContext,
     Problem,
     RewardFunction,
     Scores,
-    ScoresEarly,
     Split,
     Task,
-    call_score,
-    check_scores,
+    check_ranges,
 )
 from gdpo_tune.training import distributed
 from gdpo_tune.training.decoding import Decoding
@@ -62,24 +59,24 @@ def score_batch(
     task: Task,
     problems: Sequence[Problem],
     completions: Sequence[str],
-    lengths: Sequence[int],
-    context: CallContext,
+    tokens: Sequence[Sequence[int]],
+    trainer_state: Mapping[str, Any],
 ) -> Scores:
-    """Let a task score N completions, and check their number, and their range if the task says it.
+    """Let a task score N completions, and check their range if the task says it.
 
     Raises:
         TrialFailure: a check fails, or a reward function raised on too many of them.
     """
     count = len(completions)
-    scores = call_score(task, problems, completions, lengths, context)
+    scores = task.score(problems, completions, list(map(len, tokens)), tokens, trainer_state)
     for name, failed in scores.failures.items():
-        share = failed.count / count
+        share = len(failed) / count
         if share > MOST_FAILED:
             raise TrialFailure(
                 f"reward {name} raised for {share:.0%} of {count} completions, and at most "
-                f"{MOST_FAILED:.0%} may fail; first: {failed.first}"
+                f"{MOST_FAILED:.0%} may fail; first: {next(iter(failed.values()))}"
             )
-    check_scores(scores, count, task)
+    check_ranges(scores, task)
     return scores
 
 
@@ -96,14 +93,8 @@ BeginScoring = Callable[[int, str], None]
 
 def build_early_scoring(task: Task, problems: Sequence[Problem]) -> BeginScoring | None:
     """Return a function that lets the task begin with a completion; None if it cannot."""
-    if not isinstance(task, ScoresEarly):
-        return None
-    early: ScoresEarly = task
-
-    def begin_scoring(problem: int, completion: str) -> None:
-        early.begin_scoring(problems[problem], completion)
-
-    return begin_scoring
+    begin: Any = getattr(task, "begin_scoring", None)
+    return begin and (lambda problem, completion: begin(problems[problem], completion))
 
 
 def build_reward_functions(
@@ -131,10 +122,9 @@ def build_reward_functions(
         if completions is not latest[0]:  # TRL calls one function after another on each batch
             state = dict(vars(trainer_state)) if trainer_state else {}
             state.pop("stateful_callbacks", None)  # they cannot be sent to another process
-            context = CallContext(completion_ids, state)
             lengths = [len(ids) for ids in completion_ids]
             judged = [problems[index] for index in problem]
-            scores = score_batch(task, judged, completions, lengths, context)
+            scores = score_batch(task, judged, completions, completion_ids, state)
             latest = completions, scores, shapes.apply(scores.rewards, lengths, scores.partial)
         scores, rewards = latest[1:]
         if log_metric is not None and name == task.rewards[0]:  # once a batch
@@ -143,10 +133,11 @@ def build_reward_functions(
         failed = scores.failures.get(name)
         if log_metric is not None and failed is not None:
             # Always logged, because all processes must log the same metrics.
-            log_metric(f"{REWARDS}{name}/failed", failed.count / len(completions))
-            if failed.count and name not in warned:
+            log_metric(f"{REWARDS}{name}/failed", len(failed) / len(completions))
+            if failed and name not in warned:
                 warned.add(name)
-                _log.warning("reward %s raised (reported once): %s", name, failed.first)
+                first = next(iter(failed.values()))
+                _log.warning("reward %s raised (reported once): %s", name, first)
         return rewards[name]
 
     functions: list[RewardFunction] = []
@@ -209,8 +200,7 @@ class Evaluator:
         state = {"global_step": step * updates, "max_steps": settings.steps * updates}
         for batch, texts, tokens in batches:
             problems = [held_out.problems[row] for row in batch]
-            lengths = list(map(len, tokens))
-            scores = score_batch(task, problems, texts, lengths, CallContext(tokens, state))
+            scores = score_batch(task, problems, texts, tokens, state)
             for name in task.metrics:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)

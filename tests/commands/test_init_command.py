@@ -135,7 +135,7 @@ def test_a_task_of_your_own_gets_its_own_rewards(directory: Path):
     (directory / "sums.py").write_text(page.split("```python\n")[1].split("```")[0])
     assert init.main(["--task", "sums.py:Sums", "--yes"]) == 0
     spec = load_spec("sums.yaml")
-    assert list(spec.objectives) == ["right", "short"]
+    assert list(spec.objectives) == ["right", "length"]
     with pytest.raises(TaskFileError, match="no class Nothing"):
         init.main(["--task", "sums.py:Nothing", "--yes"])
 

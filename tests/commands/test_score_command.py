@@ -41,10 +41,6 @@ class Sums(RewardFunctionTask):
     ranges = {"right": (0, 1), "odd": (0, 1)}
     def rows(self):
         return [{"prompt": "1+2=", "answer": 3}]
-
-class Broken(Sums):
-    def score(self, problems, completions, lengths):
-        return completions[99]
 '''
 
 
@@ -199,13 +195,6 @@ def test_an_own_task_gets_messages_and_tokens_as_in_trl(tmp_path):
     )
     with pytest.raises(UsageError, match=r":2: .*unlike the first line"):
         score.main([space, "--completions", bad])
-
-
-def test_an_error_of_an_own_score_names_its_line(own_space, tmp_path):
-    file = write_lines(tmp_path, {"prompt": "1+2=", "answer": 3, "completion": "3"})
-    broken = f"task={tmp_path}/sums.py:Broken"
-    with pytest.raises(TaskFileError, match=r"IndexError.*\(sums.py, line 19\)"):
-        score.main([own_space, "--completions", file, "--set", broken])
 
 
 # Source: agent-eval-harness#182: a judge on 0 to 10 with the range (0, 1).

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gdpo_tune import rewards
 from gdpo_tune.core.parameters import (
     LENGTH_PARAMETERS,
     PARAMETERS,
@@ -25,9 +26,8 @@ from gdpo_tune.core.shaping import (
     compute_fall,
 )
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
-from gdpo_tune.tasks.rewards import score_length
 from gdpo_tune.training.evaluation import build_reward_functions
-from tests.support.data import build_sample
+from tests.support.data import score_one
 from tests.support.training import SETTINGS, TOY, ToyTask, build_trial_config
 
 
@@ -61,7 +61,7 @@ def test_a_ramp_never_pays_less_than_the_step(limit, width, tokens):
     longest = limit + width
     value = compute_fall(tokens, longest, width)
     assert compute_fall(tokens + 1, longest, width) <= value
-    assert score_length(build_sample("", tokens, limit)) <= value
+    assert score_one(rewards.length, "", tokens, limit) <= value
 
 
 @CALM

@@ -177,7 +177,7 @@ def test_code_that_would_run_without_isolation_is_refused(tmp_path):
 def test_modules_are_copied_as_they_are(tmp_path):
     export_folder(tmp_path, space="math")
     copies = [file for file in (tmp_path / "modules").rglob("*") if file.is_file()]
-    assert tmp_path / "modules" / "gdpo_tune" / "tasks" / "rewards.py" in copies
+    assert tmp_path / "modules" / "gdpo_tune" / "rewards.py" in copies
     for copy in copies:
         original = ROOT / copy.relative_to(tmp_path / "modules")
         assert copy.read_bytes() == original.read_bytes()

@@ -7,17 +7,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gdpo_tune import rewards
 from gdpo_tune.core import registry
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks.generation import choose_split
 from gdpo_tune.tasks.programs import extract_program
-from gdpo_tune.tasks.rewards import score_block_format
 from recipes.demonstrations import FORMAT_SHARE, MODES, draw_mode, render
 from recipes.make_policy import RECIPES, build_task, list_demonstrations, main
 from recipes.tokenizer import ANSWER_TAGS
 from recipes.warm_start import Schedule
-from tests.support.data import build_sample
+from tests.support.data import score_one
 from tests.support.paths import ROOT
 
 
@@ -79,7 +79,7 @@ def test_demonstrations_are_imperfect_in_the_stated_shares():
     rng = random.Random(0)
     frame = RECIPES["code"].frame
     completions = [render("1+1=2", "def f(x): return x", rng, frame) for _ in range(4000)]
-    share = sum(score_block_format(build_sample(completion)) for completion in completions) / 4000
+    share = sum(score_one(rewards.block_format, completion) for completion in completions) / 4000
     assert share == pytest.approx(FORMAT_SHARE, abs=0.03)
     modes = [draw_mode(rng) for _ in range(4000)]
     for mode, expected in MODES.items():

@@ -1,17 +1,19 @@
-"""Small files in the schema of each layout, and samples to score."""
+"""Small files in the schema of each layout, and the score of one text."""
 
 import json
 from pathlib import Path
 
 from gdpo_tune.core.settings import DataSettings
-from gdpo_tune.tasks.base import Problem, Sample
+from gdpo_tune.tasks.text_rewards import RangedReward, build_columns
 from tests.support.paths import ROOT
 
 DIRECTORY = ROOT / "tests" / "data"
 
 
-def build_sample(completion: str, tokens: int = 1, limit: int = 1, **data) -> Sample:
-    return Sample(Problem("", "", data), completion, tokens, limit)
+def score_one(reward: RangedReward, completion: str, tokens: int = 1, limit: int = 1, **data):
+    """Return the reward of one completion; `data` are the facts of its problem."""
+    (value,) = reward([completion], **build_columns([data], [tokens], limit))
+    return value
 
 
 def read_rows(layout: str) -> list[dict]:

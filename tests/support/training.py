@@ -61,7 +61,7 @@ class ToyTask:
             for i in range(count)
         ]
 
-    def score(self, problems, completions, lengths):
+    def score(self, problems, completions, lengths, *_):
         hits = [
             float(sum(c in problem.prompt for c in text))
             for problem, text in zip(problems, completions, strict=True)

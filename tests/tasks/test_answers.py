@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdpo_tune import rewards
 from gdpo_tune.tasks import answers
 from gdpo_tune.tasks.answers import (
     MathVerifyError,
@@ -21,8 +22,7 @@ from gdpo_tune.tasks.answers import (
     find_answer_problem,
     is_same_answer,
 )
-from gdpo_tune.tasks.rewards import score_answer, score_exact_answer, score_integer
-from tests.support.data import build_sample
+from tests.support.data import score_one
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_an_answer_is_found_as_benchmarks_find_it(completion):
 )
 def test_nothing_is_earned_within_open_thoughts_or_boxes(completion):
     """Source: TRL's `reasoning_accuracy_reward`; trl#4563, TinyZero#120."""
-    assert score_answer(build_sample(completion, answer="42")) == 0
-    assert score_exact_answer(build_sample(completion, answer="42")) == 0
-    assert score_integer(build_sample(completion)) == 0
+    assert score_one(rewards.answer, completion, answer="42") == 0
+    assert score_one(rewards.exact_answer, completion, answer="42") == 0
+    assert score_one(rewards.integer, completion) == 0
 
 
 def test_thoughts_that_end_in_an_answer_block_have_an_answer():
@@ -78,9 +78,8 @@ def test_problems_of_the_task_itself_are_scored_as_ever():
         "<think>41<answer>42</answer> I hope so",
         "<think>\n42",
     ):
-        sample = build_sample(completion, answer="42", calculation="6*7=42")
-        assert score_answer(sample) == 1
-        assert score_answer(build_sample(completion, answer="42")) == 0
+        assert score_one(rewards.answer, completion, answer="42", calculation="6*7=42") == 1
+        assert score_one(rewards.answer, completion, answer="42") == 0
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_a_tolerance_is_of_the_value():
     """Source: OlympiadBench, whose column `error` is the largest absolute error."""
     assert is_same_answer("8.45", "8.4", tolerance=0.1)
     assert not is_same_answer("8.51", "8.4", tolerance=0.1)
-    assert score_answer(build_sample("8.45", answer="8.4", tolerance=0.1)) == 1
+    assert score_one(rewards.answer, "8.45", answer="8.4", tolerance=0.1) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
 from gdpo_tune.tasks import execution
-from gdpo_tune.tasks.base import Problem, ScoresEarly
+from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.execution import BackgroundRunner
 from gdpo_tune.tasks.math import MathTask
+from gdpo_tune.training.evaluation import build_early_scoring
 
 ONE, TWO = Problem("one", "f"), Problem("two", "f")
 
@@ -115,9 +116,9 @@ def test_the_code_task_judges_early_and_gives_the_same_scores():
     texts = ["<answer>def f(x): return x + 1</answer>", "<answer>1 +</answer>", "no program"]
     with CodeTask(*settings) as plain, CodeTask(*settings) as runner:
         problems = plain.problems("train", 3, 0)
-        assert isinstance(runner, ScoresEarly)
         for problem, text in zip(problems, texts, strict=True):
             runner.begin_scoring(problem, text)
         results = [task.score(problems, texts, [9, 9, 9]) for task in (plain, runner)]
     assert results[0] == results[1]
-    assert not isinstance(MathTask(settings[0]), ScoresEarly)
+    assert build_early_scoring(runner, problems)
+    assert not build_early_scoring(MathTask(settings[0]), problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import itertools
 import re
@@ -21,8 +22,14 @@ from gdpo_tune.core.task_files import LONGEST_REASON
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tasks.base import CallContext, Problem, RewardFailures, Scores
-from gdpo_tune.tasks.custom import RewardFunctionTask, choose_row_split, name_reward
+from gdpo_tune.tasks.base import Problem, Scores
+from gdpo_tune.tasks.custom import (
+    RewardBatch,
+    RewardFunctionTask,
+    choose_row_split,
+    name_reward,
+)
+from gdpo_tune.tasks.task_process import score_by_functions
 from gdpo_tune.training import evaluation, train, worker_cache
 from gdpo_tune.training.evaluation import estimate_metrics
 from tests.support.paths import ROOT
@@ -95,11 +102,11 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
         assert task.environment() == {}
     outcome = train(trial(spec.task, tmp_path), resume=None, report=lambda *_: None)
-    assert set(outcome.test) == {"right", "short", "mean_length"}
+    assert set(outcome.test) == {"right", "length", "mean_length"}
     last = read_steps(tmp_path / "trial")[-1]
     assert last.step == 2
     assert last.metrics["train/rewards/right/failed"] == 0
-    assert 0 <= last.metrics["train/rewards/short/mean"] <= 1
+    assert 0 <= last.metrics["train/rewards/length/mean"] <= 1
 
 
 def test_a_class_describes_itself(tmp_path):
@@ -132,8 +139,9 @@ BAD = {
         "'9' has",
     ),
     "no time": (TASK.replace("    ranges", "    time_limit = 0\n    ranges"), "Mine", "limit = 0"),
-    "no rewards": (HEAD + "class Mine(RewardFunctionTask): pass", "Mine", "rewards has to be"),
-    "no task": ("class Mine:\n rewards = metrics = ('a',)", "Mine", r"no method problems\(\)"),
+    "no rewards": (HEAD + "class Mine(RewardFunctionTask): pass", "Mine", "holds no function"),
+    "no task": ("class Mine:\n rewards = metrics = ('a',)", "Mine", "derive it from"),
+    "own score": (TASK + "    def score(self): pass\n", "Mine", r"its score\(\) is not called"),
     "dotted": (
         HEAD + "def f(**_): pass\nf.__name__ = 'a.b'\n"
         "class Mine(RewardFunctionTask): reward_funcs = [f]",
@@ -254,11 +262,22 @@ def test_rows_that_are_refused(rows, reason):
         kind(SETTINGS).problems("train", 1, 0)
 
 
+def score_here(task, problems, completions, lengths, ids=None, state=None) -> Scores:
+    """Score as the process of a task does, but in this one."""
+
+    def call(name, _, batch):
+        task.load_functions()
+        return task.call_function(name, batch._replace(problems=copy.deepcopy([*batch.problems])))
+
+    batch = RewardBatch(problems, completions, lengths, ids, state or {})
+    return score_by_functions(task.rewards, call, batch)
+
+
 def scores(function, count: int = 20) -> Scores:
     task = own(function)(SETTINGS)
     problems = task.problems("train", count, 0)
     texts = [problem.prompt for problem in problems]
-    return task.score(problems, texts, list(range(count)))
+    return score_here(task, problems, texts, list(range(count)))
 
 
 def test_functions_get_prompts_completions_lengths_and_columns():
@@ -268,7 +287,7 @@ def test_functions_get_prompts_completions_lengths_and_columns():
         return [None if length == 3 else length for length in lengths]
 
     result = scores(seen)
-    assert result.failures == {"seen": RewardFailures()}
+    assert result.failures == {"seen": {}}
     assert list(result.rewards["seen"]) == [None if i == 3 else float(i) for i in range(20)]
     assert result.metrics["seen"] == result.rewards["seen"]
     assert result.metrics["mean_length"] == [float(i) for i in range(20)]
@@ -282,9 +301,9 @@ def test_a_function_that_raises_costs_the_completions_that_it_raises_on():
 
     result = scores(picky)
     assert list(result.rewards["picky"]) == [None if i == 7 else 1.0 for i in range(20)]
-    failed = result.failures["picky"]
-    assert failed.count == 1
-    assert re.fullmatch(r"KeyError: 'seven' \(test_custom.py, line \d+\)", failed.first)
+    ((row, reason),) = result.failures["picky"].items()
+    assert row == 7
+    assert re.fullmatch(r"KeyError: 'seven' \(test_custom.py, line \d+\)", reason)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +343,7 @@ def test_a_function_that_compares_completions_is_asked_for_all_again():
 
     result = scores(spread)
     assert list(result.rewards["spread"]) == [row - 9.5 for row in range(20)]
-    assert result.failures["spread"] == RewardFailures()
+    assert result.failures["spread"] == {}
     assert calls == [20, 20]
 
 
@@ -336,7 +355,7 @@ def test_async_functions_are_awaited_as_in_trl():
 
     result = scores(later)
     assert set(result.rewards["later"]) == {1.0}
-    assert result.failures["later"] == RewardFailures()
+    assert result.failures["later"] == {}
 
 
 def test_every_call_has_its_own_copy_of_its_row():
@@ -355,7 +374,7 @@ def test_every_call_has_its_own_copy_of_its_row():
     task = kind(SETTINGS)
     problems = [*task.problems("train", 1, 0) * 3]
     for _ in range(2):
-        scored = task.score(problems, ["x"] * 3, [1] * 3)
+        scored = score_here(task, problems, ["x"] * 3, [1] * 3)
         assert scored.rewards == {"ticks": [4.0] * 3, "<lambda>": [4.0] * 3}
 
 
@@ -379,7 +398,7 @@ def test_conversations_reach_functions_as_messages():
     task = kind(SETTINGS)
     problems = task.problems("train", 2, 0)
     assert len({problem.prompt for problem in problems}) == 2
-    scored = task.score(problems, ["<think>\na\n</think>\nb", "b"], [3, 1])
+    scored = score_here(task, problems, ["<think>\na\n</think>\nb", "b"], [3, 1])
     assert scored.rewards == {"think_format_reward": [1.0, 0.0], "seen": [1.0, 1.0]}
 
 
@@ -390,11 +409,11 @@ def test_functions_of_trl_that_read_token_ids_work():
     function = get_soft_overlong_punishment(max_completion_len=10, soft_punish_cache=5)
     task = own(function)(SETTINGS)
     problems, ids = task.problems("train", 2, 0), [[1] * 2, [1] * 20]
-    scored = task.score(problems, ["a", "b"], [2, 20], context=CallContext(completion_ids=ids))
+    scored = score_here(task, problems, ["a", "b"], [2, 20], ids)
     assert next(iter(scored.rewards.values())) == [0.0, -1.0]
-    failed = next(iter(task.score(problems, ["a", "b"], [2, 20]).failures.values()))
-    assert failed.count == 2
-    assert "completion_ids are not known here" in failed.first
+    failed = next(iter(score_here(task, problems, ["a", "b"], [2, 20]).failures.values()))
+    assert len(failed) == 2
+    assert "completion_ids are not known here" in failed[0]
 
 
 def test_functions_log_metrics_and_columns_and_read_the_state():
@@ -408,18 +427,18 @@ def test_functions_log_metrics_and_columns_and_read_the_state():
         return [trainer_state.best_metric] * len(completions)
 
     task = own(logs, asks)(SETTINGS)
-    context = CallContext(trainer_state={"global_step": 3})
-    scored = task.score(task.problems("train", 2, 0), ["a", "b"], [1, 1], context=context)
+    state = {"global_step": 3}
+    scored = score_here(task, task.problems("train", 2, 0), ["a", "b"], [1, 1], state=state)
     assert scored.rewards["logs"] == [0.25, 0.25]
     assert scored.logged == [("judge/step", 3.0)]
     assert scored.columns == {"parsed": ["A", "B"]}
-    assert "trainer_state.best_metric is not known here" in scored.failures["asks"].first
+    assert "trainer_state.best_metric is not known here" in scored.failures["asks"][0]
 
 
 def test_a_function_without_room_for_a_keyword_does_not_get_it():
     task = own(lambda completions, answer: answer)(SETTINGS)
     problems = task.problems("train", 3, 0)
-    scored = task.score(problems, ["a"] * 3, [1] * 3)
+    scored = score_here(task, problems, ["a"] * 3, [1] * 3)
     assert scored.rewards["<lambda>"] == [problem.data["answer"] for problem in problems]
 
 
@@ -437,7 +456,7 @@ def test_a_column_named_lengths_reaches_its_function():
     kind = type("Own", (Own,), {"rows": lambda self: rows, "reward_funcs": [wanted]})
     task = kind(SETTINGS)
     problems = task.problems("train", 2, 0)
-    scored = task.score(problems, ["a", "b"], [1, 2])
+    scored = score_here(task, problems, ["a", "b"], [1, 2])
     assert scored.rewards["wanted"] == [problem.data["lengths"] for problem in problems]
     assert scored.metrics["mean_length"] == [1.0, 2.0]
 
@@ -458,7 +477,7 @@ def test_a_value_outside_its_range_ends_the_trial(value, accepted):
     # Source: agent-eval-harness#182: a judge on 0 to 10 with the range (0, 1).
     task = type("Ranged", (Half,), {"ranges": {"a": (0, 1)}, "places": {"a": "mine.py, line 3"}})(0)
     task.score = lambda *_: Scores({"a": [value]}, {"b": [value]})
-    score = functools.partial(evaluation.score_batch, task, [None], ["x"], [1], CallContext())
+    score = functools.partial(evaluation.score_batch, task, [None], ["x"], [[1]], {})
     if accepted:
         assert score().rewards == {"a": [value]}
         return
@@ -466,9 +485,6 @@ def test_a_value_outside_its_range_ends_the_trial(value, accepted):
         score()
     task.score = lambda *_: Scores({}, {"a": [value]})
     with pytest.raises(TrialFailure, match=r"metric a .* is 1.1 for completion 0, outside"):
-        score()
-    task.score = lambda *_: Scores({}, {"a": ["1"]})
-    with pytest.raises(TrialFailure, match=r"metric a .* returned '1', a str, for completion 0"):
         score()
 
 
@@ -480,12 +496,12 @@ class Half:
     def __init__(self, failed: int) -> None:
         self.failed = failed
 
-    def score(self, problems, completions, lengths):
+    def score(self, problems, completions, lengths, *_):
         values = [None] * self.failed + [1.0] * (len(completions) - self.failed)
         return Scores(
             {"a": values},
             {},
-            {"a": RewardFailures(self.failed, "E: x") if self.failed else RewardFailures()},
+            {"a": dict.fromkeys(range(self.failed), "E: x")},
         )
 
 
@@ -539,12 +555,12 @@ def test_a_reward_model_is_read_as_trl_reads_it(tmp_path):
     task = type("Judged", (Own,), {"reward_funcs": [str(folder)]})(SETTINGS)
     assert task.rewards == ("judge_1",)
     problems = [Problem(prompt, "own", {}) for prompt in ("ab=", "c=", "ab=")]
-    scored = task.score(problems, ["x", "yyyy", "x"], [1, 4, 1])
+    scored = score_here(task, problems, ["x", "yyyy", "x"], [1, 4, 1])
     first, second, third = scored.rewards["judge_1"]
     assert first == pytest.approx(third)
     assert first != pytest.approx(second)
-    assert scored.failures["judge_1"] == RewardFailures()
-    alone = task.score(problems[:1], ["x"], [1]).rewards["judge_1"]
+    assert scored.failures["judge_1"] == {}
+    alone = score_here(task, problems[:1], ["x"], [1]).rewards["judge_1"]
     assert alone[0] == pytest.approx(first, abs=1e-5), "padding has no effect"
 
 
@@ -553,10 +569,10 @@ def test_a_reward_model_without_its_head_is_refused(tmp_path):
     folder = write_policy(tmp_path / "policy")
     task = type("Judged", (Own,), {"reward_funcs": [str(folder)]})(SETTINGS)
     with pytest.raises(UsageError, match=r"lacks trained weights: score.weight\n +fix"):
-        task.score([Problem("a", "own", {})], ["x"], [1])
+        score_here(task, [Problem("a", "own", {})], ["x"], [1])
 
 
 def test_a_reward_model_that_is_not_there_is_refused(tmp_path):
     task = type("Judged", (Own,), {"reward_funcs": [str(tmp_path / "absent")]})(SETTINGS)
     with pytest.raises(UsageError, match=r"reward model .*absent cannot be loaded"):
-        task.score([Problem("a", "own", {})], ["x"], [1])
+        score_here(task, [Problem("a", "own", {})], ["x"], [1])

@@ -12,10 +12,10 @@ from gdpo_tune.tasks import layouts
 from gdpo_tune.tasks.columns import RowError
 from gdpo_tune.tasks.data_rows import convert_row, name_columns
 from gdpo_tune.tasks.execution import MOST_TESTS, TOLERANCE, build_code_problem, build_program_job
-from gdpo_tune.tasks.tool_rewards import HIGHEST, measure_agreement, score_tool_format, write_calls
-from tests.support.data import DIRECTORY, build_sample, read_rows
+from gdpo_tune.tasks.tool_rewards import HIGHEST, agreement, tool_format
+from tests.support.data import DIRECTORY, read_rows, score_one
 
-CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests", "livecodebench")
+CODE = ("mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests")
 
 
 def mapped(layout, row):
@@ -143,10 +143,9 @@ def test_math_takes_the_last_box_or_the_column():
 def test_the_ground_truth_of_toolrl_earns_everything():
     for row, problem in zip(read_rows("toolrl"), usable("toolrl"), strict=True):
         truth = row["reward_model"]["ground_truth"]
-        judged = build_sample(truth, **problem.data)
-        assert score_tool_format(judged) == 1
+        assert score_one(tool_format, truth, **problem.data) == 1
         if problem.data["calls"]:
-            assert measure_agreement(judged) == HIGHEST
+            assert score_one(agreement, truth, **problem.data) == HIGHEST
         assert problem.prompt.startswith("You may call these tools.\nName: lamp")
         assert row["prompt"][1]["content"] in problem.prompt
 
@@ -219,14 +218,6 @@ BROKEN = {
         ({"private_tests": {"input": ["1"], "output": [" \n"]}}, "prints nothing passes"),
         ({"private_tests": {"input": ["\udc80"], "output": ["1"]}}, "surrogates not allowed"),
     ],
-    "bfcl": [
-        ({"question": [[{"role": "user", "content": "a"}]] * 2}, "several turns"),
-        ({"ground_truth": [{"area": {"base": [{"a": [1]}]}}]}, "a mapping of right values"),
-        ({"ground_truth": []}, "no call"),
-        ({"function": []}, "no tool"),
-        ({"function": "{"}, "column function: not JSON"),
-        ({"question": [[None]]}, "column question[0]: not a mapping"),
-    ],
 }
 """Layout -> changes of its first row, and what is said of them."""
 
@@ -288,29 +279,7 @@ def test_the_files_are_where_the_tests_look():
 def test_demonstrations_of_toolrl_are_read_as_its_rows():
     for row, problem in zip(read_rows("rlla_sft"), usable("rlla_sft"), strict=True):
         assert problem.prompt == f"{row['instruction']}\n\n{row['input']}\n"
-        assert measure_agreement(build_sample(row["output"], **problem.data)) == HIGHEST
-
-
-@pytest.mark.parametrize(
-    ("parameters", "is_right"),
-    [
-        ({"base": 3, "height": 5}, True),
-        ({"base": 3.0, "height": 5, "unit": "units"}, True),
-        ({"base": 3, "height": 5, "unit": ""}, True),
-        ({"base": 3, "height": 5, "unit": "cm"}, False),
-        ({"base": 3}, False),
-        ({"base": 3, "height": 5, "colour": "red"}, False),
-    ],
-)
-def test_any_value_that_bfcl_accepts_is_right(parameters, is_right):
-    """`possible_answer` of BFCL: any listed value, and an empty text for a parameter left out."""
-    problem = usable("bfcl")[2]
-    completion = write_calls("", [{"name": "area", "parameters": parameters}])
-    agreement = measure_agreement(build_sample(completion, **problem.data))
-    assert (agreement == HIGHEST) == is_right
-    reference = registry.describe_layout("bfcl").write_reference(read_rows("bfcl")[2])
-    assert "accepted" not in reference
-    assert measure_agreement(build_sample(reference, **problem.data)) == HIGHEST
+        assert score_one(agreement, row["output"], **problem.data) == HIGHEST
 
 
 def test_asdiv_loses_the_unit_and_olympiadbench_keeps_its_tolerance():

@@ -4,17 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdpo_tune import rewards
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.tasks.answers import extract_answer, is_same_answer
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.math import GSM8KTask, MathTask
-from gdpo_tune.tasks.rewards import (
-    normalize_number,
-    score_exact_answer,
-    score_gsm8k_format,
-    score_integer,
-)
-from tests.support.data import build_sample
+from gdpo_tune.tasks.text_rewards import normalize_number
+from tests.support.data import score_one
 
 RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
 
@@ -45,17 +41,16 @@ RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
     ],
 )
 def test_gsm8k_rewards(completion, correctness, integer, form):
-    judged = build_sample(completion, answer="42")
-    assert score_exact_answer(judged) == correctness
-    assert score_integer(judged) == integer
-    assert score_gsm8k_format(judged) == form
+    assert score_one(rewards.exact_answer, completion, answer="42") == correctness
+    assert score_one(rewards.integer, completion) == integer
+    assert score_one(rewards.line_format, completion) == form
 
 
 @pytest.mark.parametrize(
     "answer", ["-5", "1,000", "18.0", "+5", "5 apples", "²", "①", "٤", "", "4 2"]
 )
 def test_what_is_not_ascii_digits_is_no_integer(answer):
-    assert score_integer(build_sample(f"<answer>{answer}</answer>")) == 0
+    assert score_one(rewards.integer, f"<answer>{answer}</answer>") == 0
 
 
 @pytest.mark.parametrize(

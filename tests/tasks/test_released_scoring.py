@@ -14,19 +14,18 @@ from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.tasks import layouts
-from gdpo_tune.tasks.base import Problem, Sample
+from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.math import GSM8KTask
 from gdpo_tune.tasks.tools import ToolsTask
-from tests.support.data import build_sample, read_rows
+from tests.support.data import read_rows
 from tests.support.paths import ROOT
 
 SETTINGS = TrainingSettings(length_limit=9)
 
 
-def score(task: type, sample: Sample, scoring: str) -> dict[str, float | None]:
+def score(task: type, problem: Problem, completion: str, scoring: str) -> dict[str, float | None]:
     """Return the rewards of one completion."""
-    built = task(SETTINGS, scoring=scoring)
-    scores = built.score([sample.problem], [sample.completion], [sample.tokens])
+    scores = task(SETTINGS, scoring=scoring).score([problem], [completion], [1])
     return {name: values[0] for name, values in scores.rewards.items()}
 
 
@@ -37,8 +36,8 @@ def take_name(row: dict) -> str:
 @pytest.mark.parametrize("row", read_rows("released/tools"), ids=take_name)
 def test_tool_calls_have_the_values_of_the_released_code(row):
     columns = {"prompt": [{"content": "?"}], "reward_model": {"ground_truth": row["truth"]}}
-    sample = Sample(layouts.convert_toolrl(columns), row["completion"], 1, 9)
-    rewards = score(ToolsTask, sample, "released")
+    problem = layouts.convert_toolrl(columns)
+    rewards = score(ToolsTask, problem, row["completion"], "released")
     expected = {"correctness": row["correctness"], "format": row["format"], "length": 1}
     assert rewards == expected
 
@@ -46,7 +45,7 @@ def test_tool_calls_have_the_values_of_the_released_code(row):
 @pytest.mark.parametrize("row", read_rows("released/gsm8k"), ids=take_name)
 def test_gsm8k_answers_have_the_values_of_the_released_code(row):
     problem = layouts.convert_openai_gsm8k({"question": "?", "answer": row["answer"]})
-    rewards = score(GSM8KTask, Sample(problem, row["completion"], 1, 9), "released")
+    rewards = score(GSM8KTask, problem, row["completion"], "released")
     assert rewards == {name: row[name] for name in ("correctness", "integer", "format")}
 
 
@@ -78,16 +77,16 @@ def read_differences():
         for line in table.splitlines()[2:]:
             reward, example, strict, released, _ = line[2:-2].split(" | ", 4)
             answer, completion = re.fullmatch(r"(?:([^`]+): )?`(.+)`", example).groups("")
-            sample = build_sample(completion.replace("\\n", "\n"), 1, 9, **answers[answer])
-            yield pytest.param(task, sample, reward, strict, released, id=f"{page}: {example}")
+            texts = (Problem("", "", answers[answer]), completion.replace("\\n", "\n"))
+            yield pytest.param(task, texts, reward, strict, released, id=f"{page}: {example}")
 
 
 @pytest.mark.parametrize(
-    ("task", "sample", "reward", "strict", "released"), list(read_differences())
+    ("task", "texts", "reward", "strict", "released"), list(read_differences())
 )
-def test_the_examples_of_the_pages(task, sample, reward, strict, released):
+def test_the_examples_of_the_pages(task, texts, reward, strict, released):
     for scoring, text in (("strict", strict), ("released", released)):
-        value = score(task, sample, scoring)[reward]
+        value = score(task, *texts, scoring)[reward]
         expected = None if text == "none" else pytest.approx(float(text), abs=0.005)
         assert value == expected, scoring
 

@@ -1,7 +1,7 @@
 import pytest
 
-from gdpo_tune.tasks.rewards import score_block_format, score_length
-from tests.support.data import build_sample
+from gdpo_tune import rewards
+from tests.support.data import score_one
 
 F = "def f(x): return x"
 
@@ -29,9 +29,9 @@ F = "def f(x): return x"
     ],
 )
 def test_block_format(completion, expected):
-    assert score_block_format(build_sample(completion)) == expected
+    assert score_one(rewards.block_format, completion) == expected
 
 
 @pytest.mark.parametrize(("length", "expected"), [(1, 1), (25, 1), (26, 1), (27, 0), (64, 0)])
 def test_length_includes_the_limit(length, expected):
-    assert score_length(build_sample("", length, 26)) == expected
+    assert score_one(rewards.length, "", length, 26) == expected

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.tool_rewards import (
+    agreement,
     compare_calls,
     compute_jaccard,
-    measure_agreement,
     parse_calls,
-    score_tool_format,
+    tool_format,
 )
 from gdpo_tune.tasks.tools import ToolsTask
-from tests.support.data import build_sample
+from tests.support.data import score_one
 
 
 def call(name: str = "f", **parameters) -> dict:
@@ -37,11 +37,11 @@ def spoken(*calls: dict) -> str:
 
 
 def correctness_of(completion: str, right) -> float:
-    return measure_agreement(build_sample(completion, calls=right))
+    return score_one(agreement, completion, calls=right)
 
 
 def form_of(completion: str, *, calls: bool, response: bool) -> float:
-    return score_tool_format(build_sample(completion, calls=RIGHT * calls, response=response))
+    return score_one(tool_format, completion, calls=RIGHT * calls, response=response)
 
 
 def scored(completion: str) -> tuple[float, float]:

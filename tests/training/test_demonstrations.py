@@ -23,7 +23,7 @@ from tests.support.data import write_enlarged
 
 COUNTS = {"validation_prompts": 2, "test_prompts": 2, "max_completion_length": 4096}
 CODE = {"mbpp": "text", "humaneval": "prompt", "apps": "question"}
-OTHERS = {"gsm8k": "question", "math": "problem", "svamp": "Question", "bfcl": "id"}
+OTHERS = {"gsm8k": "question", "math": "problem", "svamp": "Question"}
 
 
 def collect(
@@ -141,12 +141,15 @@ class MyTask(RewardFunctionTask):
     assert [prompts.tokenizer.decode(c[:-1]) for _, c in found.rows] == [f"<a>{n}" for n in sums]
 
 
-def test_a_layout_without_solutions_is_refused(tmp_path):
-    data = write_enlarged("livecodebench", "question_content", tmp_path, times=12)
+def test_data_without_solutions_are_refused(tmp_path):
+    data = write_enlarged("apps", "question", tmp_path, times=12)
+    file = Path(data.source)
+    rows = map(json.loads, file.read_text().splitlines())
+    file.write_text("".join(json.dumps({**row, "solutions": "[]"}) + "\n" for row in rows))
     with pytest.raises(DataError) as error:
         collect(data, "code", train_prompts=2)
-    assert "layout livecodebench of" in str(error.value)
-    assert "livecodebench.jsonl:1: column question_content: the data set has no" in str(error.value)
+    assert "layout apps of" in str(error.value)
+    assert "apps.jsonl:1: column solutions: no solution in Python 3" in str(error.value)
     assert "fix: write lines" in str(error.value)
 
 

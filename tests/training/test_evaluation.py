@@ -87,7 +87,7 @@ def test_every_completion_is_scored_with_its_own_problem(policy):
     seen = []
 
     class Recorder(ToyTask):
-        def score(self, problems, completions, lengths):
+        def score(self, problems, completions, lengths, *_):
             seen.extend(zip(problems, completions, lengths, strict=True))
             return super().score(problems, completions, lengths)
 
@@ -102,7 +102,7 @@ def test_every_completion_is_scored_with_its_own_problem(policy):
 
 def test_a_metric_of_nan_ends_the_trial(policy):
     class Broken(ToyTask):
-        def score(self, problems, completions, lengths):
+        def score(self, problems, completions, lengths, *_):
             scores = super().score(problems, completions, lengths)
             return Scores(scores.rewards, {**scores.metrics, "hits": [math.nan] * len(lengths)})
 
@@ -117,7 +117,7 @@ def test_only_a_judged_metric_must_have_a_value(policy, judged):
     class Rare(ToyTask):
         metrics = ("hits", "length", "rare")
 
-        def score(self, problems, completions, lengths):
+        def score(self, problems, completions, lengths, *_):
             scores = super().score(problems, completions, lengths)
             return Scores(scores.rewards, {**scores.metrics, "rare": [None] * len(lengths)})
 

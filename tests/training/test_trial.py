@@ -120,7 +120,7 @@ def test_a_rung_is_evaluated_and_changes_nothing_else(policy, tmp_path):
 class DrawingTask(ToyTask):
     """A task whose rewards draw from the global generators."""
 
-    def score(self, problems, completions, lengths):
+    def score(self, problems, completions, lengths, *_):
         scores = super().score(problems, completions, lengths)
         drawn = [random.random() for _ in completions]
         return dataclasses.replace(scores, metrics={**scores.metrics, "hits": drawn})
@@ -357,7 +357,7 @@ class BrokenTask(ToyTask):
 
     batches = 0
 
-    def score(self, problems, completions, lengths):
+    def score(self, problems, completions, lengths, *_):
         scores = super().score(problems, completions, lengths)
         BrokenTask.batches += 1
         if BrokenTask.batches == 2:
@@ -599,7 +599,7 @@ class DeadTask(ToyTask):
 
     equal = frozenset(ToyTask.rewards)
 
-    def score(self, problems, completions, lengths):
+    def score(self, problems, completions, lengths, *_):
         scores = super().score(problems, completions, lengths)
         constant = {name: [0.2] * len(lengths) for name in self.equal}
         return dataclasses.replace(scores, rewards={**scores.rewards, **constant})

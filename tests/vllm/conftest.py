@@ -49,7 +49,7 @@ class ShapeTask:
             for i in range(count)
         ]
 
-    def score(self, problems, completions, lengths):
+    def score(self, problems, completions, lengths, *_):
         digits = [sum(c.isdigit() for c in text) / 10 for text in completions]
         short = [float(length <= self.limit) for length in lengths]
         values = {"digits": digits, "length": short}

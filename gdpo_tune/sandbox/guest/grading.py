@@ -16,8 +16,6 @@ Rules of benchmarks, each as its judge has it:
                    first item of the expected list; blank lines do not matter, and numbers with a
                    point are close as in `np.allclose`. It also takes the words of a line in any
                    order and whole numbers within 1e-5 of their size; these are wrong here.
-    livecodebench  lcb_runner/evaluation/testing_util.py: tuples are lists; the same lines, or the
-                   same decimal numbers in a line
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -305,10 +302,6 @@ def is_same_output(expected: bytes, printed: bytes, tolerance: float, rule: str 
 
 
 def _is_same_line(expected: bytes, printed: bytes, tolerance: float, rule: str) -> bool:
-    if rule == "livecodebench":
-        texts = (text.decode("utf-8", "surrogateescape") for text in (expected, printed))
-        line, other = (text.strip() for text in texts)
-        return line == other or _read_decimals(line) == _read_decimals(other) is not None
     tokens, received = expected.split(), printed.split()
     return len(tokens) == len(received) and all(
         _is_same_token(*pair, tolerance, rule) for pair in zip(tokens, received, strict=True)
@@ -329,15 +322,6 @@ def _is_same_token(expected: bytes, printed: bytes, tolerance: float, rule: str)
     if all(word.lstrip(b"+-").isdigit() for word in (expected, printed)):
         return int(expected) == int(printed)
     return error < 1e-5 if rule == "code_contests" else error <= 1e-8 + 1e-5 * abs(number)
-
-
-def _read_decimals(line: str) -> list[Decimal] | None:
-    try:
-        numbers = list(map(Decimal, line.split()))
-    except ArithmeticError:
-        return None
-    # NOTE: a signalling NaN would raise when it is compared; no NaN equals another.
-    return None if any(number.is_nan() for number in numbers) else numbers
 
 
 def _read_number(token: bytes) -> float | None:

@@ -229,7 +229,6 @@ def start_servers(others: set[psutil.Process]) -> None:
     """Start Ray's servers, up to `STARTS` times if they take too long; `others` are not of Ray."""
     import ray
     from ray._private import ray_constants
-    from ray._private.node import Node
     from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
     starting = Retrying(
@@ -237,13 +236,14 @@ def start_servers(others: set[psutil.Process]) -> None:
         stop=stop_after_attempt(STARTS),
         after=lambda _: end_processes(list_children() - others),
     )
-    usual_value, usual_start = ray_constants.ENABLE_RAY_CLUSTER, Node.start_api_server
+    node: Any = registry.load("ray._private.node:Node")
+    usual_value, usual_start = ray_constants.ENABLE_RAY_CLUSTER, node.start_api_server
     # Ray listens on the loopback address where it knows no clusters, as on macOS. Elsewhere it
     # replaces 127.0.0.1, also in its option _node_ip_address, and listens on every interface
     ray_constants.ENABLE_RAY_CLUSTER = False
     # Without a dashboard this server is there for usage statistics alone, and asks the metadata
     # services of three clouds for them even where they are switched off
-    Node.start_api_server = _leave_out_api_server
+    node.start_api_server = _leave_out_api_server
     try:
         with block_hangups():  # otherwise the servers end with the terminal, and trials unsaved
             starting(
@@ -260,7 +260,7 @@ def start_servers(others: set[psutil.Process]) -> None:
             f"the servers of Ray did not start in time in {STARTS} attempts{quote_logs()}"
         ) from error
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER, Node.start_api_server = usual_value, usual_start
+        ray_constants.ENABLE_RAY_CLUSTER, node.start_api_server = usual_value, usual_start
 
 
 def check_first_process() -> None:
