@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from gdpo_tune import export
 from gdpo_tune.core.errors import DataError, ExportError, UsageError
 from gdpo_tune.core.parameters import build_shaping
 from gdpo_tune.core.settings import DataSettings
@@ -306,3 +307,41 @@ def test_an_export_names_the_start_of_a_large_policy(tmp_path):
         f"the directory {start}, which another machine lacks"
         in (directory / "DIFFERENCES.md").read_text()
     )
+
+
+OWN = """
+from gdpo_tune.rewards import integer, length
+from gdpo_tune.tasks.custom import RewardFunctionTask
+
+class Mine(RewardFunctionTask):
+    reward_funcs = [integer, length]
+
+    def rows(self):
+        return [{"prompt": f"{a} + {b} = "} for a in range(40) for b in range(40)]
+"""
+OWN_SPACE = """
+task: mine.py:Mine
+objectives: {integer: {direction: maximize, reference: 0}}
+space: {group_size: 4, learning_rate: 1.0e-4, reward_weights: {integer: 1, length: 0.5}}
+training: {steps: 4, train_prompts: 500, validation_prompts: 64, test_prompts: 64}
+"""
+SCORE_OWN = """
+import json, sys
+sys.path.insert(0, "exported")
+import rewards
+problem = json.dumps({"prompt": "1 + 2 = ", "family": "own", "data": {"prompt": "1 + 2 = "}})
+texts = ["<answer>3</answer>", "<answer>three</answer>"]
+print(json.dumps(rewards.SCORER.score([problem] * 2, texts, [5, 500])))
+"""
+
+
+def test_an_own_task_scores_with_the_library_that_the_export_has(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.yaml").write_text(OWN_SPACE)
+    assert export.main(["mine.yaml", "--to", "trl", "--out", "exported"]) == 0
+    done = subprocess.run(
+        [sys.executable, "-c", SCORE_OWN], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    scores = json.loads(done.stdout)
+    assert scores == {"integer": [1.0, 0.0], "length": [1.0, 0.0]}
