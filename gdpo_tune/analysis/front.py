@@ -6,8 +6,8 @@ Shapes: T points, M objectives; `values[T, M]` are finite and in the units of th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -74,6 +74,8 @@ class Front:
     """Hypervolume of the front, against the objectives' fixed references."""
     chosen: Configuration | None = None
     """The configuration that a person picked, on the front or not."""
+    missed: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """Name of a member -> limits that its values on test prompts break, such as `length >= 0.9`."""
 
     @cached_property
     def trial_numbers(self) -> frozenset[int]:

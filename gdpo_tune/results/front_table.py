@@ -42,7 +42,7 @@ class FrontRow:
     baseline: str
     """Name of a baseline; else empty."""
     shortfalls: tuple[str, ...]
-    """`worse than untrained in correctness`."""
+    """`worse than untrained in correctness`, `outside of length >= 0.9 on test prompts`."""
     worse: frozenset[str]
     """Objectives of `shortfalls`; empty for a baseline."""
 
@@ -76,13 +76,15 @@ def title_policy(policy: Configuration) -> str:
 
 def build_front_row(front: Front, policy: Configuration, *, ties: bool = False) -> FrontRow:
     """Build the row of any configuration; with `ties` labels name the candidates tied with it."""
-    worse = front.find_shortfalls(policy)
+    worse, missed = front.find_shortfalls(policy), front.missed.get(policy.name, ())
+    below = [f"worse than {role} in {format_list(names)}" for role, names in worse.items()]
+    below += [f"outside of {format_list(missed)} on test prompts"] if missed else []
     return FrontRow(
         policy,
         tuple(policy.mean[goal.name] for goal in front.objectives),
         tuple(front.list_labels(policy, ties=ties)),
         BASELINES.get(policy.role, ""),
-        tuple(f"worse than {role} in {format_list(names)}" for role, names in worse.items()),
+        tuple(below),
         frozenset().union(*worse.values()) if policy.role not in BASELINES else frozenset(),
     )
 

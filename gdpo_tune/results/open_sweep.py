@@ -64,7 +64,25 @@ class Sweep:
 
         space = self.spec.space
         shown = [replace(r, params=space.drop_inactive(r.params)) for r in self.records]
-        return build_front(shown, self.spec.list_objectives(), self.chosen and self.chosen.name)
+        goals = self.spec.list_objectives()
+        front = build_front(shown, goals, self.chosen and self.chosen.name)
+        return replace(front, missed=self._list_missed(front))
+
+    def _list_missed(self, front: Front) -> dict[str, list[str]]:
+        """Return member -> limits that it keeps on validation prompts and misses on test prompts.
+
+        The search cannot know: it sees validation prompts alone.
+        """
+        limits = self.spec.constraints.items()
+        missed = {
+            member.name: [
+                f"{name} {limit.op} {limit.limit:.3g}"
+                for name, limit in limits
+                if name in member.mean and not limit.holds(member.mean[name].mean)
+            ]
+            for member in front.members
+        }
+        return {name: texts for name, texts in missed.items() if texts}
 
     @cached_property
     def effects(self) -> Effects:

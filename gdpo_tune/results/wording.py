@@ -301,6 +301,14 @@ def list_result_warnings(spec: SweepSpec, front: Front) -> list[ResultWarning]:
                 f'--pick "max {front.objectives[0].name} where ...".',
             )
         )
+    if front.missed:
+        names = format_first([title_candidate(name) for name in front.missed], MAX_NAMED)
+        finding = f"on test prompts {names} of the front misses a limit of `constraints:`."
+        warnings.append(
+            ResultWarning(
+                finding, "It held on validation prompts: choose by --pick '... where ...'."
+            )
+        )
     if front.members and (changes := describe_content(front.records)):
         remedy = "their values are comparable only if the change decides none of them."
         finding = f"what decides results changed during the sweep: {changes};"

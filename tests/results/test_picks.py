@@ -14,7 +14,7 @@ from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
-from gdpo_tune.spec.model import ObjectiveSpec
+from gdpo_tune.spec.model import Constraint, ObjectiveSpec
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
 
 BOUNDS = "max correctness where length >= 0.9 and format >= 0.95"
@@ -26,6 +26,7 @@ class Spec:
 
     goals: tuple[Objective, ...] = GOALS
     objectives: dict[str, ObjectiveSpec] = field(default_factory=dict)
+    constraints: dict[str, Constraint] = field(default_factory=dict)
     space: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(drop_inactive=dict))
 
     def __post_init__(self) -> None:

@@ -21,7 +21,8 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
-from gdpo_tune.results.front_table import format_front_csv
+from gdpo_tune.results.front_table import format_front_csv, list_rows
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import (
     count_notes,
     describe_effects,
@@ -31,6 +32,7 @@ from gdpo_tune.results.wording import (
     explain_dead_start,
     list_result_warnings,
 )
+from gdpo_tune.spec.model import Constraint
 from gdpo_tune.spec.space import Uniform
 from tests.support.figures import make_records, make_spec
 
@@ -332,3 +334,20 @@ def test_an_objective_that_did_not_vary_is_a_limit_of_the_data(spec):
     lines, limits = describe_findings(front, Effects((), 20, 1280, 13, ("length",)))
     assert lines == []
     assert limits == ["Did not vary: length. All 13 trainings have the same value at step 20."]
+
+
+def test_a_member_that_breaks_a_limit_on_test_prompts_is_marked(spec):
+    """The search sees validation prompts alone: .51 there and .38 on test prompts happens."""
+    limited = spec.replace(constraints={"correctness": Constraint(op=">=", bound=0.5)})
+    sweep = Sweep(limited, make_front(spec, 8))
+    members = {m.name: m.mean["correctness"].mean for m in sweep.front.members}
+    below = {name for name, mean in members.items() if mean < 0.5}
+    assert below
+    assert below < members.keys()
+    remark = "outside of correctness >= 0.5 on test prompts"
+    rows = [row for row in list_rows(sweep.front) if row.policy.name in members]
+    assert {row.policy.name for row in rows if remark in row.remarks} == below
+    assert has("misses a limit", [str(warning) for warning in sweep.warnings])
+    assert not has(
+        "misses a limit", [str(warning) for warning in Sweep(spec, make_front(spec, 8)).warnings]
+    )
