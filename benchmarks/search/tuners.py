@@ -28,7 +28,7 @@ from simulator import Tuner
 
 from gdpo_tune.core.trials import Cost, Params, Rung, TrialRecord
 from gdpo_tune.ledger.opening import create_study, silence_optuna
-from gdpo_tune.ledger.trial_encoding import compute_violation, convert_to_distribution
+from gdpo_tune.ledger.trial_encoding import convert_to_distribution
 from gdpo_tune.spec.model import Search
 from gdpo_tune.tuning.proposals import SamplerView
 
@@ -119,7 +119,7 @@ class OptunaAlone:
         """Tell the study the trial's values."""
         trial = self._trials[number]
         for name, bound in self._problem.constraints.items():
-            trial.set_constraint(name, compute_violation(bound, values[name].mean))
+            trial.set_constraint(name, bound.compute_violation(values[name].mean))
         self._study.tell(trial, [values[name].mean for name in self._problem.objectives])
 
 

@@ -177,11 +177,11 @@ def test_validate_checks_the_machine_too(tmp_path, capsys, monkeypatch):
     load_scheduled_sweep(tmp_path, NIGHTLY)
     assert run_schedule(tmp_path, "validate") == 0
     assert capsys.readouterr().out == "1 valid: nightly\n"
-    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    assert not (tmp_path / "runs").exists()
     (tmp_path / "runs.d").touch()
     load_scheduled_sweep(tmp_path, NIGHTLY + "storage: runs.d/below\n")
     assert run_schedule(tmp_path, "validate") == 2
-    assert "runs.d/below/.schedule/nightly: Not a directory" in capsys.readouterr().err
+    assert f"runs.d/below/.schedule/nightly: {tmp_path}/runs.d is a file" in capsys.readouterr().err
 
 
 def test_storage_that_is_not_writable(tmp_path, backend, capsys):

@@ -15,11 +15,14 @@ from tests.support.published_sweeps import MACHINE, PRIVATE, copy_stored_sweep, 
 
 CANARY = "kanarie"
 TASK = """
-from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.rewards import answer, block_format, length
+from gdpo_tune.tasks.custom import RewardFunctionTask
 
-class Mine(CodeTask):
-    rewards = ("correctness", "format", "length")
-    metrics = ("correctness", "format", "length")
+class Mine(RewardFunctionTask):
+    reward_funcs = {"correctness": answer, "format": block_format, "length": length}
+
+    def rows(self):
+        return [{"prompt": f"{n} + 1", "answer": str(n + 1)} for n in range(20000)]
 """
 
 

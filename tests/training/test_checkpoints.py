@@ -175,8 +175,11 @@ def test_a_checkpoint_that_only_may_become_a_candidate_loses_its_optimizer(tmp_p
     assert find_checkpoint(tmp_path).newest is None
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_reported_with_directory_and_bytes(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.ENOSPC, r"[\d,]+ bytes free"), (errno.EDQUOT, "your quota is used up")],
+)
+def test_a_full_disk_is_reported_with_directory_and_reason(tmp_path, number, reason):
     older = write_checkpoint(tmp_path, 20, Cost(), fill)
 
     def full(directory):
@@ -187,7 +190,7 @@ def test_a_full_disk_is_reported_with_directory_and_bytes(tmp_path, number):
         write_checkpoint(tmp_path, 40, Cost(), full)
     message = str(caught.value)
     assert f"no space left for the checkpoint of step 40 in {tmp_path}: " in message
-    assert re.search(r": [\d,]+ bytes free\n", message)
+    assert re.search(rf": {reason}\n", message)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-20"], "makes room again"
     assert find_newest_checkpoint(tmp_path) == older.path
 
