@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from gdpo_tune import cli
 from gdpo_tune.core import addresses, task_files
 from gdpo_tune.core.addresses import refuse_hub_address
-from gdpo_tune.core.errors import ClusterLostError, ExitCode, UsageError
+from gdpo_tune.core.errors import ClusterError, ClusterLostError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from gdpo_tune.core.errors import SpecProblem
@@ -179,10 +179,14 @@ def print_cluster() -> bool:
 def print_environment(spec: SweepSpec) -> None:
     """Refuse a sweep that cannot run here, and print the environment of its task."""
     from gdpo_tune.spec.machine import list_other_sweeps, list_sandbox_warnings
+    from gdpo_tune.tuning.ray.cluster import find_thread_problem
 
     for problem in cli.find_problems(spec):
         raise problem
-    others = () if print_cluster() else list_other_sweeps()
+    has_cluster = print_cluster()
+    if not has_cluster and (problem := find_thread_problem()):
+        raise ClusterError(problem)
+    others = () if has_cluster else list_other_sweeps()
     for warning in (*list_sandbox_warnings(spec), *others):
         print(f"warning: {warning}", file=sys.stderr)
     for name, value in cli.preflight(spec).items():

@@ -31,6 +31,7 @@ from ray.exceptions import AuthenticationError, GetTimeoutError, RpcError
 
 from gdpo_tune.core.errors import ClusterError, ClusterLostError, UsageError
 from gdpo_tune.core.system import identify_start
+from gdpo_tune.sweep import print_environment
 from gdpo_tune.tuning.attempts import STOP, StopFlag
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import LOST_SECONDS
@@ -38,6 +39,7 @@ from gdpo_tune.tuning.ray.tune import ClusterLostInterrupt, TuneStopper
 from tests.support.jobs import hide_tokens
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import PATIENCE, make_short_directory, open_ray_cluster
+from tests.support.tuning import load_code_spec
 
 Spawn = Callable[[], subprocess.Popen[bytes]]
 
@@ -127,20 +129,20 @@ def test_a_cluster_that_never_starts_ends_the_sweep_in_one_line(
 
 
 @pytest.mark.parametrize("free", [None, 0, cluster.THREADS - 1, cluster.THREADS])
-def test_a_limit_of_threads_is_named_before_ray_starts(
-    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, free: int | None
+def test_a_limit_of_threads_is_named_before_anything_starts(
+    free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """ray-project/ray#37144, #8546: below it servers abort, or wait for minutes."""
-    started = slow_down_starts(spawn, monkeypatch, times=0)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster, "count_free_threads", lambda: free)
+    monkeypatch.setattr("gdpo_tune.cli.preflight", lambda _: {})
+    spec = load_code_spec(tmp_path)
     if free is None or free >= cluster.THREADS:
-        with cluster.open_cluster(file):
-            assert started
+        print_environment(spec)
         return
-    named = pytest.raises(ClusterError, match=f"leaves {free} more threads .*\n    fix: raise it")
-    with named, cluster.open_cluster(file):
-        pytest.fail("there is no cluster")
-    assert not started
+    with pytest.raises(ClusterError, match=f"leaves {free} more threads .*\\n    fix: raise it"):
+        print_environment(spec)
+    assert not spec.directory.exists()
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,6 @@ def _start_cluster(processes: Path, variables: Mapping[str, str]) -> Generator[C
     _set_defaults()
     import ray
 
-    if problem := find_thread_problem():
-        raise ClusterError(problem)
     others = list_children()
     # Ray runs what everyone sends who reaches its ports and has the token. A variable is in no
     # file, log or command line, and the sandbox does not pass it on
