@@ -151,7 +151,7 @@ def _print_dry_run(spec: SweepSpec, needs: Sequence[SpecProblem] = ()) -> int:
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
         from gdpo_tune.tasks.dataset import check_data
 
-        check_data(spec.data, spec.training)
+        check_data(spec.data, spec.training, spec.sandbox.modules)
     has_references = spec.data.source and spec.data.is_local and not needs
     has_start = spec.start is not None and (has_references or not spec.data.source)
     if task_files.is_task_file(spec.task) or has_references or has_start:

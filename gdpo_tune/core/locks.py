@@ -10,6 +10,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from gdpo_tune.core.errors import LedgerHeldError, NoLocksError
@@ -18,7 +19,9 @@ LOCK = "ledger.lock"
 """File of a sweep's directory on which its driver has a lease."""
 PROBES = 5
 """Attempts at a lock: `is_locked` may hold it for a moment."""
-_HOLDER = re.compile(r"process (\d+) on (.+) since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_HOLDER = re.compile(r"process (\d+) on (.+) since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[-+]\d{4})")
+_CLOCK = "%Y-%m-%d %H:%M:%S%z"
+"""With the zone, since a container and its host may have different ones."""
 
 
 def lock_file(file: int, operation: int, path: Path) -> None:
@@ -54,7 +57,7 @@ class Lease:
             OSError: the directory or the file cannot be created.
         """
         self.path, self._file = path, _lock(path)
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        since = time.strftime(_CLOCK)
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         try:
             os.ftruncate(self._file, 0)
@@ -106,7 +109,7 @@ def find_driver(directory: Path) -> Driver | None:
         found = _HOLDER.match(lock.read_text(encoding="utf-8", errors="replace"))
         if found is None:
             return None
-        since = time.mktime(time.strptime(found[3], "%Y-%m-%d %H:%M:%S"))
+        since = datetime.strptime(found[3], _CLOCK).timestamp()
     except (OSError, ValueError, OverflowError):
         return None
     process, host = int(found[1]), found[2]

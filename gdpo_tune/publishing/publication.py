@@ -17,8 +17,8 @@ from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.addresses import Repository, find_id_problem
 from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import is_directory
-from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.metrics import MetricInfo
+from gdpo_tune.core.registry import POLICIES, collect_metrics
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.figures.front_png import write_front_png
 from gdpo_tune.policies.load_policy import ANSWER_SECONDS, find_local_directory, resolve_policy
@@ -73,7 +73,7 @@ class Publication:
     def metrics(self) -> dict[str, MetricInfo]:
         """Metrics of the sweep's task, and costs."""
         spec = self.sweep.spec  # a task in a file is there under its whole path alone
-        return {**COST_METRICS, **load_task_info(spec.task, spec.space.domains).metrics}
+        return collect_metrics(load_task_info(spec.task, spec.space.domains))
 
     @cached_property
     def numbers(self) -> bytes:

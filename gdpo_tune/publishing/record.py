@@ -25,6 +25,7 @@ from gdpo_tune.core.trials import Estimate, Params, TrialRecord
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.public_record import list_public_versions, name_policy
+from gdpo_tune.spec.space import Space
 
 NUMBERS = "sweep.json"
 """File with the numbers of a sweep."""
@@ -57,11 +58,11 @@ def build_record(sweep: Sweep) -> dict[str, Any]:
         },
         "front": [member.name for member in front.members],
         "knee": front.knee.name if front.knee else None,
-        "trials": [_build_trial(record, info) for record in sweep.records],
+        "trials": [_build_trial(record, spec.space, info) for record in sweep.records],
     }
 
 
-def _build_trial(record: TrialRecord, info: TaskInfo) -> dict[str, Any]:
+def _build_trial(record: TrialRecord, space: Space, info: TaskInfo) -> dict[str, Any]:
     """Return the numbers of a trial, under the names that its task declares."""
     metrics = info.metrics
     return {
@@ -74,7 +75,7 @@ def _build_trial(record: TrialRecord, info: TaskInfo) -> dict[str, Any]:
         "replicate_of": record.replicate_of,
         "feasible": record.feasible,
         "ends_at": record.ends_at,
-        "params": _select_params(record.trained_params, list_parameters(info)),
+        "params": _select_params(space.drop_inactive(record.trained_params), list_parameters(info)),
         "parts": [asdict(part) for part in record.parts],
         "cost": _select_numbers(asdict(record.cost)),
         "validation": _select_estimates(record.validation, metrics),

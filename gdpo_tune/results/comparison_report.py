@@ -241,11 +241,6 @@ class Verdict:
     headline: str
     reasons: tuple[str, ...]
 
-    @property
-    def has_difference(self) -> bool:
-        """True if any difference is significant."""
-        return self.winner in ("left", "right", "mixed")
-
 
 def build_verdict(comparison: Comparison) -> Verdict:
     """Return the verdict; of pairs of equal searches, at most 5 % get a significant difference."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -114,10 +115,18 @@ def _check_engine(spec: SweepSpec) -> None:
     check_adapter_precision(engine, gpu=on_gpu, lora_rank=rank, bfloat16=in_bfloat16)
 
 
-def count_fitting_workers(trial: Resources, cpus: int, gpus: int) -> int:
-    """Return how many workers fit beside each other."""
-    by_cpu = int(cpus / trial.cpus + 1e-9)
-    return min(by_cpu, int(gpus / trial.gpus)) if trial.gpus else by_cpu
+SLACK = 1e-9
+"""Ray keeps amounts as multiples of 1/10000; sums of decimal fractions are not exact."""
+
+
+def count_fitting_workers(trial: Resources, cpus: float, gpus: float) -> int:
+    """Return how many workers fit beside each other; a fraction of a GPU lies on one device."""
+    count = cpus / trial.cpus
+    if trial.gpus >= 1:
+        count = min(count, gpus / trial.gpus)
+    elif trial.gpus > 0:
+        count = min(count, gpus * math.floor(1 / trial.gpus + SLACK))
+    return math.floor(count + SLACK)
 
 
 def count_visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> int:

@@ -40,9 +40,7 @@ def describe_data(data: DataSettings) -> dict[str, str]:
     return {"data": f"{data.source}: {collect_once(data)}"} if data.source else {}
 
 
-def check_data(
-    data: DataSettings, training: TrainingSettings, modules: Collection[str] = ()
-) -> None:
+def check_data(data: DataSettings, training: TrainingSettings, modules: Collection[str]) -> None:
     """Refuse data that would fail every trial.
 
     Raises:

@@ -124,6 +124,7 @@ class DesiredRuns:
         if key == SWEEP:
             return self._build_sweep(site)
         record = self._records[int(key)]
+        record = replace(record, params=self.spec.space.drop_inactive(record.params))
         content = run_content.build_trial_content(record, self.spec.name, self._inputs)
         if record.state == "running" and self._end:
             content.status, content.end = "KILLED", self._end

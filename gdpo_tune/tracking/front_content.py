@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_tune.analysis.front import Front, build_front, summarize_origins
+from gdpo_tune.analysis.front import Front, summarize_origins
 from gdpo_tune.core.object_store import SPEC, is_url
 from gdpo_tune.core.text import CANDIDATE_COLORS, INK, MODE_COLORS, OTHER_COLOR, get_mode
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
@@ -54,7 +54,7 @@ def build_front_content(
     spec: SweepSpec, records: Sequence[TrialRecord], site: views.Site, now: int
 ) -> FrontContent:
     """Return the front of `records`; `now` is the time of new ranks, in ms since 1970."""
-    front = build_front(records, spec.list_objectives())
+    front = Sweep(spec, records).front
     ranks = {number: c.rank for c in front.configurations for number in c.numbers}
     # Trials behind the front share a place: places of their own would change with every trial that
     # ends, and each change is a request to MLflow.

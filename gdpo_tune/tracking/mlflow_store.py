@@ -73,7 +73,7 @@ class MlflowStore:
 
     def __init__(self, spec: SweepSpec, sweep_id: str) -> None:
         self._uri = make_absolute(spec.tracking.uri)
-        self._experiment_name = spec.tracking.experiment or spec.name
+        self._experiment_name = spec.tracking.experiment
         self._tags = {
             "sweep": spec.name,
             "identity": spec.compute_identity(),

@@ -88,9 +88,7 @@ WARMUP_SHARE = 0.1
 _IGNORED = -100  # label of a token without a loss
 
 
-def train(
-    config: TrialConfig, *, resume: Path | None, report: Report, with_test: bool = True
-) -> Outcome:
+def train(config: TrialConfig, *, resume: Path | None, report: Report) -> Outcome:
     """Run one trial to its end.
 
     It writes `steps.jsonl`, `completions.jsonl` and checkpoints to `config.directory`, of which the
@@ -107,7 +105,6 @@ def train(
 
     With `config.supervised`, it trains on demonstrations, keeps a whole policy, and evaluates it.
 
-    Without `with_test`, nothing is evaluated on test prompts; a run that resumes may do so later.
     A run that resumes from a checkpoint of the same trial first reports its evaluation, if any,
     again, without step metrics.
 
@@ -129,7 +126,7 @@ def train(
     """
     _prepare_process(config)
     with explain_out_of_memory(config), open_worker_cache(config) as cache:
-        return _run(config, cache, resume, report, with_test)
+        return _run(config, cache, resume, report)
 
 
 def _prepare_process(config: TrialConfig) -> None:
@@ -148,9 +145,7 @@ def _prepare_process(config: TrialConfig) -> None:
     logging.getLogger("trl").setLevel(logging.ERROR)
 
 
-def _run(
-    config: TrialConfig, cache: WorkerCache, resume: Path | None, report: Report, with_test: bool
-) -> Outcome:
+def _run(config: TrialConfig, cache: WorkerCache, resume: Path | None, report: Report) -> Outcome:
     # Rewards of a task file may draw from the global generators, also where nothing is trained.
     set_seed(config.seed + distributed.get_rank())
     keeps_policy = config.train or config.parts
@@ -201,7 +196,7 @@ def _run(
         notes[UNCHANGED] = "every gradient was 0"
     return Outcome(
         validation=validation,
-        test=evaluator.evaluate_test(model, steps) if with_test else {},
+        test=evaluator.evaluate_test(model, steps),
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
         # after the evaluations, which load prompts

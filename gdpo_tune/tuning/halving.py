@@ -120,6 +120,7 @@ class Halving(Scheduler):
         key = (
             spec.search,
             [(r.number, bool(r.rungs)) for r in list_wide_rung_trials(spec, records)],
+            [(r.number, r.state) for r in records if r.is_initial],
             ended,
         )
         if self._chosen is None or self._chosen[0] != key:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gdpo_tune.core.errors import ResourcesError
 from gdpo_tune.spec import Resources, SweepSpec
-
-SLACK = 1e-9
-"""Keeps 1 / 0.1 at 10 slots."""
+from gdpo_tune.spec.machine import count_fitting_workers
 
 
 @dataclass(frozen=True)
@@ -75,13 +72,7 @@ class Nodes:
 
 def count_workers(resources: Resources, node: Mapping[str, float]) -> int:
     """Return how many workers run side by side on a node with these `CPU` and `GPU` amounts."""
-    count = node.get("CPU", 0.0) / resources.cpus
-    devices = node.get("GPU", 0.0)
-    if resources.gpus >= 1:
-        count = min(count, devices / resources.gpus)
-    elif resources.gpus > 0:  # a fraction lies on one device
-        count = min(count, devices * math.floor(1 / resources.gpus + SLACK))
-    return math.floor(count + SLACK)
+    return count_fitting_workers(resources, node.get("CPU", 0.0), node.get("GPU", 0.0))
 
 
 def count_slots(spec: SweepSpec, nodes: Sequence[ClusterNode]) -> int:

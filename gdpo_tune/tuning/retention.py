@@ -6,7 +6,6 @@ runs these are at most as many, over all trials, as `search.checkpoints.budget` 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -78,7 +77,8 @@ def list_kept_steps(
     a candidate needs.
     """
     if record.role == "search" and spec.search.is_divided:
-        if not list_evaluated_steps(spec) or not is_wide_rung_measured(spec, records):
+        keeps = spec.has_candidates and spec.search.checkpoints.budget
+        if not keeps or not is_wide_rung_measured(spec, records):
             return ()
         end, every = choose_survivors(spec, records).end, spec.training.evaluate_every
         steps = {*list_levels(spec, records, end)[1:-1], *range(every, end, every)}
@@ -101,9 +101,8 @@ def list_evaluated_steps(spec: SweepSpec) -> list[int]:
     steps = spec.training.steps
     if not spec.has_candidates or not spec.search.checkpoints.budget:
         return []
-    rungs = [math.ceil(steps / 2), math.ceil(steps / 4)] if spec.search.is_divided else []
     every = spec.training.evaluate_every
-    return sorted({*range(every, steps, every), *rungs})[-MOST_KEPT:]
+    return [*range(every, steps, every)][-MOST_KEPT:]
 
 
 def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]]:

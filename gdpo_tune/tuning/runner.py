@@ -64,7 +64,7 @@ class SweepResult:
     reason: str = ""
     """Why nothing is left to run, for a person; empty if interrupted."""
     sessions: tuple[Mapping[str, Any], ...] = ()
-    """Processes that have worked on the sweep, see `Ledger.sessions`."""
+    """Processes that have worked on the sweep, see `Ledger.get_sessions`."""
 
 
 def run_sweep(

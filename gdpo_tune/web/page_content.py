@@ -260,7 +260,9 @@ def _estimate_end(snapshot: Snapshot, plan: Outlook, now: float) -> float | None
     under_way = sum(c.work for c in latest.values()) - sum(records[n].cost.work for n in latest)
     done = measure_work(records, latest) - measure_work(before, {})
     left = estimate_seconds_left(plan.work - under_way, done, hours * HOUR)
-    return None if left is None else now + left
+    if left is None:
+        return None
+    return now + (left if plan.hours is None else min(left, plan.hours * HOUR))
 
 
 def _build_running_row(snapshot: Snapshot, record: TrialRecord, *, live: bool) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_mostly_unusable_rows_are_an_error_that_names_the_first(tmp_path):
 
 def test_without_a_source_there_is_nothing_to_check_or_say():
     assert describe_data(DataSettings()) == {}
-    check_data(DataSettings(), TrainingSettings())
+    check_data(DataSettings(), TrainingSettings(), ())
 
 
 def test_too_small_splits_say_how_many_there_are_and_which_keys_to_change(hundred):
@@ -118,7 +118,7 @@ def test_too_small_splits_say_how_many_there_are_and_which_keys_to_change(hundre
         train_prompts=500, validation_prompts=available["validation"], test_prompts=99
     )
     with pytest.raises(DataError) as caught:
-        check_data(hundred, settings)
+        check_data(hundred, settings, ())
     message = str(caught.value)
     assert (
         f"{available['train']} distinct train prompts where training.train_prompts = 500" in message

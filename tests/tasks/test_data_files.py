@@ -236,7 +236,7 @@ def test_a_test_prompt_is_never_a_training_prompt(tmp_path):
     assert "5 held-out prompts left out of training" in describe_data(settings)["data"]
     leaked = DataSettings(source=str(train), layout="gsm8k", test=HeldOutData(source=str(train)))
     with pytest.raises(DataError, match=r"data.test: 100 of 100 prompts are in another split too"):
-        check_data(leaked, TrainingSettings())
+        check_data(leaked, TrainingSettings(), ())
 
 
 # Columns ------------------------------------------------------------------------------------------

@@ -189,7 +189,8 @@ def test_a_killed_driver_is_not_alive(spec, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nonsense", "process x on y since z", "process 1 on y since 2026-99-99 00:00:00"]
+    "text",
+    ["", "nonsense", "process x on y since z", "process 1 on y since 2026-99-99 00:00:00+0000"],
 )
 def test_an_unreadable_lease_names_no_driver(tmp_path, text):
     (tmp_path / "ledger.lock").write_text(text)
@@ -198,6 +199,6 @@ def test_an_unreadable_lease_names_no_driver(tmp_path, text):
 
 def test_of_a_driver_on_another_machine_nothing_is_known(tmp_path):
     other = f"{socket.gethostname()}-2"
-    (tmp_path / "ledger.lock").write_text(f"process 7 on {other} since 2026-01-01 00:00:00\n")
+    (tmp_path / "ledger.lock").write_text(f"process 7 on {other} since 2026-01-01 00:00:00+0000\n")
     driver = find_driver(tmp_path)
     assert (driver.host, driver.is_alive) == (other, None)

@@ -98,7 +98,8 @@ class Local:
                 return
             if waited >= base.CHECKPOINT_SECONDS:
                 for process in [*sweep.children(recursive=True), sweep]:
-                    process.kill()
+                    with suppress(psutil.NoSuchProcess):  # a child may just have ended
+                        process.kill()
                 return
             # a second signal would interrupt the writing of checkpoints
             os.close(os.open(Path(job.directory, base.STOP), os.O_CREAT | os.O_EXCL))
