@@ -110,7 +110,7 @@ def test_a_file_of_data_gets_its_task_layout_and_columns(directory: Path, capsys
     spec = load_spec("own.yaml")
     assert (spec.task, spec.data.source, spec.data.layout) == ("math", "rows.jsonl", "math")
     assert spec.data.columns == {"problem": "Problem", "answer": "Final_Answer"}
-    check_data(spec.data, spec.training)  # the file asks for no more prompts than there are
+    check_data(spec.data, spec.training, ())  # the file asks for no more prompts than there are
     words = ["--data", "rows.jsonl", "--layout", "question_answer", "--yes", "--force"]
     assert init.main(["own.yaml", *words]) == 0
     assert load_spec("own.yaml").data.layout == "question_answer"

@@ -128,7 +128,7 @@ def test_too_small_splits_say_how_many_there_are_and_which_keys_to_change(hundre
     assert "validation" not in message
     with pytest.raises(DataError, match=r"lower training\.test_prompts"):
         select_problems(hundred, "test", 99, 0)
-    check_data(hundred, TrainingSettings(train_prompts=1, validation_prompts=2, test_prompts=2))
+    check_data(hundred, TrainingSettings(train_prompts=1, validation_prompts=2, test_prompts=2), ())
 
 
 def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
@@ -200,7 +200,7 @@ def test_a_hub_that_fails_is_one_error_with_the_local_alternative(error, said, m
     monkeypatch.setattr(datasets, "load_dataset", load)
     before = logging.getLogger("huggingface_hub").level
     with pytest.raises(DataError) as caught:
-        check_data(HUB, TrainingSettings())
+        check_data(HUB, TrainingSettings(), ())
     message = str(caught.value)
     where = "data.source = own/questions (config main, split train)"
     assert message.startswith(f"{where} cannot be loaded from the Hub: {said}")
