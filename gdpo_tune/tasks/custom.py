@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import inspect
 import os
 import random
@@ -27,7 +26,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast, get_args
 
 from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError, get_first_line
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
@@ -42,10 +41,9 @@ from gdpo_tune.tasks.base import (
     read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
+from gdpo_tune.tasks.generation import choose_row_split
 from gdpo_tune.tasks.text_rewards import RangedReward
 
-SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
-"""Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Keywords that TRL sets itself: it drops a column of such a name, or raises for it."""
@@ -124,7 +122,7 @@ class RewardFunctionTask(CloseableResource):
                 f"{type(self).__name__} has {len(rows)} {split} prompts, and "
                 f"training.{split}_prompts = {count}\n    fix: "
                 + (f"--set training.{split}_prompts={len(rows)}, or " if rows else "")
-                + f"more rows; {len(SHARES[split])} per cent of them are {split} prompts, by hash"
+                + "more rows: a hash of the prompts gives training 80 per cent, the others 10 each"
             )
         return random.Random(f"{seed}/{split}").sample(rows, count)
 
@@ -204,7 +202,7 @@ class RewardFunctionTask(CloseableResource):
 
     @functools.cached_property
     def _splits(self) -> dict[str, list[Problem]]:
-        splits: dict[str, list[Problem]] = {"warm_start": [], **{split: [] for split in SHARES}}
+        splits: dict[str, list[Problem]] = {name: [] for name in get_args(Split)}
         rows = list(self.rows() or ())  # None, if a `return` is missing
         problems = collect_rows(rows)
         self.repeated_rows = len(rows) - len(problems)
@@ -409,9 +407,3 @@ def is_open_conversation(prompt: Any) -> bool:
         if isinstance(one, Mapping) and {type(one.get(key)) for key in ("role", "content")} == {str}
     ]
     return 0 < len(roles) == len(messages) and roles[-1] != "assistant"
-
-
-def choose_row_split(prompt: str) -> str:
-    """Return the split of a row."""
-    per_cent = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") % 100
-    return next(split for split, share in SHARES.items() if per_cent in share)

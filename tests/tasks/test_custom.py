@@ -26,9 +26,9 @@ from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.tasks.custom import (
     RewardBatch,
     RewardFunctionTask,
-    choose_row_split,
     name_reward,
 )
+from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
 from gdpo_tune.tasks.task_process import score_by_functions
 from gdpo_tune.training import evaluation, train, worker_cache
 from gdpo_tune.training.evaluation import estimate_metrics
@@ -235,6 +235,14 @@ def test_rows_go_where_their_prompt_says():
         task.problems("test", 60, 0)
 
 
+def test_rows_whose_prompts_differ_in_case_or_white_space_share_a_split():
+    # Source: marin#6742: near-duplicates made a held-out set contaminated.
+    rows = [{"prompt": text.format(i)} for i in range(60) for text in ("is it {}?", "Is  it {}?\n")]
+    splits = type("Near", (Own,), {"rows": lambda self: rows})(SETTINGS)._splits
+    forms = [{normalize_prompt(p.prompt) for p in problems} for problems in splits.values()]
+    assert (sum(map(len, splits.values())), sum(map(len, forms))) == (120, 60)
+
+
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
@@ -253,7 +261,7 @@ def test_rows_go_where_their_prompt_says():
             [{"prompt": "\ud800"}],
             "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
         ),
-        (None, r"has 0 train prompts, .*\n    fix: more rows; 70 per cent"),
+        (None, r"has 0 train prompts, .*\n    fix: more rows: .* 80 per cent"),
     ],
 )
 def test_rows_that_are_refused(rows, reason):
