@@ -45,6 +45,14 @@ from gdpo_tune.tasks.generation import choose_row_split
 from gdpo_tune.tasks.text_rewards import RangedReward
 
 MEAN_LENGTH = "mean_length"
+NOT_READ = {
+    "metrics": "every reward is a metric: write it as a reward function, and give that the weight 0 "
+    "in space.reward_weights if it shall only be measured",
+    "rewards": "rewards have the names of reward_funcs: write a mapping of names to functions there",
+    "tools": "one answer of the policy is trained, and no tool is called: remove it, and reward "
+    "the text of a call (gdpo_tune.rewards.tool_calls)",
+}
+"""Attribute that a class may not set -> the reason and what to do."""
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Keywords that TRL sets itself: it drops a column of such a name, or raises for it."""
 
@@ -63,6 +71,9 @@ class RewardFunctionTask(CloseableResource):
     """The format in words, for a policy that does not know it."""
     time_limit: ClassVar[float | None] = None
     """Seconds that a function may take for a batch, 600 if None; a tenth for a completion alone."""
+    most_failed: ClassVar[float] = 0.1
+    """Share of a batch on which a function may raise, after completions were tried alone. 0: none,
+    and a function that raises is called for the whole batch again, never for one alone."""
     rewards: ClassVar[tuple[str, ...]] = ()
     """Names of the functions, in their order."""
     places: ClassVar[Mapping[str, str]] = {}
@@ -72,6 +83,8 @@ class RewardFunctionTask(CloseableResource):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        for name in NOT_READ.keys() & vars(cls).keys():
+            raise UsageError(f"{cls.__name__}.{name} is not read: {NOT_READ[name]}")
         functions = cls.list_functions()
         cls.rewards = (
             tuple(cls.reward_funcs)
@@ -384,9 +397,16 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
                 f"has the column {taken[0]}, a keyword that TRL sets itself, so no function would "
                 "get it\n    fix: give the column another name"
             )
+        turns = [dict(one) for one in prompt] if is_chat and not reason else []
+        has_calls = any(one["role"] == "tool" or one.get("tool_calls") for one in turns)
+        if has_calls or "tools" in rest:
+            reason = (
+                f"has {'turns of tools' if has_calls else 'the column tools'}, but one answer of "
+                "the policy is trained, and no tool is called\n    fix: write what the policy may "
+                "know of tools into the text of its prompt, and reward the text of its call"
+            )
         if reason:
             raise UsageError(f"rows(): row {number} {reason}")
-        turns = [dict(one) for one in prompt] if is_chat else []
         text = join_turns(turns) if turns else prompt
         result.setdefault(text, Problem(text, "own", rest, turns))
     return result
