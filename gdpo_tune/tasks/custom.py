@@ -46,9 +46,9 @@ from gdpo_tune.tasks.text_rewards import RangedReward
 
 MEAN_LENGTH = "mean_length"
 NOT_READ = {
-    "metrics": "every reward is a metric: write it as a reward function, and give that the weight 0 "
-    "in space.reward_weights if it shall only be measured",
-    "rewards": "rewards have the names of reward_funcs: write a mapping of names to functions there",
+    "metrics": "every reward is a metric: write it as a reward function, and give that weight 0 in "
+    "space.reward_weights if it shall only be measured",
+    "rewards": "rewards have the names of reward_funcs: write a mapping of names to functions",
     "tools": "one answer of the policy is trained, and no tool is called: remove it, and reward "
     "the text of a call (gdpo_tune.rewards.tool_calls)",
 }

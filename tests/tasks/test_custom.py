@@ -169,7 +169,7 @@ BAD = {
     "tools": (
         TASK.replace("    ranges", "    tools = [one]\n    ranges"),
         "Mine",
-        r"Mine.tools is not read: one answer .* remove it, .* \(mine.py, line 7\)",
+        r"Mine.tools is not read: one answer .* remove it, .* \(mine.py, line 6\)",
     ),
     "metrics": (
         TASK.replace("    ranges", "    metrics = ('two',)\n    ranges"),
