@@ -15,7 +15,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -117,7 +117,7 @@ ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "target", "label")
 
 
 @contextmanager
-def _provide_class(task: str, data: str) -> Iterator[dict[str, int]]:
+def _provide_class(task: str, data: str) -> Generator[dict[str, int]]:
     """Write the class of a task that reads a file of JSON lines, unless its file exists.
 
     Yield its prompts by key of `training:`, and remove it if an error follows.

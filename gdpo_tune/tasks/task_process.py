@@ -292,16 +292,12 @@ def _call_patiently(
         return len(failed) > most_failed * count and not ended
 
     if call_for_all():
-        from tenacity import retry_if_result  # late: 30 ms, for asyncio
+        from tenacity import RetryError, retry_if_result  # late: 30 ms, for asyncio
 
         first = failed[0]
-        retrying = build_retry(
-            patience,
-            longest=LONGEST_PAUSE,
-            retry=retry_if_result(bool),
-            retry_error_callback=lambda _: None,
-        )
-        retrying(call_for_each if most_failed else call_for_all)
+        again = build_retry(patience, longest=LONGEST_PAUSE, retry=retry_if_result(bool))
+        with contextlib.suppress(RetryError):
+            again(call_for_each if most_failed else call_for_all)
         _logger.warning(
             "reward %s raised: %s; of %d completions %d have no score",
             name,
