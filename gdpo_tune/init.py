@@ -3,6 +3,7 @@
     python -m gdpo_tune.init
     python -m gdpo_tune.init my_math.yaml --task math --policy Qwen/Qwen2.5-1.5B --gpus 1
     python -m gdpo_tune.init sums.yaml --task sums.py:Sums --yes
+    python -m gdpo_tune.init --task mine.py:Mine --data rows.jsonl   # writes mine.py, too
 
 In a terminal it asks for what no flag says; with --yes, or without a terminal, it takes the
 defaults. The file is checked as by `sweep` before it is written.
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -47,7 +50,10 @@ def build_parser() -> cli.Parser:
     text = "completions in training that the sweep may sample (default: by the policy)"
     parser.add_argument("--completions", type=int, help=text)
     parser.add_argument(
-        "--data", metavar="SOURCE", help="Hub id or file of the prompts, or built-in (the task's)"
+        "--data",
+        metavar="SOURCE",
+        help="Hub id or file of the prompts, or built-in (the task's); a .jsonl file for a class "
+        "in a FILE.py that does not exist yet, which is then written",
     )
     parser.add_argument("--layout", help="columns of that data, such as mbpp (of a file: found)")
     parser.flag("--yes", "ask nothing: take the defaults")
@@ -59,6 +65,17 @@ def main(arguments: Sequence[str]) -> int:
     """Write the file that `arguments` and answers describe and return the exit status."""
     options = build_parser().parse_args(arguments)
 
+    from gdpo_tune.core.task_files import is_task_file
+
+    if options.data and options.task and is_task_file(options.task):
+        with _provide_class(options.task, options.data) as options.prompts:
+            options.data = None
+            return _write_space(options)
+    options.prompts = {}
+    return _write_space(options)
+
+
+def _write_space(options: argparse.Namespace) -> int:
     from gdpo_tune.spec import load_spec
     from gdpo_tune.spec.machine import count_visible_gpus
 
@@ -93,6 +110,68 @@ def main(arguments: Sequence[str]) -> int:
     print(f"wrote {file}. Next:\n  python -m gdpo_tune.sweep {file} --dry-run")
     print(f"  python -m gdpo_tune.sweep {file}")
     return 0
+
+
+PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
+ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "target", "label")
+
+
+@contextmanager
+def _provide_class(task: str, data: str) -> Generator[dict[str, int]]:
+    """Write the class of a task that reads a file of JSON lines, unless its file exists.
+
+    Yield its prompts by key of `training:`, and remove it if an error follows.
+    """
+    import jinja2  # late: `--help` is light
+
+    from gdpo_tune.core import task_files
+    from gdpo_tune.core.settings import TrainingSettings
+    from gdpo_tune.tasks import custom, data_rows
+    from gdpo_tune.tasks.generation import choose_row_split
+
+    path, name = task_files.split_task_file(task)
+    file, source = Path(path), expand_path(data)
+    if file.exists():
+        print(f"{file.name} exists and is kept: its rows() decide what is read, not --data {data}")
+        yield {}
+        return
+    if source.suffix != ".jsonl":
+        raise UsageError(
+            f"--data {data}: a class is written for a .jsonl file, with one object on each line\n"
+            f"    fix: convert it, or write {file.name} yourself (docs/own_task.md)"
+        )
+    found: dict[str, None] = {}
+    for _, row in data_rows.read_local(data, "", "train", lambda _, columns: [*columns]):
+        found |= dict.fromkeys(row)
+    prompt = next((c for want in PROMPT_COLUMNS for c in found if c.lower() == want), None)
+    if prompt is None:
+        raise UsageError(
+            f"{data} has the columns {', '.join(found) or 'of no row'}, none of them known as the "
+            f"prompt\n    fix: name that column prompt (or {', '.join(PROMPT_COLUMNS[1:])})"
+        )
+    columns = [c for c in found if c not in (prompt, "prompt", "tools", *custom.RESERVED)]
+    answer = next((c for want in ANSWER_COLUMNS for c in columns if c.lower() == want), None)
+    template = jinja2.Template(
+        (Path(__file__).parent / "spec" / "templates" / "task.py.jinja").read_text(),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    way = os.path.relpath(source.absolute(), file.parent)
+    text = template.render(
+        file=source.name, path=way, name=name, prompt=prompt, columns=columns, answer=answer
+    )
+    with explain_write_errors("the task"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text)
+    try:
+        prompts = custom.collect_rows(task_files.load_class(task)(TrainingSettings()).rows())
+        sizes = Counter(map(choose_row_split, prompts))
+        print(f"wrote {file.name}: the prompt is {prompt}, rewards are yours to write")
+        yield {f"{split}_prompts": sizes[split] for split in ("train", "validation", "test")}
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
 
 
 def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
@@ -143,7 +222,8 @@ def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:
         )
     found = propose_layout(data, task, options.layout)
     if found is None:
-        return FirstFile(task, policy, gpus, completions, data, options.layout or "")
+        layout = options.layout or ""
+        return FirstFile(task, policy, gpus, completions, data, layout, prompts=options.prompts)
     collected = collect_data(found)
     named = "".join(f", {name} is {column}" for name, column in found.columns.items())
     print(f"{data}: layout {found.layout}{named}; {collected}")

@@ -86,6 +86,8 @@ def _describe(task: str) -> TaskInfo:
     limit = task_class.time_limit
     if limit is not None and not (isinstance(limit, int | float) and limit > 0):
         raise TaskFileError(f"{task}: time_limit = {limit!r} has to be seconds above 0, or None")
+    if not (isinstance(task_class.most_failed, int | float) and 0 <= task_class.most_failed < 1):
+        raise TaskFileError(f"{task}: most_failed = {task_class.most_failed!r} has to be in [0, 1)")
     ranges = {name: _read_range(task_class, name, task) for name in (*rewards, *metrics)}
     directions: Mapping[str, Direction] = task_class.directions
     for name, direction in directions.items():

@@ -18,9 +18,6 @@ from gdpo_tune.core.errors import TrialFailure
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
 
-MOST_FAILED = 0.1
-"""Share of a batch on which a reward function may raise: a service may fail for a moment, but a
-defect would change what is trained."""
 MOST_VALUES = 10_000
 """Values that are counted beyond the right number of them: an iterator may never end."""
 ROUNDING = 1e-6

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import inspect
 import os
 import random
@@ -27,7 +26,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast, get_args
 
 from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError, get_first_line
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
@@ -42,11 +41,18 @@ from gdpo_tune.tasks.base import (
     read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
+from gdpo_tune.tasks.generation import choose_row_split
 from gdpo_tune.tasks.text_rewards import RangedReward
 
-SHARES = {"validation": range(15), "test": range(15, 30), "train": range(30, 100)}
-"""Per cent of the rows, by a hash of their prompt."""
 MEAN_LENGTH = "mean_length"
+NOT_READ = {
+    "metrics": "every reward is a metric: write it as a reward function, and give that weight 0 in "
+    "space.reward_weights if it shall only be measured",
+    "rewards": "rewards have the names of reward_funcs: write a mapping of names to functions",
+    "tools": "one answer of the policy is trained, and no tool is called: remove it, and reward "
+    "the text of a call (gdpo_tune.rewards.tool_calls)",
+}
+"""Attribute that a class may not set -> the reason and what to do."""
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Keywords that TRL sets itself: it drops a column of such a name, or raises for it."""
 
@@ -65,6 +71,9 @@ class RewardFunctionTask(CloseableResource):
     """The format in words, for a policy that does not know it."""
     time_limit: ClassVar[float | None] = None
     """Seconds that a function may take for a batch, 600 if None; a tenth for a completion alone."""
+    most_failed: ClassVar[float] = 0.1
+    """Share of a batch on which a function may raise, after completions were tried alone. 0: none,
+    and a function that raises is called for the whole batch again, never for one alone."""
     rewards: ClassVar[tuple[str, ...]] = ()
     """Names of the functions, in their order."""
     places: ClassVar[Mapping[str, str]] = {}
@@ -74,6 +83,8 @@ class RewardFunctionTask(CloseableResource):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        for name in NOT_READ.keys() & vars(cls).keys():
+            raise UsageError(f"{cls.__name__}.{name} is not read: {NOT_READ[name]}")
         functions = cls.list_functions()
         cls.rewards = (
             tuple(cls.reward_funcs)
@@ -124,7 +135,7 @@ class RewardFunctionTask(CloseableResource):
                 f"{type(self).__name__} has {len(rows)} {split} prompts, and "
                 f"training.{split}_prompts = {count}\n    fix: "
                 + (f"--set training.{split}_prompts={len(rows)}, or " if rows else "")
-                + f"more rows; {len(SHARES[split])} per cent of them are {split} prompts, by hash"
+                + "more rows: a hash of the prompts gives training 80 per cent, the others 10 each"
             )
         return random.Random(f"{seed}/{split}").sample(rows, count)
 
@@ -204,7 +215,7 @@ class RewardFunctionTask(CloseableResource):
 
     @functools.cached_property
     def _splits(self) -> dict[str, list[Problem]]:
-        splits: dict[str, list[Problem]] = {"warm_start": [], **{split: [] for split in SHARES}}
+        splits: dict[str, list[Problem]] = {name: [] for name in get_args(Split)}
         rows = list(self.rows() or ())  # None, if a `return` is missing
         problems = collect_rows(rows)
         self.repeated_rows = len(rows) - len(problems)
@@ -386,9 +397,16 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
                 f"has the column {taken[0]}, a keyword that TRL sets itself, so no function would "
                 "get it\n    fix: give the column another name"
             )
+        turns = [dict(one) for one in prompt] if is_chat and not reason else []
+        has_calls = any(one["role"] == "tool" or one.get("tool_calls") for one in turns)
+        if has_calls or "tools" in rest:
+            reason = (
+                f"has {'turns of tools' if has_calls else 'the column tools'}, but one answer of "
+                "the policy is trained, and no tool is called\n    fix: write what the policy may "
+                "know of tools into the text of its prompt, and reward the text of its call"
+            )
         if reason:
             raise UsageError(f"rows(): row {number} {reason}")
-        turns = [dict(one) for one in prompt] if is_chat else []
         text = join_turns(turns) if turns else prompt
         result.setdefault(text, Problem(text, "own", rest, turns))
     return result
@@ -409,9 +427,3 @@ def is_open_conversation(prompt: Any) -> bool:
         if isinstance(one, Mapping) and {type(one.get(key)) for key in ("role", "content")} == {str}
     ]
     return 0 < len(roles) == len(messages) and roles[-1] != "assistant"
-
-
-def choose_row_split(prompt: str) -> str:
-    """Return the split of a row."""
-    per_cent = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") % 100
-    return next(split for split, share in SHARES.items() if per_cent in share)

@@ -3,10 +3,10 @@
 A source is a data file, a directory of such files, a clone of a data set on the Hub, what
 `save_to_disk` of `datasets` wrote, or the id of a data set on the Hub.
 
-Splits are disjoint by a hash of the prompt, whatever else is in the file: 80 % of the prompts are
-for training, 10 % for the search, 10 % for the front. They are cut from `data.split`. Where
-`data.validation` or `data.test` names a split of the data set's own, that is used as it is, and its
-prompts are left out of the others.
+Splits are disjoint by a hash of the prompt, whatever its case and white space and whatever else is
+in the file: 80 % of the prompts are for training, 10 % for the search, 10 % for the front. They are
+cut from `data.split`. Where `data.validation` or `data.test` names a split of the data set's own,
+that is used as it is, and its prompts are left out of the others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import gzip
 import io
 import json
 import logging
+import re
 import string
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -42,7 +43,7 @@ from gdpo_tune.core.task_info import LayoutInfo
 from gdpo_tune.core.text import list_template_columns
 from gdpo_tune.tasks.base import Problem, Split, join_turns
 from gdpo_tune.tasks.columns import Row, RowError, get_text, parse_json, require_mapping
-from gdpo_tune.tasks.generation import choose_split
+from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
 
 if TYPE_CHECKING:
     from gdpo_tune.core.settings import DataSettings
@@ -68,13 +69,16 @@ class CollectedData:
     """Line, column and reason of the first of them; empty if there is none."""
     shared: int = 0
     """Prompts of a held-out split that were left out of another one."""
+    unread: tuple[str, ...] = ()
+    """Columns that nothing reads."""
 
     def __str__(self) -> str:
         prompts = sum(map(len, self.splits.values()))
         parts = ", ".join(f"{name} {len(problems)}" for name, problems in self.splits.items())
         shared = f"; {self.shared} held-out prompts left out of training" if self.shared else ""
         left_out = f"; {self.left_out} left out ({self.first_left_out})" if self.left_out else ""
-        return f"{self.rows} rows, {prompts} distinct prompts ({parts}){shared}{left_out}"
+        unread = f"; not read: {', '.join(self.unread)}" if self.unread else ""
+        return f"{self.rows} rows, {prompts} distinct prompts ({parts}){shared}{left_out}{unread}"
 
 
 def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
@@ -84,29 +88,29 @@ def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
     row in `data.test` counts, then that in `data.validation`; case and white space do not matter.
 
     Raises:
-        DataError: the data cannot be read or hold no row, most rows cannot be used, or most
-            held-out prompts are in another split too.
+        DataError: the data cannot be read or hold no row, a prompt lacks its picture or choices,
+            most rows cannot be used, or most held-out prompts are in another split too.
     """
     splits: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
     held_out = list_parts(data)
     seen: dict[str, Split] = {}
+    prompts, unread = set[str](), dict[str, None]()
     rows, faults, shared = 0, list[str](), dict[str, str]()
     for part in (*held_out, "train"):
-        for place, row in read_rows(data, layout, part):
+        for place, row in read_rows(data, layout, part, unread):
             rows += 1
             try:
                 problem = convert_row(layout, row)
             except RowError as error:
                 faults.append(f"{place}: {error}")
                 continue
-            key = " ".join(problem.prompt.casefold().split()) if held_out else problem.prompt
-            if key in seen:
-                if seen[key] != part:
-                    shared.setdefault(key, f"{problem.prompt.strip()!r} ({place})")
-                continue
-            seen[key] = part
-            cut = choose_split(problem.prompt) if part == "train" else part
-            splits[part if cut in ("warm_start", *held_out) else cut].append(problem)
+            key = normalize_prompt(problem.prompt)
+            if seen.setdefault(key, part) != part:
+                shared.setdefault(key, f"{problem.prompt.strip()!r} ({place})")
+            elif problem.prompt not in prompts:
+                prompts.add(problem.prompt)
+                cut = choose_row_split(problem.prompt) if part == "train" else part
+                splits[part if cut in held_out else cut].append(problem)
     if not rows:
         raise DataError(f"data.source = {data.source} holds no row: give one that does")
     if len(faults) > LARGEST_SHARE_LEFT_OUT * rows:
@@ -122,7 +126,8 @@ def collect_problems(data: DataSettings, layout: LayoutInfo) -> CollectedData:
             f"split too, the first is {next(iter(shared.values()))}: a policy would be measured on "
             "what it was trained on: name other splits or sources"
         )
-    return CollectedData(splits, rows, len(faults), faults[0] if faults else "", len(shared))
+    first = faults[0] if faults else ""
+    return CollectedData(splits, rows, len(faults), first, len(shared), tuple(unread))
 
 
 def list_parts(data: DataSettings) -> list[Split]:
@@ -140,17 +145,30 @@ def shuffle_problems(problems: Iterable[Problem], seed: int) -> list[Problem]:
 
 Select = Callable[[str, Collection[str]], list[str]]
 """Returns the columns to read of those at a place; refuses a place that lacks one."""
+_UNSEEN = re.compile(r"(?i)(image|picture|photo|video|audio)s?(_?\d+)?|choices|options")
+"""Name of a column without which its prompt cannot be answered."""
+_PICTURE_REASON = "what a policy of text cannot see: remove such rows, or the column"
+_CHOICES_REASON = (
+    "choices that its prompt lacks: name the column in data.prompt_template, or write them into "
+    "the prompt, and the answer as it stands there"
+)
 TURNS, MESSAGES = "turns", "messages"
 """Key of a row for the messages of its prompt; column of conversations, as TRL names it."""
 
 
-def read_rows(data: DataSettings, layout: LayoutInfo, part: Split = "train") -> Iterator[PlacedRow]:
+def read_rows(
+    data: DataSettings,
+    layout: LayoutInfo,
+    part: Split = "train",
+    unread: dict[str, None] | None = None,
+) -> Iterator[PlacedRow]:
     """Yield the rows of a source, in order, by the names of the layout's columns.
 
-    `part` is `train` for `data.split`, or a split that is held out as it is.
+    `part` is `train` for `data.split`, or a split that is held out as it is. `unread` gets the
+    columns that nothing reads.
 
     Raises:
-        DataError: the source cannot be read, or lacks a required column.
+        DataError: the source cannot be read, lacks a required column, or has what the prompts lack.
     """
     names = (*layout.columns, *layout.optional)
     columns = {name: data.columns.get(name, name) for name in names}
@@ -178,13 +196,23 @@ def read_rows(data: DataSettings, layout: LayoutInfo, part: Split = "train") -> 
                 f"{', '.join(present) or 'none'}: write {fix}",
                 present,
             )
-        return [c for c in dict.fromkeys([*columns.values(), *composed, MESSAGES]) if c in present]
+        read = {*columns.values(), *composed, *(() if layout.keeps_messages else [MESSAGES])}
+        others = [column for column in present if column not in read]
+        if unread is not None:
+            unread.update(dict.fromkeys(others))
+        unseen.update(filter(_UNSEEN.fullmatch, others))
+        return [column for column in present if column in read or column in unseen]
 
+    unseen: set[str] = set()
     own: Any = data if part == "train" else getattr(data, part)
     source, split = own.source or data.source, own.split or part
     read = read_local if is_local_source(source) else _read_hub
     config = data.config if source == data.source else ""
     for place, row in read(source, config, split, select):
+        if found := sorted(name for name in unseen if row.get(name) not in (None, "", [])):
+            choices = found[0].lower() in ("choices", "options")
+            reason = _CHOICES_REASON if choices else _PICTURE_REASON
+            raise DataError(f"{place}: column {found[0]} holds {reason}")
         yield place, name_columns(data, row, layout)
 
 

@@ -30,6 +30,17 @@ def choose_split(text: str) -> Split:
     return next(name for name, end in _SPLIT_ENDS.items() if bucket < end)
 
 
+def normalize_prompt(prompt: str) -> str:
+    """Return the form in which prompts of a user are compared: without case and white space."""
+    return " ".join(prompt.casefold().split())
+
+
+def choose_row_split(prompt: str) -> Split:
+    """Return the split of a user's row: 80 per cent train, 10 validation, 10 test."""
+    split = choose_split(normalize_prompt(prompt))
+    return "train" if split == "warm_start" else split
+
+
 def draw_problems(
     task: str,
     families: Mapping[str, Family],

@@ -130,6 +130,8 @@ def convert_question(row: Row) -> Problem:
     found = row.get(column)
     if column == _TRUTH:
         found = require_mapping(parse_json(found, column), column).get("ground_truth")
+        if isinstance(found, str) and found.lstrip().startswith('{"'):  # as Eurus-2-RL-Data mixes
+            raise RowError(column, "tests or a table in JSON, not an answer of mathematics")
     answer = require_comparable(get_answer({column: found}, column), column)
     if "body" in row:
         answer = re.sub(r"(?<=\S)\s*\([^()]*\)$", "", answer)

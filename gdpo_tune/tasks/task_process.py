@@ -32,6 +32,7 @@ from typing import Any
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import GdpoTuneError, TaskFileError, TrialFailure, UsageError
+from gdpo_tune.core.http import build_retry
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.tasks import base
@@ -41,6 +42,8 @@ TIME_LIMIT = 600.0
 """Seconds for one call of a function, if its class does not say otherwise."""
 CHECK_LIMIT = 60.0
 """Seconds for one call of a function in `check_rewards`."""
+PATIENCE, LONGEST_PAUSE = 30.0, 16.0
+"""Seconds for which a function is called again that fails too often; the longest pause between."""
 ROW_SHARE = 0.1
 """Share of a function's time limit that it gets for one completion alone."""
 MOST_PRINTED = 1 << 16
@@ -74,7 +77,7 @@ class TaskProcess(CloseableResource):
         self.rewards: tuple[str, ...] = tuple(task_class.rewards)
         self.metrics: tuple[str, ...] = tuple(task_class.metrics)
         self.ranges, self.directions = task_class.ranges, task_class.directions
-        self.places = task_class.places
+        self.places, self.most_failed = task_class.places, task_class.most_failed
         self._class = task_class
         self._parts = (task, training, sandbox, data)
         self._lock = threading.RLock()
@@ -118,7 +121,8 @@ class TaskProcess(CloseableResource):
         state = trainer_state or {}
         batch = RewardBatch(copies, list(completions), list(lengths), completion_ids, state)
         call = functools.partial(self._call, is_check=is_check)
-        return score_by_functions(self.rewards, call, batch)
+        patience = 0.0 if is_check else PATIENCE
+        return score_by_functions(self.rewards, call, batch, self.most_failed, patience)
 
     def close(self) -> None:
         """End the process and every process that it started."""
@@ -224,19 +228,26 @@ CallReward = Callable[[str, int | None, RewardBatch], CallResult]
 """Gets the name of a function, a row if that is called alone, and the completions."""
 
 
-def score_by_functions(names: Sequence[str], call: CallReward, batch: RewardBatch) -> base.Scores:
+def score_by_functions(
+    names: Sequence[str],
+    call: CallReward,
+    batch: RewardBatch,
+    most_failed: float = 0.0,
+    patience: float = 0.0,
+) -> base.Scores:
     """Return the scores by functions of N completions.
 
-    A function that raises is called once more, because a service may have been away, then for each
-    completion alone, as is one that ends its process. A completion on which it still raises
-    gets no score.
+    A function that raises, or ends its process, is called for each completion alone. While it fails
+    on more than `most_failed` of them, which may be the outage of a service, these are tried again
+    for `patience` seconds. A completion on which it still raises gets no score. With
+    `most_failed` 0 it may compare completions, so it is called for all of them again.
     """
     results: dict[str, CallResult] = {}
     failures: dict[str, dict[int, str]] = {}
     seconds: dict[str, float] = {}
     for name in names:
         started = time.perf_counter()
-        results[name], failures[name] = _call_at_once_or_alone(name, call, batch)
+        results[name], failures[name] = _call_patiently(name, call, batch, most_failed, patience)
         seconds[name] = time.perf_counter() - started
     rewards = {name: result.values for name, result in results.items()}
     return base.Scores(
@@ -249,34 +260,51 @@ def score_by_functions(names: Sequence[str], call: CallReward, batch: RewardBatc
     )
 
 
-def _call_at_once_or_alone(
-    name: str, call: CallReward, batch: RewardBatch
+def _call_patiently(
+    name: str, call: CallReward, batch: RewardBatch, most_failed: float, patience: float
 ) -> tuple[CallResult, dict[int, str]]:
-    count, first = len(batch.completions), ""
-    for _ in range(2):
+    count = len(batch.completions)
+    result, failed = CallResult([None] * count, [], {}), dict[int, str]()
+
+    def call_for_all() -> bool:
+        nonlocal result, failed
         try:
-            result = call(name, None, batch)
+            result, failed = call(name, None, batch), {}
         except CallError as error:
-            first = first or str(error)
-            if isinstance(error, ProcessEndedError):
+            failed = dict.fromkeys(range(count), str(error))
+        return bool(failed)
+
+    def call_for_each() -> bool:
+        ended = 0
+        for row in tuple(failed):
+            if ended > max(2, most_failed * count):  # each costs a start of the process
                 break
-        else:
-            if first:
-                _logger.warning("reward %s raised once, then returned: %s", name, first)
-            return result, {}
-    result, failed, ended = CallResult([None] * count, [], {}), dict[int, str](), 0
-    for row in range(count):
-        if ended > max(2, base.MOST_FAILED * count):  # each costs a start of the process
-            failed |= dict.fromkeys(range(row, count), first)
-            break
-        try:
-            alone = call(name, row, batch.take(row))
-            result.values[row] = alone.values[0]
-            result.logged.extend(alone.logged)
-        except CallError as error:
-            has_ended = isinstance(error, ProcessEndedError)
-            failed[row] = first if has_ended else str(error)
-            ended += has_ended
+            try:
+                alone = call(name, row, batch.take(row))
+            except CallError as error:
+                has_ended = isinstance(error, ProcessEndedError)
+                failed[row] = failed[row] if has_ended else str(error)
+                ended += has_ended
+            else:
+                del failed[row]
+                result.values[row] = alone.values[0]
+                result.logged.extend(alone.logged)
+        return len(failed) > most_failed * count and not ended
+
+    if call_for_all():
+        from tenacity import RetryError, retry_if_result  # late: 30 ms, for asyncio
+
+        first = failed[0]
+        again = build_retry(patience, longest=LONGEST_PAUSE, retry=retry_if_result(bool))
+        with contextlib.suppress(RetryError):
+            again(call_for_each if most_failed else call_for_all)
+        _logger.warning(
+            "reward %s raised: %s; of %d completions %d have no score",
+            name,
+            first,
+            count,
+            len(failed),
+        )
     return result, failed
 
 

@@ -10,8 +10,9 @@ import functools
 import hashlib
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -36,7 +37,6 @@ from gdpo_tune.core.trial_files import (
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.policies.load_policy import list_end_tokens
 from gdpo_tune.tasks.base import (
-    MOST_FAILED,
     Problem,
     RewardFunction,
     Scores,
@@ -65,17 +65,9 @@ def score_batch(
     """Let a task score N completions, and check their range if the task says it.
 
     Raises:
-        TrialFailure: a check fails, or a reward function raised on too many of them.
+        TrialFailure: a check fails.
     """
-    count = len(completions)
     scores = task.score(problems, completions, list(map(len, tokens)), tokens, trainer_state)
-    for name, failed in scores.failures.items():
-        share = len(failed) / count
-        if share > MOST_FAILED:
-            raise TrialFailure(
-                f"reward {name} raised for {share:.0%} of {count} completions, and at most "
-                f"{MOST_FAILED:.0%} may fail; first: {next(iter(failed.values()))}"
-            )
     check_ranges(scores, task)
     return scores
 
@@ -125,6 +117,7 @@ def build_reward_functions(
             lengths = [len(ids) for ids in completion_ids]
             judged = [problems[index] for index in problem]
             scores = score_batch(task, judged, completions, completion_ids, state)
+            _refuse_many_failures(task, scores, len(completions))
             latest = completions, scores, shapes.apply(scores.rewards, lengths, scores.partial)
         scores, rewards = latest[1:]
         if log_metric is not None and name == task.rewards[0]:  # once a batch
@@ -148,6 +141,18 @@ def build_reward_functions(
     return functions
 
 
+def _refuse_many_failures(task: Any, scores: Scores, count: int) -> None:
+    """Raise TrialFailure if functions raised so often that it would change what is trained."""
+    for name, failed in scores.failures.items():
+        share = len(failed) / count
+        if share > task.most_failed:
+            raise TrialFailure(
+                f"reward {name} raised for {share:.0%} of {count} completions, and at most "
+                f"{task.most_failed:.0%} may fail (most_failed of its class); first: "
+                f"{next(iter(failed.values()))}"
+            )
+
+
 @dataclass
 class Evaluator:
     """Held-out evaluation of one trial's policy."""
@@ -157,6 +162,8 @@ class Evaluator:
     sampler: Generate
     sampled: int = 0
     """Completions of all evaluations so far, those of other processes included."""
+    unscored: dict[str, str] = field(default_factory=dict[str, str])
+    """`not_scored.<split>.<reward>` -> how many completions of the last evaluation, and why."""
 
     def evaluate_test(self, model: PreTrainedModel, step: int) -> dict[str, Estimate]:
         """Estimate every metric on test prompts, and keep a few completions in a file."""
@@ -184,8 +191,7 @@ class Evaluator:
 
         Raises:
             NonFiniteError: a metric is NaN or infinite.
-            TrialFailure: a metric of `TrialConfig.required_metrics` has too few values, or a reward
-                function raised too often.
+            TrialFailure: a metric of `TrialConfig.required_metrics` has too few values.
         """
         settings, task = self.config.training, self.cache.task
         seed = derive_evaluation_seed(self.config.seed, split, step)
@@ -196,6 +202,7 @@ class Evaluator:
         prompts = len(held_out.prompts)
         shown = choose_shown_prompts(prompts)
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
+        failures: dict[str, list[str]] = defaultdict(list)
         updates = self.config.updates_per_step
         state = {"global_step": step * updates, "max_steps": settings.steps * updates}
         for batch, texts, tokens in batches:
@@ -203,6 +210,8 @@ class Evaluator:
             scores = score_batch(task, problems, texts, tokens, state)
             for name in task.metrics:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
+            for name, failed in scores.failures.items():
+                failures[name] += failed.values()
             records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
             for index, row in enumerate(batch):
                 if kept is not None and row in shown and row not in kept:
@@ -211,14 +220,19 @@ class Evaluator:
                     prompt = problems[index].prompt
                     kept[row] = shorten_completion(prompt, texts[index], values, extra)
         self.sampled += prompts * settings.samples_per_prompt
+        # Nothing is trained on these, so a judge that is away costs values and not the training.
+        for name, errors in failures.items():
+            text = f"{len(errors)} of {len(records)} completions: {errors[0]}" if errors else ""
+            self.unscored[f"not_scored.{split}.{name}"] = text
         gathered = sorted(chain(*distributed.gather(records)), key=itemgetter(0))
         columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
         estimates = estimate_metrics(columns, settings.samples_per_prompt, seed)
         for name in self.config.required_metrics:
             if name in columns and name not in estimates:
+                raised = f" ({failures[name][0]})" if failures[name] else ""
                 raise TrialFailure(
                     f"metric {name}, an objective or a constraint, has no value on two {split} "
-                    f"prompts: raise training.{split}_prompts, or judge another metric"
+                    f"prompts{raised}: raise training.{split}_prompts, or judge another metric"
                 )
         return estimates
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from gdpo_tune.core.errors import NO_SIGNAL, NoSignalError, SupersededError
+from gdpo_tune.core.errors import NO_SIGNAL, NoSignalError, SupersededError, TrialFailure
 from gdpo_tune.core.files import explain_full_disk, write_atomically
 from gdpo_tune.core.text import format_number, format_percent
 from gdpo_tune.core.trial_config import TrialConfig
@@ -146,9 +146,15 @@ class StepReporter(TrainerCallback):
         settings = self.config.training
         last = step == settings.steps
         validation: Mapping[str, Estimate] = {}
+        failure: TrialFailure | None = None
         due = last or step % settings.evaluate_every == 0 or step in self.config.evaluate_at
         if due and self.config.supervised is None:  # a start is evaluated as trials begin at it
-            validation = self.evaluator.evaluate(self.trainer.policy, "validation", step)
+            try:
+                validation = self.evaluator.evaluate(self.trainer.policy, "validation", step)
+            except TrialFailure as error:
+                if not last or distributed.count_processes() > 1:  # others may not have failed
+                    raise
+                failure = error  # raised when the training is saved, to be evaluated again
             self.validation = validation
             metrics |= {f"validation/{name}": e.mean for name, e in validation.items()}
         metrics |= read_gpu_metrics()
@@ -158,7 +164,9 @@ class StepReporter(TrainerCallback):
             # Before the checkpoint, because a run that resumes from it does not repeat this step.
             self._token.append_step(measurement, f"the measurements of step {step}")
         due = last or step % settings.checkpoint_every == 0 or step in self.config.keep_at
-        written = self._save(step, validation) if due else None
+        written = self._save(step, validation) if due or failure else None
+        if failure:
+            raise failure
         try:
             with TRAINING.pause():
                 self.report(measurement, written.path if written else None)

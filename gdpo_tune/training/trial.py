@@ -194,9 +194,11 @@ def _run(config: TrialConfig, cache: WorkerCache, resume: Path | None, report: R
             notes[RUNNER] = PROCESS_ENGINE.runner
     if _had_no_gradient(config):
         notes[UNCHANGED] = "every gradient was 0"
+    test = evaluator.evaluate_test(model, steps)
+    notes |= {name: text for name, text in evaluator.unscored.items() if text}
     return Outcome(
         validation=validation,
-        test=evaluator.evaluate_test(model, steps),
+        test=test,
         cost=clock.read(steps, evaluator.sampled),
         checkpoint=checkpoint,
         # after the evaluations, which load prompts

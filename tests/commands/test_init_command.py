@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_tune import init, sweep
+from gdpo_tune import init, sweep, train
 from gdpo_tune.core.errors import TaskFileError, UsageError
 from gdpo_tune.core.registry import TASKS
 from gdpo_tune.core.task_files import load_task_info
@@ -138,6 +138,58 @@ def test_a_task_of_your_own_gets_its_own_rewards(directory: Path):
     assert list(spec.objectives) == ["right", "length"]
     with pytest.raises(TaskFileError, match="no class Nothing"):
         init.main(["--task", "sums.py:Nothing", "--yes"])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"Question": "What is {}+1?", "answer": 3, "level": 2, "Final Answer": "x"},
+        {"prompt": "Say {}", "completions": 4, "tools": []},
+    ],
+)
+def test_a_class_is_written_for_rows(directory: Path, row: dict[str, object], capsys):
+    # Source: a first user with rows and no class; every part of the answer has to run as it is.
+    key = next(iter(row))
+    rows = [{**row, key: str(row[key]).format(i)} for i in range(90)]
+    del rows[3][[*row][-1]]
+    write_rows(directory, *rows)
+    assert init.main(["--task", "mine.py:Mine", "--data", "rows.jsonl", "--yes"]) == 0
+    assert f"wrote mine.py: the prompt is {key}" in capsys.readouterr().out
+    assert all(name in (directory / "mine.py").read_text() for name in ("correct", "length"))
+    assert list(load_spec("mine.yaml").objectives) == ["correct", "length"]
+    assert sweep.main(["mine.yaml", "--dry-run"]) == 0
+    (directory / "mine.py").write_text((directory / "mine.py").read_text() + "# my own\n")
+    words = ["--task", "mine.py:Mine", "--data", "rows.jsonl", "--yes", "--force"]
+    assert init.main(words) == 0
+    assert "mine.py exists and is kept" in capsys.readouterr().out
+    assert (directory / "mine.py").read_text().endswith("# my own\n")
+
+
+def test_a_class_that_is_written_trains(directory: Path):
+    write_rows(directory, *({"problem": f"{i}+1=", "target": i + 1} for i in range(90)))
+    assert init.main(["--task", "mine.py:Mine", "--data", "rows.jsonl", "--yes"]) == 0
+    fixed = ["space.normalization=gdpo", "space.group_size=4", "space.learning_rate=1e-4"]
+    fixed += ["space.reward_weights.length=1", "training.steps=2", "training.dead_steps=0"]
+    words = [word for each in fixed for word in ("--set", each)]
+    assert train.main(["mine.yaml", *words, "--out", "out"]) == 0
+    assert (directory / "out" / "result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("rows.csv", "question\nq\n", r"a class is written for a .jsonl file"),
+        ("rows.jsonl", '{"Zeile": 1}\n', "has the columns Zeile, none of them known as the prompt"),
+        ("rows.jsonl", '{"prompt": 1}\n', "row 0 has a prompt that is neither"),
+        ("rows.jsonl", '{"prompt": "a"}\n{"x": 1}\n', "row 1 has a prompt that is neither"),
+        ("rows.jsonl", "", "has the columns of no row"),
+    ],
+)
+def test_rows_of_which_no_class_can_be_written_leave_nothing(directory: Path, name, text, reason):
+    (directory / name).write_text(text)
+    with pytest.raises(UsageError, match=reason):
+        init.main(["--task", "mine.py:Mine", "--data", name, "--yes"])
+    assert [file.name for file in directory.iterdir()] == [name]
 
 
 @pytest.mark.parametrize(

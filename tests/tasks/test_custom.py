@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import functools
 import itertools
 import re
@@ -22,15 +23,17 @@ from gdpo_tune.core.task_files import LONGEST_REASON
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.spec import load_spec
+from gdpo_tune.tasks import task_process
 from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.tasks.custom import (
     RewardBatch,
     RewardFunctionTask,
-    choose_row_split,
     name_reward,
 )
+from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
 from gdpo_tune.tasks.task_process import score_by_functions
 from gdpo_tune.training import evaluation, train, worker_cache
+from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.training.evaluation import estimate_metrics
 from tests.support.paths import ROOT
 from tests.support.training import write_policy
@@ -94,7 +97,9 @@ def trial(task: str, folder: Path, **params) -> TrialConfig:
 
 def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,), (space,) = blocks("python"), blocks("yaml")
+    (code, judge), (space,) = blocks("python"), blocks("yaml")
+    info = task_files.load_task_info(written(tmp_path, judge, "Judged"))
+    assert info.rewards == {"judged": (0, 1), "length": (0, 1)}
     assert len(code.splitlines()) <= 30
     Path("sums.py").write_text(code)
     Path("sums.yaml").write_text(space)
@@ -107,6 +112,23 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     assert last.step == 2
     assert last.metrics["train/rewards/right/failed"] == 0
     assert 0 <= last.metrics["train/rewards/length/mean"] <= 1
+
+
+def test_a_reward_of_weight_0_is_measured_and_may_be_an_objective(tmp_path):
+    text = TASK.replace("reward_funcs = [one]", "reward_funcs = [one, two]").replace(
+        "class", "def two(lengths, **_):\n    return [float(n) for n in lengths]\n\nclass"
+    )
+    task = written(tmp_path, text)
+    goal = "{direction: minimize, reference: 9}"
+    (tmp_path / "own.yaml").write_text(
+        f"task: {task}\nobjectives: {{one: {{direction: maximize, reference: 0}}, two: {goal}}}\n"
+        "space: {group_size: [2, 4], reward_weights: {one: 1, two: 0}}\n"
+        "training: {train_prompts: 60, validation_prompts: 4, test_prompts: 4}\n"
+    )
+    assert [*load_spec(tmp_path / "own.yaml").objectives] == ["one", "two"]
+    config = trial(task, tmp_path, **{"reward_weights.two": 0.0})
+    outcome = train(config, resume=None, report=lambda *_: None)
+    assert outcome.test["two"].mean == outcome.test["mean_length"].mean > 0
 
 
 def test_a_class_describes_itself(tmp_path):
@@ -137,6 +159,22 @@ BAD = {
         TASK.replace("    ranges", "    time_limit = '9'\n    ranges"),
         "Mine",
         "'9' has",
+    ),
+    "most failed": (
+        TASK.replace("    ranges", "    most_failed = 10\n    ranges"),
+        "Mine",
+        r"most_failed = 10 has to be in \[0, 1\)",
+    ),
+    # Source: TRL trains several turns with tools; a class whose tools are never called trains one.
+    "tools": (
+        TASK.replace("    ranges", "    tools = [one]\n    ranges"),
+        "Mine",
+        r"Mine.tools is not read: one answer .* remove it, .* \(mine.py, line 6\)",
+    ),
+    "metrics": (
+        TASK.replace("    ranges", "    metrics = ('two',)\n    ranges"),
+        "Mine",
+        "Mine.metrics is not read: .* weight 0 in space.reward_weights",
     ),
     "no time": (TASK.replace("    ranges", "    time_limit = 0\n    ranges"), "Mine", "limit = 0"),
     "no rewards": (HEAD + "class Mine(RewardFunctionTask): pass", "Mine", "holds no function"),
@@ -235,6 +273,14 @@ def test_rows_go_where_their_prompt_says():
         task.problems("test", 60, 0)
 
 
+def test_rows_whose_prompts_differ_in_case_or_white_space_share_a_split():
+    # Source: marin#6742: near-duplicates made a held-out set contaminated.
+    rows = [{"prompt": text.format(i)} for i in range(60) for text in ("is it {}?", "Is  it {}?\n")]
+    splits = type("Near", (Own,), {"rows": lambda self: rows})(SETTINGS)._splits
+    forms = [{normalize_prompt(p.prompt) for p in problems} for problems in splits.values()]
+    assert (sum(map(len, splits.values())), sum(map(len, forms))) == (120, 60)
+
+
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
@@ -253,7 +299,23 @@ def test_rows_go_where_their_prompt_says():
             [{"prompt": "\ud800"}],
             "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
         ),
-        (None, r"has 0 train prompts, .*\n    fix: more rows; 70 per cent"),
+        ([{"prompt": "a", "tools": ["f"]}], r"row 0 has the column tools, .*\n    fix: write what"),
+        (
+            [{"prompt": [{"role": "user", "content": "a"}, {"role": "tool", "content": "3"}]}],
+            r"row 0 has turns of tools, but one answer of the policy is trained.*\n    fix",
+        ),
+        (
+            [
+                {
+                    "prompt": [
+                        {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]},
+                        {"role": "user", "content": "a"},
+                    ]
+                }
+            ],
+            "row 0 has turns of tools",
+        ),
+        (None, r"has 0 train prompts, .*\n    fix: more rows: .* 80 per cent"),
     ],
 )
 def test_rows_that_are_refused(rows, reason):
@@ -262,7 +324,7 @@ def test_rows_that_are_refused(rows, reason):
         kind(SETTINGS).problems("train", 1, 0)
 
 
-def score_here(task, problems, completions, lengths, ids=None, state=None) -> Scores:
+def score_here(task, problems, completions, lengths, ids=None, state=None, patience=0.0) -> Scores:
     """Score as the process of a task does, but in this one."""
 
     def call(name, _, batch):
@@ -270,14 +332,15 @@ def score_here(task, problems, completions, lengths, ids=None, state=None) -> Sc
         return task.call_function(name, batch._replace(problems=copy.deepcopy([*batch.problems])))
 
     batch = RewardBatch(problems, completions, lengths, ids, state or {})
-    return score_by_functions(task.rewards, call, batch)
+    return score_by_functions(task.rewards, call, batch, task.most_failed, patience)
 
 
-def scores(function, count: int = 20) -> Scores:
+def scores(function, count: int = 20, most_failed: float = 0.1, patience: float = 0.0) -> Scores:
     task = own(function)(SETTINGS)
+    task.most_failed = most_failed
     problems = task.problems("train", count, 0)
     texts = [problem.prompt for problem in problems]
-    return score_here(task, problems, texts, list(range(count)))
+    return score_here(task, problems, texts, list(range(count)), patience=patience)
 
 
 def test_functions_get_prompts_completions_lengths_and_columns():
@@ -341,10 +404,31 @@ def test_a_function_that_compares_completions_is_asked_for_all_again():
         mean = sum(lengths) / len(lengths)
         return [length - mean for length in lengths]
 
-    result = scores(spread)
+    result = scores(spread, most_failed=0)
     assert list(result.rewards["spread"]) == [row - 9.5 for row in range(20)]
     assert result.failures["spread"] == {}
     assert calls == [20, 20]
+
+
+@pytest.mark.parametrize("patience", [0.0, 30.0])
+def test_a_judge_that_is_away_is_asked_again_for_what_failed_alone(patience, monkeypatch):
+    # Source: arithmetic; without patience 8 of 20 have no score, with it none after two pauses.
+    pauses, calls = [], []
+    monkeypatch.setattr("tenacity.nap.time.sleep", pauses.append)
+
+    def judge(lengths, **_):
+        calls.append(len(lengths))
+        if any(row % 5 < 2 for row in lengths) and len(pauses) < 2:
+            raise ConnectionError("503")
+        return [float(row) for row in lengths]
+
+    result = scores(judge, patience=patience)
+    failed = [row for row in range(20) if row % 5 < 2]
+    assert calls == [20, *[1] * 20, *[1] * 16 * bool(patience)]
+    assert pauses == ([1, 2] if patience else [])
+    assert list(result.failures["judge"]) == ([] if patience else failed)
+    values = [None if row in result.failures["judge"] else float(row) for row in range(20)]
+    assert list(result.rewards["judge"]) == values
 
 
 def test_async_functions_are_awaited_as_in_trl():
@@ -492,6 +576,7 @@ class Half:
     """A task of which one reward function fails."""
 
     rewards = ("a",)
+    most_failed = 0.1
 
     def __init__(self, failed: int) -> None:
         self.failed = failed
@@ -528,13 +613,49 @@ def test_many_failures_end_the_trial():
         function(completions=["x"] * 10, completion_ids=[[1]] * 10, problem=[0] * 10)
 
 
-def test_a_training_whose_reward_function_is_broken_fails_at_its_first_step(tmp_path):
+def test_a_training_whose_reward_function_is_broken_fails_at_its_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(task_process, "PATIENCE", 0.0)
     broken = TASK.replace("return [1.0] * len(completions)", "return unknown")
     config = trial(written(tmp_path, broken), tmp_path)
     reason = r"reward one raised for 100% .*NameError.*mine.py, line"
     with pytest.raises(TrialFailure, match=reason):
         train(config, resume=None, report=lambda *_: None)
     assert read_steps(tmp_path / "trial") == []
+
+
+LATE = TASK.replace(
+    "    return [1.0]",
+    """    import pathlib
+    down = pathlib.Path(__file__).with_name("down")
+    share = int(down.read_text()) if down.exists() and trainer_state.global_step == 2 else 0
+    if any(int(prompt) % 100 < share for prompt in prompts):
+        raise ConnectionError("503")
+    return [1.0]""",
+).replace("completions, **_", "prompts, completions, trainer_state, **_")
+"""Its judge is away in the last evaluation, for that per cent of the prompts."""
+
+
+def test_a_judge_that_is_partly_away_in_the_last_evaluation_costs_its_values(tmp_path, monkeypatch):
+    monkeypatch.setattr(task_process, "PATIENCE", 0.0)
+    (tmp_path / "down").write_text("50")
+    outcome = train(trial(written(tmp_path, LATE), tmp_path), resume=None, report=lambda *_: None)
+    assert outcome.test["one"].mean == outcome.validation["one"].mean == 1
+    said = outcome.environment["not_scored.test.one"]
+    assert re.fullmatch(r"[1-9]\d* of 12 completions: ConnectionError: 503 \(mine.py.*", said)
+
+
+def test_a_judge_that_is_away_in_the_last_evaluation_costs_no_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(task_process, "PATIENCE", 0.0)
+    (tmp_path / "down").write_text("100")
+    config = trial(written(tmp_path, LATE), tmp_path)
+    config = dataclasses.replace(config, required_metrics=("one",))
+    with pytest.raises(TrialFailure, match=r"metric one, .* prompts \(ConnectionError: 503"):
+        train(config, resume=None, report=lambda *_: None)
+    (tmp_path / "down").unlink()
+    checkpoint = find_checkpoint(config.directory).newest
+    outcome = train(config, resume=checkpoint, report=lambda *_: None)
+    assert outcome.validation["one"].mean == outcome.test["one"].mean == 1
+    assert [step.step for step in read_steps(config.directory)] == [1, 2]
 
 
 def test_what_is_not_scored_is_left_out_of_an_estimate():

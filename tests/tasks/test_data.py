@@ -11,7 +11,7 @@ from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.tasks import data_rows, dataset
 from gdpo_tune.tasks.dataset import check_data, describe_data, select_problems
-from gdpo_tune.tasks.generation import choose_split
+from gdpo_tune.tasks.generation import choose_row_split
 from tests.support.data import DIRECTORY, build_data_settings, read_rows
 
 
@@ -50,9 +50,8 @@ def test_splits_are_disjoint_complete_and_decided_by_the_prompt(hundred):
     assert tuple(splits) == SPLITS
     prompts = [problem.prompt for problems in splits.values() for problem in problems]
     assert len(set(prompts)) == len(prompts) == 100
-    for name in ("validation", "test"):
-        assert {choose_split(problem.prompt) for problem in splits[name]} == {name}
-    assert {choose_split(p.prompt) for p in splits["train"]} == {"train", "warm_start"}
+    for name in SPLITS:
+        assert {choose_row_split(problem.prompt) for problem in splits[name]} == {name}
     assert 70 <= len(splits["train"]) <= 90
 
 

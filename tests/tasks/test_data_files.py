@@ -18,7 +18,7 @@ from gdpo_tune.core.settings import (
 )
 from gdpo_tune.tasks.data_rows import read_rows
 from gdpo_tune.tasks.dataset import check_data, collect_data, describe_data, propose_layout
-from gdpo_tune.tasks.generation import choose_split
+from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
 
 
 def questions(count, first=0):
@@ -160,9 +160,51 @@ def test_a_directory_gives_the_files_of_the_split(train, test, tmp_path):
     own = collect(tmp_path, test=HeldOutData(split="test"))
     assert list_questions(own, "test") == {f"No. {i}?" for i in range(40, 50)}
     assert sum(map(len, own.splits.values())) == 50
-    assert {choose_split(p.prompt) for p in own.splits["validation"]} == {"validation"}
+    assert {choose_row_split(p.prompt) for p in own.splits["validation"]} == {"validation"}
     with pytest.raises(DataError, match=r"no split dev; .* there are train, test: write one"):
         collect(tmp_path, split="dev")
+
+
+def test_prompts_that_differ_in_case_or_white_space_share_a_split(tmp_path):
+    # Source: marin#6742, simplescaling/s1#26: near-duplicates made a held-out set contaminated.
+    texts = [f"How many  ARE {i}?" for i in range(200)] + [
+        f"How many are\n{i}?" for i in range(200)
+    ]
+    rows = [{"question": text, "answer": "#### 1"} for text in texts]
+    splits = collect(write_lines(tmp_path / "near.jsonl", rows)).splits
+    assert sum(map(len, splits.values())) == 400
+    forms = [{normalize_prompt(p.prompt) for p in problems} for problems in splits.values()]
+    assert sum(map(len, forms)) == 200
+
+
+def test_columns_that_nothing_reads_are_named(tmp_path):
+    # Source: Eurus-2 and RAG sets: a `passage` that no prompt shows changes what is asked.
+    rows = [{"passage": f"P{i}", **row, "level": 3} for i, row in enumerate(questions(40))]
+    write_parquet(tmp_path / "a.parquet", rows)
+    for file in (write_lines(tmp_path / "a.jsonl", rows), tmp_path / "a.parquet"):
+        assert str(collect(file)).endswith("; not read: passage, level")
+        template = {"prompt_template": "{passage} {question}"}
+        assert str(collect(file, **template)).endswith("; not read: level")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("image", {"bytes": "x", "path": None}, "what a policy of text cannot see"),
+        ("images", ["a.png"], "what a policy of text cannot see"),
+        ("Image_1", "a.png", "what a policy of text cannot see"),
+        # Source: Open-Reasoner-Zero#37, verl#5844; columns of cais/mmlu and allenai/ai2_arc.
+        ("choices", ["11", "47"], "choices that its prompt lacks: name the column in data.prompt_"),
+        ("options", ["A", "B"], "choices that its prompt lacks"),
+    ],
+)
+def test_a_prompt_without_its_picture_or_choices_is_refused(tmp_path, column, value, reason):
+    rows = [*({**row, column: None} for row in questions(30)), {**questions(31)[30], column: value}]
+    file = write_lines(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError, match=rf"a.jsonl:31: column {column} holds {reason}"):
+        collect(file)
+    assert collect(file, prompt_template=f"{{question}} {{{column}}}").rows == 31
+    assert collect(write_lines(tmp_path / "b.jsonl", rows[:30])).rows == 30
 
 
 def test_files_whose_names_say_nothing_are_all_for_training(tmp_path):

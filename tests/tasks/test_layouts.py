@@ -94,6 +94,15 @@ def test_gsm8k_answers_that_cannot_be_parsed(answer, reason):
     assert reason in str(caught.value)
 
 
+def test_tests_of_a_program_are_no_answer_of_mathematics():
+    # Source: verl#2199, AReaL#105: rows of code among those of Eurus-2-RL-Data.
+    for truth in ('{"inputs": ["1\\n"], "outputs": ["2\\n"]}', ' {"fn_name": "f", "inputs": []}'):
+        with pytest.raises(RowError, match="column reward_model: tests or a table in JSON"):
+            mapped("verl", {"prompt": "Write f.", "reward_model": {"ground_truth": truth}})
+    row = {"prompt": "Which set?", "reward_model": {"ground_truth": "{1, 2}"}}
+    assert mapped("verl", row).data == {"answer": "{1, 2}"}
+
+
 def test_a_list_in_the_answer_of_svamp_stays_a_list():
     row = {"Body": "Ann has 5 shells.", "Question": "Which?"}
     for written, gold in (("1,2", "1,2"), ("1,200", "1200"), (5.0, "5")):

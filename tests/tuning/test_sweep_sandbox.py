@@ -142,7 +142,8 @@ def test_each_setting_has_its_effect(name):
 
 def test_workers_is_the_number_of_workers():
     with CodeTask(TrainingSettings(), SandboxSettings(workers=2)) as task:
-        assert len(task._start_sandbox()._threads) == 2
+        task.environment()
+        assert len(task.sandbox._threads) == 2
 
 
 def test_the_list_of_settings_is_complete():
