@@ -431,7 +431,7 @@ def check_demonstrations(spec: SweepSpec, task: Any) -> dict[str, str]:
 
 
 def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
-    """Prepare a training in so many processes without a search; see `preflight`."""
+    """Prepare a training of `processes` without a search; see `preflight`."""
     from gdpo_tune.spec.machine import check_resources, list_sandbox_warnings
 
     set_written_variables(spec)
@@ -455,7 +455,7 @@ def write_figures(sweep: Sweep) -> None:
 
 
 def limit_devices(spec: SweepSpec, processes: int = 1) -> None:
-    """Let this process see the GPUs of a training in so many processes; call it before torch.
+    """Let this process see the GPUs of a training of `processes`; call it before torch.
 
     A training without a GPU must not see one, and TRL takes every one that it sees.
     """

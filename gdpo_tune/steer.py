@@ -9,8 +9,8 @@
     python -m gdpo_tune.steer runs/code resume
     python -m gdpo_tune.steer runs/code list
 
-The process that runs the sweep applies a request within 5 seconds and records who asked for it. A
-request is never lost and never applied twice, even if that process is killed meanwhile.
+The process that runs the sweep applies a request within a few seconds and records who asked for
+it. A request is never lost and never applied twice, even if that process is killed meanwhile.
 """
 
 from __future__ import annotations

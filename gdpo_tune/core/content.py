@@ -157,7 +157,7 @@ def list_changes(
             is_known = kind in ("task", "data", "start", "policy") or (
                 kind == "file" and fact is None
             )
-            is_known &= any(each.startswith(f"{kind} ") for each in recorded)  # none is published
+            is_known &= any(each.startswith(f"{kind} ") for each in recorded)
             if is_known:
                 changes[name] = f"{kind} {what} is {'new' if fact else 'gone'}"
             continue

@@ -1,9 +1,9 @@
 """Types that every room shares: what a trial reports, its record, and candidates of a front.
 
-Candidates are ends of trainings, checkpoints of them, and merges of several policies. One that
-nobody trained is made of parts: of one for a checkpoint, of several for a merge. People call them
-`7` (the end of trial 7), `7@40` (trial 7 after 40 steps) and `merge-27`, where 27 is the number of
-the trial that evaluates the merge.
+Candidates are final policies of trainings, checkpoints of them, and merges of several policies. One
+that nobody trained is made of parts: of one for a checkpoint, of several for a merge. Their names
+are `7` (the final policy of trial 7), `7@40` (trial 7 after 40 steps) and `merge-27`, where 27 is
+the number of the trial that evaluates the merge.
 
 Importing this needs neither torch nor ray nor pydantic.
 """

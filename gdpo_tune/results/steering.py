@@ -43,7 +43,7 @@ from gdpo_tune.results.open_sweep import locate_sweep, resolve_spec_file
 from gdpo_tune.spec import load_spec
 
 POLL_SECONDS = 0.2
-"""Seconds between two looks into the ledger while a request waits."""
+"""Seconds from one reading of the ledger to the next while a request waits."""
 
 
 class Steering:
@@ -75,7 +75,7 @@ class Steering:
     def request(
         self, action: str, arguments: Mapping[str, Any], author: str | None = None
     ) -> Request:
-        """Check a request and leave it for the driver, which applies it within 5 seconds.
+        """Check a request and leave it for the driver, which applies it within a few seconds.
 
         `author` is by default the user of this process. A UsageError says why it cannot be carried
         out, and what can be done.

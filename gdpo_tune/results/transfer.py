@@ -148,7 +148,7 @@ class TransferPlan:
     """Parsed values of these overrides."""
     recipe: Recipe | None
     missing: str = ""
-    """Why it cannot be trained, with every value that nobody gave; empty if there are all."""
+    """Message that lists the values that nobody gave; empty if none is missing."""
     examples: Mapping[str, float | int] = field(default_factory=dict)
     """Values for the missing ones."""
 

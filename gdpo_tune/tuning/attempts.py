@@ -33,7 +33,7 @@ _ALL = "all"  # the request to all trials
 RETRIES = 2
 """Further attempts after failures of a trial's own, each from its newest checkpoint."""
 LOSSES = 5
-"""Nodes that a trial may lose in a row without a result in between: it might be their killer. The
+"""Nodes that a trial may lose in a row without a result in between: it may make them fail. The
 same number of times it may find its GPU crowded."""
 EXCUSE_SECONDS = 60.0
 """Seconds after the death of a process within which the death of its node explains it."""

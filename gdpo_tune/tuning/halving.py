@@ -18,7 +18,7 @@ What follows next depends on the records alone. The first line that holds decide
     one that was not chosen waits          it ends               Halving.list_stopped
     a next level fits into the budget      the shortest goes on  Halving.find_promotable
     a training waits                       it ends, with a test  Halving.find_ending
-    a merge or checkpoint is worth a look  it is evaluated       plan.plan_merge_or_checkpoint
+    a merge or checkpoint is worth a try   it is evaluated       plan.plan_merge_or_checkpoint
     the budget pays for a whole training   one begins            plan.can_begin
     a merge or checkpoint is worth a test  the best is tested    plan.choose_tested
     a place on the front is uncertain      a fresh seed trains   replicates.choose_replicate

@@ -11,7 +11,7 @@ An engine, such as Ray Tune, asks for attempts and passes on what becomes of eac
 
 The ledger is the log. A rung, or the request of a person, is in it before anything follows from it,
 so a process that opens the ledger after a kill decides the same and does what is overdue. A stop
-flag asks a trial to stop: it writes a checkpoint first, for which no engine waits.
+flag asks a trial to stop: it writes a checkpoint and ends, where Ray would end it at once.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def find_next_trial(
 
     `hours` is the running time of the sweep so far, for its budget. Once any other part of the
     budget is spent, merges and checkpoints still follow: they train nothing. A merge that a person
-    asked for starts whatever is spent, and nothing is planned by it, though it may meet
-    `search.target`: a sweep that has finished stays so.
+    asked for starts even if the budget is spent. It never changes what else is planned, so a
+    finished sweep stays finished.
     """
     for request, effect in added:
         if effect.parts:

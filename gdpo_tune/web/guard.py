@@ -24,7 +24,7 @@ HOST_NAME = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_-]+(\.[a-z0-9_-]+)*)(:\d{1,5})
 HEADER = "x-gdpo-tune"
 """Header of every request that changes something; a foreign page cannot set it."""
 MAX_WRONG, WINDOW = 10, 60.0
-"""Wrong tokens of an address within so many seconds, after which it is told to wait."""
+"""Wrong tokens of an address within so many seconds, after which it gets status 429."""
 MAX_ADDRESSES = 1000
 """Addresses whose wrong tokens are remembered."""
 POLICY = "; ".join(

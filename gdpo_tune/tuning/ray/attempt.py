@@ -198,7 +198,7 @@ def train_from_checkpoint(attempt: AttemptConfig, reporter: Reporter) -> TrialRe
 
 
 def compute_memory_limit(cpus: float, gpus: float = 0.0) -> float:
-    """Return the bytes above which a process of so many CPU cores and GPUs takes no new trial.
+    """Return the bytes above which a process with these CPU cores and GPUs takes no new trial.
 
     All that fit on this node together may grow to `MEMORY_SHARE` of its memory, or its container's.
     """

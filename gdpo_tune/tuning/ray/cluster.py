@@ -466,7 +466,7 @@ def check_head(head: str) -> None:
 
 
 def probe_head(head: str, seconds: float) -> str:
-    """Return why nothing at `HOST:PORT` answers within so many seconds; empty if something does."""
+    """Return why nothing at `HOST:PORT` answers within `seconds`; empty if something does."""
     host, _, port = head.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), seconds).close()
