@@ -63,7 +63,7 @@ def measure_starts(policy: str, rank: int, trials: int) -> dict[str, Any]:
                 engine_rank=2 * rank,
             )
             begun = time.monotonic()
-            outcome = train(config, resume=None, report=lambda *_: None, with_test=False)
+            outcome = train(config, resume=None, report=lambda *_: None)
             parts.append(TrainedPart(outcome.checkpoint, 0.5))
         for engine in ("vllm", "transformers"):
             merge = replace(
