@@ -26,6 +26,7 @@ from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.settings import RolloutSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.sandbox import Sandbox
 from gdpo_tune.tasks.code import CodeTask
+from gdpo_tune.tasks.execution import open_sandbox
 from gdpo_tune.training import engine, rollout, train, worker_cache
 
 Interval = tuple[float, float]
@@ -102,14 +103,14 @@ def timed(log: Log, seconds: float, *, early: bool) -> Iterator[None]:
 
         return sample
 
-    start = CodeTask._start_sandbox
+    start = CodeTask._start
 
-    def start_timed(task: CodeTask) -> Sandbox:
+    def start_timed(task: CodeTask) -> Any:
         if task.sandbox is None:
-            task.sandbox = TimedSandbox(start(task), log, seconds)
-        return task.sandbox
+            task.sandbox = TimedSandbox(open_sandbox(task._settings), log, seconds)
+        return start(task)
 
-    change(CodeTask, "_start_sandbox", start_timed)
+    change(CodeTask, "_start", start_timed)
     change(engine.Engine, "generate", note(engine.Engine.generate))
     change(rollout, "generate", note(rollout.generate))
     if not early:
