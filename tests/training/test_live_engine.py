@@ -199,7 +199,7 @@ def test_a_trial_records_the_model_runner_only_of_an_engine_that_has_sampled(con
 
     def find_recorded():
         one = replace(config, training=config.training.replace(steps=1))
-        outcome = trial.train(one, resume=None, report=lambda *_: None, with_test=False)
+        outcome = trial.train(one, resume=None, report=lambda *_: None)
         return outcome.environment.get(RUNNER)
 
     assert find_recorded() is None
@@ -218,8 +218,6 @@ def test_a_trial_that_does_not_train_gets_the_memory_of_the_engine(config):
         return {}
 
     PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
-    outcome = trial.train(
-        replace(config, train=False), resume=None, report=is_closed, with_test=False
-    )
+    outcome = trial.train(replace(config, train=False), resume=None, report=is_closed)
     assert outcome.checkpoint is None
     assert not PROCESS_ENGINE.has("a")
