@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
         elif options.reference:
             texts = _list_references(spec, task, options.n)
         if not options.policy:
-            _count_tokens(spec, texts)
+            _read_back(spec, texts)
         _score_texts(spec, task, texts)
     print_scores(texts)
     longest = spec.training.max_completion_length
@@ -183,18 +183,19 @@ def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Sco
     return texts
 
 
-def _count_tokens(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
-    from gdpo_tune.policies.prompt_choice import load_local_tokenizer
+def _read_back(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
+    """Replace texts by what rewards would see of them, and add their tokens."""
+    from gdpo_tune.policies.prompt_choice import read_back
 
-    tokenizer: Any = load_local_tokenizer(spec.policy, spec.model.revision)
-    if tokenizer is None:
+    written = [text.completion for text in texts]
+    found = read_back(spec.policy, spec.model.revision, written)
+    if found is None:
         raise errors.PolicyError(
             f"policy {spec.policy!r} is not on this machine, and lengths are counted in its tokens"
             f"\n    fix: hf download {spec.policy}, or count with another: --set policy=embedded"
         )
-    for text in texts:
-        ids = tokenizer(text.completion, add_special_tokens=False)["input_ids"]
-        text.tokens = [*ids, tokenizer.eos_token_id]
+    for text, tokens, seen in zip(texts, *found, strict=True):
+        text.tokens, text.completion = tokens, seen
 
 
 def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:

@@ -18,18 +18,30 @@ POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len
 
 
 def find_position_limit(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a policy reads and writes by its config.json; None if it is silent."""
-    return _read_size(config, *POSITION_KEYS) or None
+    """Return how many tokens a policy reads and writes by its config.json; None if it is silent.
+
+    Where positions beyond an original limit have factors of their own, as in Phi-3.5, that limit:
+    they would hold for every text of a batch whose longest is beyond it. Source: llama.cpp#24823.
+    """
+    sections = _list_sections(config)
+    keys = "rope_parameters", "rope_scaling"
+    ropes = (section.get(key) for section in sections for key in keys)
+    rope: Any = next((found for found in ropes if isinstance(found, Mapping)), {})
+    switch = 0
+    if rope.get("rope_type", rope.get("type")) in ("longrope", "dynamic"):
+        switch = _read_size({**config, **rope}, "original_max_position_embeddings")
+    return switch or _read_size(config, *POSITION_KEYS) or None
+
+
+def _list_sections(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the section of the text model, which policies that read images have, and `config`."""
+    nested: Any = config.get("text_config")
+    return [nested, config] if isinstance(nested, Mapping) else [config]
 
 
 def _read_size(config: Mapping[str, Any], *keys: str) -> int:
-    """Return the size under one of `keys`, which differ by architecture; 0 if there is none.
-
-    A policy that also reads images has its sizes in the section of its text model.
-    """
-    nested: Any = config.get("text_config")
-    sections = [nested, config] if isinstance(nested, Mapping) else [config]
-    sizes = [section.get(key) for section in sections for key in keys]
+    """Return the size under one of `keys`, which differ by architecture; 0 if there is none."""
+    sizes = [section.get(key) for section in _list_sections(config) for key in keys]
     return next((size for size in sizes if type(size) is int and size > 0), 0)
 
 

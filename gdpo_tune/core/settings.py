@@ -270,10 +270,10 @@ class RolloutSettings(Section):
     In TRL, vllm_enable_sleep_mode."""
     importance_sampling: Literal[
         "sequence_mask", "sequence_truncate", "token_mask", "token_truncate", "off"
-    ] = "sequence_mask"
+    ] = "token_truncate"
     """Correction of what vLLM rounds differently than the trainer, by the ratio of the two
     probabilities: of a completion or of each token. `mask` leaves out a ratio above the cap,
-    `truncate` lowers it to the cap. Take `token_truncate` for completions of thousands of tokens,
-    whose own ratio drifts above any cap. In TRL, vllm_importance_sampling_mode."""
+    `truncate` lowers it to the cap. The ratio of a completion is a product over its tokens, and so
+    favours short ones. In TRL, vllm_importance_sampling_mode."""
     importance_sampling_cap: Annotated[float, Ge(1), Le(1e30)] = 3.0
     """Largest ratio of that correction. In TRL, vllm_importance_sampling_clip_max."""

@@ -30,6 +30,7 @@ from gdpo_tune.core.files import (
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.policies.adapters import join_adapter, read_base
+from gdpo_tune.policies.prompt_format import find_turn_end
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,7 @@ _NOISE = ("jitter_noise", "input_jitter_noise")
 """Attributes of mixture-of-experts routers: multiplicative jitter of their input in training."""
 _OWN_TOKENS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers that have no special tokens but those of their files."""
-_PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
+PROBE = "Write f(x): k is 17, plus 9\n<think>17+9=26</think><answer>def f(x): return 26*x</answer>"
 """Text that a tokenizer must split in the same way however it was loaded."""
 ANSWER_SECONDS = 5.0
 """Seconds that the Hub has to answer a dry run."""
@@ -164,7 +165,7 @@ def load_policy(
             f"policy {name!r}: its files lack {len(missing)} weights of the model that config.json "
             f"describes, such as {missing[0]}: save the whole model"
         )
-    _check_loaded(name, model, tokenizer)
+    _check_loaded(name, "" if is_adapter else revision, model, tokenizer)
     model.generation_config = build_neutral_decoding(model, tokenizer, temperature)
     if not dropout:
         turn_off_dropout(model)
@@ -213,9 +214,9 @@ def build_neutral_decoding(
 
 
 def list_end_tokens(tokenizer: Any, declared: int | Sequence[int] | None) -> tuple[int, ...]:
-    """List the tokens that end a completion: of the tokenizer, then of a generation config."""
+    """List the tokens that end a completion: by tokenizer, generation config and template."""
     more = [declared] if isinstance(declared, int | None) else declared
-    tokens = (tokenizer.eos_token_id, *more)
+    tokens = (tokenizer.eos_token_id, *more, find_turn_end(tokenizer))
     return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
 
@@ -328,7 +329,9 @@ def _check_directory(name: str, directory: Path) -> None:
         _require_end_token(name, tokenizer.get("eos_token") or older.get("eos_token"))
 
 
-def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_loaded(
+    name: str, revision: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
     from tokenizers import Tokenizer
 
     _require_end_token(name, tokenizer.eos_token)
@@ -336,10 +339,10 @@ def _check_loaded(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
         tokenizer.pad_token = tokenizer.eos_token
     # `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
     # warning. Then numbers may be split into digits, and the policy can no longer calculate.
-    file = Path(resolve_policy(name)) / "tokenizer.json"
+    file = (find_local_directory(name, revision) or Path()) / "tokenizer.json"
     if file.is_file():
-        expected = Tokenizer.from_file(str(file)).encode(_PROBE, add_special_tokens=False).ids
-        if tokenizer(_PROBE, add_special_tokens=False)["input_ids"] != expected:
+        expected = Tokenizer.from_file(str(file)).encode(PROBE, add_special_tokens=False).ids
+        if tokenizer(PROBE, add_special_tokens=False)["input_ids"] != expected:
             raise PolicyError(
                 f"policy {name!r}: AutoTokenizer splits text differently from the saved "
                 "tokenizer.json: its model type has a tokenizer class of its own; save the model "

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.policies.load_policy import find_local_directory, resolve_policy
+from gdpo_tune.policies.load_policy import (
+    find_local_directory,
+    list_end_tokens,
+    read_own_decoding,
+    resolve_policy,
+)
 from gdpo_tune.policies.prompt_format import (
     PROMPTS_FILE,
     TEMPLATE_FILE,
@@ -43,12 +49,19 @@ def choose_prompt_format(
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text, or the chat
-            template reads no argument of this name.
+            template leaves no place for it, or reads no argument of this name.
     """
     chosen = choose_instructions(name, tokenizer, instructions, mode)
     given, tags = template_kwargs or {}, list_own_tags(instructions)
     prompts = PromptFormat(tokenizer, chosen, tags, given, date)
     check_template_kwargs(name, prompts.own_template, given)
+    named = _TAG.findall(instructions)
+    if named and (reason := prompts.find_contradiction(named)):
+        raise PolicyError(
+            f"policy {name!r}: {reason}, but the task rewards completions that begin with "
+            f"{named[0]}: set model.chat_template_kwargs so that the policy thinks, such as "
+            "enable_thinking: true, or train a task of your own whose rewards need no tag"
+        )
     return prompts
 
 
@@ -129,6 +142,24 @@ def read_chat_template(name: str, revision: str = "") -> str | None:
         return (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
     settings = json.loads((directory / _TOKENIZER_FILE).read_text(encoding="utf-8"))
     return str(settings.get("chat_template") or "")
+
+
+def read_back(
+    name: str, revision: str, completions: Sequence[str]
+) -> tuple[list[list[int]], list[str]] | None:
+    """Return the tokens of N completions, and their texts as rewards would see them.
+
+    Each is cut at its first end token and closed with one, as if a policy had written it. None if
+    the tokenizer is not on this machine.
+    """
+    tokenizer: Any = load_local_tokenizer(name, revision)
+    if tokenizer is None:
+        return None
+    own = read_own_decoding(name, revision) or {}
+    ends = list_end_tokens(tokenizer, own.get("eos_token_id"))
+    written = tokenizer(list(completions), add_special_tokens=False)["input_ids"]
+    rows = [[*takewhile(lambda token: token not in ends, row), ends[0]] for row in written]
+    return rows, tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 def _find_tokenizer(name: str, revision: str) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -126,6 +126,28 @@ class PromptFormat:
             return self._opened.strip()
         return str(self.tokenizer.decode(find_added_tokens(self.tokenizer)[1]))
 
+    def find_contradiction(self, tags: Collection[str]) -> str:
+        """Return why no completion can begin with one of `tags` in this template; empty if it can.
+
+        Either prompts end in a closed block of such a tag, or the policy's own turns begin with a
+        text, as those of channels do.
+        """
+        if self.template is None:
+            return ""
+        prompt = self._apply(self.template, [{"role": "user", "content": _PROBES[0]}])
+        closed = re.search(r"</(\w+)>\s*$", prompt)
+        if closed and f"<{closed[1]}>" in tags:
+            return f"its chat template ends every prompt in {closed[0].strip()}"
+        turn = _write_turn(self.tokenizer, self._fixed_template).rpartition(_PROBES[1])[0]
+        begin = turn.removeprefix(prompt) if turn.startswith(prompt) else ""
+        codec: Any = self.tokenizer
+        begin = re.sub(r"<(\w+)>\s*</\1>", "", begin)  # an empty thought, which tasks allow
+        ids = codec(begin, add_special_tokens=False)["input_ids"]
+        seen = str(codec.decode(ids, skip_special_tokens=True)).strip()
+        if not seen or _list_special(self.tokenizer).isdisjoint(ids):
+            return ""
+        return f"its chat template begins turns with {begin!r}, which rewards read as {seen!r}"
+
     def save(self, directory: Path) -> None:
         """Make a trained policy's directory prompt it as in its training, and record how that was.
 
@@ -220,6 +242,36 @@ def drop_prompt_suffix(template: str, end: str) -> str:
         f"whole_prompt.endswith({text}) %}}{{{{ whole_prompt[:-{len(end)}] }}}}"
         "{% else %}{{ whole_prompt }}{% endif %}"
     )
+
+
+def find_turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the special token with which a chat template ends a turn of the policy, if any.
+
+    Base policies often have a template and another end token: Qwen2.5-7B does.
+    """
+    text = _write_turn(tokenizer, tokenizer.chat_template and tokenizer.get_chat_template())
+    ids: Any = tokenizer(text.rpartition(_PROBES[1])[2], add_special_tokens=False)["input_ids"]
+    special = _list_special(tokenizer)
+    return next((token for token in ids if token in special), None)
+
+
+def _list_special(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    return {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+
+
+def _write_turn(tokenizer: PreTrainedTokenizerBase, template: Any) -> str:
+    """Return a prompt and a turn of the policy, `_PROBES`, as text; empty if it is not written."""
+    from jinja2 import TemplateError
+
+    roles = zip(("user", "assistant"), _PROBES, strict=True)
+    turns = [{"role": role, "content": content} for role, content in roles]
+    try:
+        text = template and tokenizer.apply_chat_template(
+            turns, chat_template=template, tokenize=False
+        )
+    except TemplateError:
+        return ""
+    return str(text) if text and _PROBES[1] in text else ""
 
 
 def find_added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,10 +88,16 @@ def read_references(data: DataSettings) -> Iterator[Reference]:
                 yield Reference(place, problem, "", str(error))
 
 
-def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) -> ReferenceCheck:
+def check_references(
+    data: DataSettings,
+    sandbox: SandboxSettings,
+    task: Any,
+    read_back: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> ReferenceCheck:
     """Score a sample of the references with the first reward of a task, its correctness.
 
-    The result is cached by sample, settings and code.
+    `read_back` returns what rewards see of completions that a policy has written. The result is
+    cached by sample, settings and code.
 
     Raises:
         DataError: the data cannot be read, or most references earn less than full marks.
@@ -101,6 +107,8 @@ def check_references(data: DataSettings, sandbox: SandboxSettings, task: Any) ->
     drawn = set(random.Random(0).sample(range(rows), min(SAMPLE, rows)))
     chosen = (one for row, one in enumerate(read_references(data)) if row in drawn)
     references = [one for one in chosen if one.problem and not one.reason]
+    seen = read_back([one.completion for one in references]) if references else ()
+    references = [one._replace(completion=s) for one, s in zip(references, seen, strict=True)]
     name, reward = next(iter(task.reward_funcs.items()))
     package = Path(__file__).parents[1]
     files = sorted(f for room in ("tasks", "sandbox") for f in (package / room).rglob("*.py"))

@@ -43,7 +43,7 @@ precision of the computation. Rounding alone gives 2e-6 and .03 for a SmolLM2 of
 Pairs = list[tuple[list[int], list[int]]]
 """Tokens of prompts, each with those of a completion."""
 _ROWS = 4
-_TOKENS = 32
+TOKENS = 32
 """Tokens of a completion that are read."""
 _DRAWN = 4
 """Tokens that are drawn where an engine has no log-probabilities of its samples."""
@@ -85,7 +85,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
             process of the trial; it is raised in all of them.
     """
     policy = trainer.policy
-    limit, precision = _choose_limit(trainer)
+    limit, precision = choose_limit(trainer)
     training = policy.training
     devices = [policy.device] if policy.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
@@ -118,10 +118,10 @@ def check_engine(trainer: Any, prompts: Sequence[Sequence[int]]) -> None:
     """
     tokens, present = pad_left(prompts, trainer._tokenizer.pad_token_id)
     batch = {"prompt_ids": tokens, "prompt_mask": present}
-    check_following(trainer, batch, _choose_limit(trainer)[0])
+    check_following(trainer, batch, choose_limit(trainer)[0])
 
 
-def _choose_limit(trainer: Any) -> tuple[float, str]:
+def choose_limit(trainer: Any) -> tuple[float, str]:
     """Return the limit for the precision of a trainer, and the name of that."""
     bfloat16 = trainer.args.bf16 or trainer.policy.dtype == torch.bfloat16
     limit = LIMITS[torch.bfloat16 if bfloat16 else torch.float32] / min(1, trainer.temperature)
@@ -160,7 +160,7 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
     prompts = prompts[:: max(1, len(prompts) - 1)]  # a short one and a long one
     devices = [trainer.policy.device] if trainer.policy.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        figures = measure_following(trainer, prompts, _TOKENS)
+        figures = measure_following(trainer, prompts, TOKENS)
     parts = distributed.gather(figures)
     names = ("changed", "cached", "restored")
     gaps = {name: max((getattr(part, name) for part in parts), key=_rank_gap) for name in names}
@@ -204,7 +204,7 @@ def measure_following(
         return pairs, torch.tensor(told)
 
     def measure(sampled: tuple[Pairs, Tensor]) -> float:
-        return float((sampled[1] - _read_completions(trainer, sampled[0])).abs().mean())
+        return float((sampled[1] - read_completions(trainer, sampled[0])).abs().mean())
 
     before = sample()
     synced = measure(before)
@@ -226,7 +226,7 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
     Raises:
         TrialFailure: the weights that are trained change nothing of what the policy computes.
     """
-    before, size, moved = _read_completions(trainer, pairs), _NOISE, 0.0
+    before, size, moved = read_completions(trainer, pairs), _NOISE, 0.0
     # Only now: after a pass of its own a sharded policy may show its whole weights for a while.
     weights = [(n, w) for n, w in trainer.policy.named_parameters() if w.requires_grad]
     local = [(n, w.to_local() if isinstance(w, DTensor) else w) for n, w in weights]
@@ -241,14 +241,14 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
                 scale = 1.0 if "lora_" in name else float(old.float().square().mean().sqrt())
                 weight.copy_(old)
                 weight.add_(noise, alpha=size * scale)
-            change = (_read_completions(trainer, pairs) - before).abs().mean()
+            change = (read_completions(trainer, pairs) - before).abs().mean()
             moved = min(distributed.gather(float(change)))
             if moved >= _MOVED:
                 break
             size *= 2
         if not moved >= _LEAST_MOVED:
             raise TrialFailure(
-                "self-check of the engine: noise on every trained weight moves the policy's "
+                "self-check: noise on every trained weight moves the policy's "
                 f"log-probabilities by {moved:.3g} nats a token, so training could not change it\n"
                 "    fix: another policy, or --set model.lora_targets=[all-linear] with adapters"
             )
@@ -258,7 +258,7 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
             weight.copy_(old)
 
 
-def _read_completions(trainer: Any, pairs: Pairs) -> Tensor:
+def read_completions(trainer: Any, pairs: Pairs) -> Tensor:
     """Return the log-probabilities [N] of the tokens of completions, on the CPU."""
     policy, training = trainer.policy, trainer.policy.training
     policy.eval()
@@ -340,7 +340,7 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
     lengths = batch["prompt_mask"].sum(dim=1)
     places = torch.linspace(0, len(lengths) - 1, min(_ROWS, len(lengths))).long()
     rows = lengths.argsort(stable=True)[places.to(lengths.device)]  # short and long prompts
-    width = min(_TOKENS, batch["completion_ids"].shape[1])
+    width = min(TOKENS, batch["completion_ids"].shape[1])
     ids, mask = (
         torch.cat([batch[f"prompt_{kind}"][rows], batch[f"completion_{kind}"][rows, :width]], dim=1)
         for kind in ("ids", "mask")

@@ -44,7 +44,7 @@ from gdpo_tune.training.checkpoints import (
 )
 from gdpo_tune.training.devices import read_gpu_metrics
 from gdpo_tune.training.evaluation import Evaluator
-from gdpo_tune.training.lora import gather_policy, save_policy
+from gdpo_tune.training.lora import gather_policy
 from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.trainer import GDPOTrainer, StartTrainer
 from gdpo_tune.training.training_state import (
@@ -53,6 +53,7 @@ from gdpo_tune.training.training_state import (
     save_random_states,
 )
 from gdpo_tune.training.trl_arguments import choose_weights_dtype
+from gdpo_tune.training.written_policy import write_policy
 
 _EXAMPLES = 3
 """Completions that are kept of a trial without a signal."""
@@ -215,8 +216,8 @@ class StepReporter(TrainerCallback):
         optimizer = None if last else gather_optimizer(trainer.optimizer)
 
         def fill(directory: Path) -> None:
-            save_policy(trainer.policy, directory, whole=whole, dtype=dtype, gathered=policy)
-            trainer.processing_class.save_pretrained(directory)
+            cache = self.evaluator.cache
+            write_policy(trainer, cache, directory, whole=whole, dtype=dtype, gathered=policy)
             if optimizer is not None:
                 torch.save(optimizer, directory / OPTIMIZER_FILE)
             torch.save(trainer.lr_scheduler.state_dict(), directory / SCHEDULER_FILE)
@@ -224,7 +225,6 @@ class StepReporter(TrainerCallback):
             if trainer.selection is not None:
                 trainer.selection.save(directory)
             trainer.state.save_to_json(str(directory / TRAINER_STATE_FILE))
-            self.evaluator.cache.save_format(directory)
 
         written = None
         if distributed.is_first():

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,7 @@ from gdpo_tune.training.worker_cache import (
     load_initial_policy,
     open_worker_cache,
 )
+from gdpo_tune.training.written_policy import check_written_policy
 
 WARMUP_SHARE = 0.1
 """Share of the steps of a supervised start over which the learning rate rises."""
@@ -374,6 +376,13 @@ def build_trainer(
         selection = PromptSelection(prompts, config.training.steps, per_step, config.seed)
     info = task_files.load_task_info(config.task, config.params)
     shaping = build_shaping(config.params, config.training, info)
+
+    def check_batch(trainer: GDPOTrainer, batch: Mapping[str, Any]) -> None:
+        check_first_batch(trainer, batch, dropout=config.model.dropout)
+        if not cache.is_read_back:
+            check_written_policy(trainer, cache, config.directory)
+            cache.is_read_back = True
+
     # A new adapter draws random numbers before TRL sets its own seed.
     set_seed(config.seed)
     preparing = (
@@ -395,7 +404,7 @@ def build_trainer(
             peft_config=adapter,
             encode=cache.encode_prompts,
             begin_scoring=build_early_scoring(cache.task, problems),
-            check_batch=functools.partial(check_first_batch, dropout=config.model.dropout),
+            check_batch=check_batch,
             selection=selection,
             shared_prompts=config.model.shared_prompts,
             limit=memory.choose_limit(config, model),

@@ -63,10 +63,13 @@ def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[
     """
     settings = config.rollout
     corrects = settings.importance_sampling != "off"
+    ends: Any = getattr(model.generation_config, "eos_token_id", None)
     arguments: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": settings.vllm_mode,
         "vllm_importance_sampling_correction": corrects,
+        # By itself, vLLM knows those of the policy's files alone.
+        "generation_kwargs": {"stop_token_ids": ends if isinstance(ends, list) else [ends]},
     }
     if corrects:
         arguments["vllm_importance_sampling_mode"] = settings.importance_sampling

@@ -64,6 +64,8 @@ class WorkerCache:
     """Digest of the untrained policy, as checkpoints record it."""
     decoding: Any = None
     """Generation config by which policies are judged, as checkpoints record it."""
+    is_read_back: bool = False
+    """True once a trial has shown that what it writes is what it trains."""
     shared: dict[str, object] = field(default_factory=dict[str, object])
     """`list_shared_settings` of the first trial, in which all others agree."""
     left_out: dict[str, str] = field(default_factory=dict[str, str])

@@ -126,10 +126,24 @@ def test_a_tokenizer_class_may_have_an_end_token_of_its_own(folder):
         {"n_ctx": 32},
         {"max_seq_len": 32},
         {"text_config": {"max_position_embeddings": 32}},
+        # Beyond these, factors of the positions depend on the longest text of a batch.
+        {
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": {"type": "longrope"},
+        },
+        {
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "dynamic", "original_max_position_embeddings": 32},
+        },
+        {"max_position_embeddings": 32, "rope_scaling": {"rope_type": "yarn", "factor": 4}},
     ],
 )
 def test_positions_are_found_under_every_name(folder, limit):
-    """Source: ms-swift#6211; GPT2Config.n_positions, MptConfig.max_seq_len, LlavaConfig."""
+    """Source: ms-swift#6211; GPT2Config.n_positions, MptConfig.max_seq_len, LlavaConfig.
+
+    For the switch: llama.cpp#24823, and `_longrope_frequency_update` of transformers.
+    """
     edit(folder / "config.json", lambda content: content.pop("max_position_embeddings"))
     edit(folder / "config.json", lambda content: content.update(limit))
     assert read_position_limit(str(folder)) == 32

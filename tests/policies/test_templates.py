@@ -5,14 +5,14 @@ import shutil
 
 import pytest
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.exporters.runtime import process_nemo_prompt
 from gdpo_tune.exporters.runtime_prompts import build_prompt
 from gdpo_tune.exporters.training_prompts import ExportedPrompts, collect_prompts
 from gdpo_tune.exporters.write_export import list_prompt_differences
-from gdpo_tune.policies.load_policy import load_policy, resolve_policy
+from gdpo_tune.policies.load_policy import list_end_tokens, load_policy, resolve_policy
 from gdpo_tune.policies.prompt_choice import (
     check_template_kwargs,
     choose_prompt_format,
@@ -100,10 +100,12 @@ def test_a_trained_policy_is_prompted_as_in_its_training_everywhere(tokenizer, t
     """
     tokenizer.chat_template = TEMPLATES[name]
     given, day = KWARGS.get(name, {}), "2025-01-31"
-    trained = choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto", given, day)
+    # One that closes the thought of every prompt cannot ask for another.
+    instructions = "Write <answer>what</answer>." if given else INSTRUCTIONS
+    trained = choose_prompt_format("org/x", tokenizer, instructions, "auto", given, day)
     prompt = "Close this: <div>"
     text, (tokens,) = trained.render(prompt), trained.encode([prompt])
-    assert INSTRUCTIONS in text
+    assert instructions in text
     assert text.endswith(ENDS.get(name, ""))
     assert ("2025" in text) is ("strftime_now" in TEMPLATES[name])
     served = save_trained(trained, tokenizer, tmp_path)
@@ -112,15 +114,53 @@ def test_a_trained_policy_is_prompted_as_in_its_training_everywhere(tokenizer, t
     assert read == tokens
     assert trained.find_left_out() == LEFT_OUT.get(name, "")
     # A second training, and the example of the card, by the name of the directory.
-    again = choose_prompt_format(str(tmp_path), served, INSTRUCTIONS, "auto")
+    again = choose_prompt_format(str(tmp_path), served, instructions, "auto")
     assert again.encode([prompt]) == [tokens]
     # Rows of an export, and the processor of NeMo-RL, with the directory's tokenizer.
-    row = build_prompt(Problem(prompt, "any"), trained, INSTRUCTIONS, is_chat=True)
+    row = build_prompt(Problem(prompt, "any"), trained, instructions, is_chat=True)
     assert row.messages == messages
     for each in (row.messages, messages):
         columns = {"messages": each, "problem": "{}", "task_name": "t"}
         log = process_nemo_prompt(columns, None, served, 10**6, 0, reading={})["message_log"]
         assert log[0]["token_ids"].tolist() == tokens
+
+
+CHANNELS = (
+    TURNS + "<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}"
+    "<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "message"),
+    [
+        (TEMPLATES["qwen3"], {"enable_thinking": False}, "ends every prompt in </think>, but"),
+        (CHANNELS, {}, r"begins turns with '<\|channel\|>final<\|message\|>', .* read as 'final'"),
+    ],
+)
+def test_a_template_that_leaves_no_place_for_a_tag_is_refused(tokenizer, template, given, message):
+    """Source: the templates of Qwen3 without thinking, and of gpt-oss."""
+    marks = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks], special_tokens=True)
+    tokenizer.chat_template = template
+    with pytest.raises(PolicyError, match=message):
+        choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto", given)
+    if given:  # with what the error asks for
+        choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto", {"enable_thinking": True})
+    choose_prompt_format("org/x", tokenizer, "Be brief.", "auto", given)
+
+
+def test_a_turn_ends_where_the_template_ends_it(tokenizer):
+    """Source: tokenizer_config.json of Qwen/Qwen2.5-7B: `<|endoftext|>` ends, ChatML prompts."""
+    tokenizer.add_tokens([AddedToken("<|im_end|>", special=True)], special_tokens=True)
+    (end,) = tokenizer.convert_tokens_to_ids(["<|im_end|>"])
+    tokenizer.chat_template = TEMPLATES["chatml"]
+    assert list_end_tokens(tokenizer, None) == (tokenizer.eos_token_id, end)
+    assert list_end_tokens(tokenizer, [end]) == (tokenizer.eos_token_id, end)
+    for template in (None, TEMPLATES["echo"], "{{ raise_exception('no turns') }}"):
+        tokenizer.chat_template = template
+        assert list_end_tokens(tokenizer, None) == (tokenizer.eos_token_id,)
 
 
 def test_a_template_that_needs_nothing_is_saved_as_it_is(tokenizer, tmp_path):

@@ -26,6 +26,8 @@ from gdpo_tune.training import (
     shared_prompts,
     train,
     trial,
+    worker_cache,
+    written_policy,
 )
 from tests.support.training import (
     SETTINGS,
@@ -127,6 +129,38 @@ def test_it_changes_no_result(llama_policy, tmp_path, monkeypatch, engine, model
     steps = [{k: v for k, v in m.items() if "time" not in k} for m in (with_check, without)]
     assert len(checked) == 1
     assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize(
+    ("lora_rank", "lost", "message"),
+    [
+        (0, "mlp.down_proj", "a checkpoint of this training, loaded afresh, differs by"),
+        (2, "mlp.down_proj", "a checkpoint of this training, loaded afresh, differs by"),
+        (2, "whole", "the whole policy of this training, loaded afresh, differs by"),
+    ],
+)
+def test_what_is_written_has_to_be_what_is_trained(
+    llama_policy, tmp_path, monkeypatch, lora_rank, lost, message
+):
+    """Source: unsloth#5345 and Automodel#1151, whose files lacked what had been trained."""
+    own = written_policy.save_policy
+
+    def lose(model, directory, *, whole, **options):
+        kept = [(n, w, w.clone()) for n, w in model.named_parameters() if w.requires_grad]
+        for name, weight, _ in kept:
+            if lost in name or (lost == "whole") is whole is True:
+                weight.zero_()
+        own(model, directory, whole=whole, **options)
+        for _, weight, value in kept:
+            weight.copy_(value)
+
+    model = ModelSettings(lora_rank=lora_rank)
+    run(llama_policy, tmp_path / "right", model=model)
+    monkeypatch.setattr(worker_cache, "_cache", None)
+    monkeypatch.setattr(written_policy, "save_policy", lose)
+    with pytest.raises(TrialFailure, match=message):
+        run(llama_policy, tmp_path / "trial", model=model)
+    assert not list((tmp_path / "trial").glob("*self-check*"))
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

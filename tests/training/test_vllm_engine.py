@@ -81,6 +81,7 @@ def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
     assert (arguments.use_vllm, arguments.vllm_mode) == (True, "colocate")
     assert arguments.vllm_gpu_memory_utilization == pytest.approx(0.2)
     assert arguments.vllm_importance_sampling_correction
+    assert arguments.generation_kwargs == {"stop_token_ids": [model.generation_config.eos_token_id]}
     assert arguments.top_p == 1.0
     # The policy's 128 positions are fewer than the data could fill.
     assert arguments.vllm_max_model_length == 128
@@ -91,7 +92,7 @@ def test_a_colocated_engine_gets_its_part_of_the_trials_share(config, policy):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (RolloutSettings(engine="vllm"), (True, "sequence_mask", 3.0)),
+        (RolloutSettings(engine="vllm"), (True, "token_truncate", 3.0)),
         (
             RolloutSettings(
                 engine="vllm", importance_sampling="token_truncate", importance_sampling_cap=2.0
