@@ -259,12 +259,12 @@ def find_refused_share(file: Path) -> float:
     Raises:
         ResourcesError: they do not fit on a whole GPU.
     """
-    cli.check_share(load_spec(file, ["resources.gpus=1"]))
+    cli.check_trainable(load_spec(file, ["resources.gpus=1"]))
     low, high = 0.0, 1.0
     while high - low > RESOLUTION:
         middle = (low + high) / 2
         try:
-            cli.check_share(load_spec(file, [f"resources.gpus={middle}"]))
+            cli.check_trainable(load_spec(file, [f"resources.gpus={middle}"]))
         except ResourcesError:
             low = middle
         else:

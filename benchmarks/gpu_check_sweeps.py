@@ -239,7 +239,7 @@ def find_refusal(file: Path, devices: Sequence[str] = ()) -> str:
     try:
         spec = load_spec(file)
         check_resources(spec, build_environment(devices))
-        cli.check_share(spec)
+        cli.check_trainable(spec)
     except GdpoTuneError as error:
         return describe_step_error(error)
     return ""

@@ -362,7 +362,7 @@ def preflight(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
     check_policy_available(spec.policy, spec.model.revision)
     template = read_chat_template(spec.policy, spec.model.revision)
     check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
-    check_share(spec)
+    check_trainable(spec)
     check_data(spec.data, spec.training, spec.sandbox.modules)
     with task_files.build_task(
         spec.task, spec.training, spec.sandbox, spec.data, scoring=spec.scoring
@@ -474,13 +474,23 @@ def set_written_variables(spec: SweepSpec) -> None:
     os.environ.update(spec.resources.written_variables)
 
 
-def check_share(spec: SweepSpec) -> None:
-    """Raise `ResourcesError` for too small a share of this machine's GPUs for the policy."""
+def check_trainable(spec: SweepSpec) -> None:
+    """Refuse a policy that does not fit its share of this machine's GPUs, or adapters that miss it.
+
+    Raises:
+        ResourcesError: the share is too small.
+        PolicyError: adapters would leave out most of its weights.
+    """
+    from gdpo_tune.core.policy_shapes import find_expert_problem
+    from gdpo_tune.policies.load_policy import measure_policy
+
+    policy = measure_policy(spec.policy, spec.model.revision)
+    if policy and spec.model.lora_rank:
+        problem = find_expert_problem(policy.shapes, spec.model.lora_targets)
+        if problem:
+            raise PolicyError(problem)
     if spec.resources.gpus:
-        from gdpo_tune.policies.load_policy import measure_policy
         from gdpo_tune.spec import read_device_memory
         from gdpo_tune.spec.gpu import check_gpu_share
 
-        check_gpu_share(
-            spec, measure_policy(spec.policy, spec.model.revision), read_device_memory()
-        )
+        check_gpu_share(spec, policy, read_device_memory())

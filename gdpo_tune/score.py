@@ -1,6 +1,6 @@
 """Score texts with the rewards and metrics of a search space, without training.
 
-    python -m gdpo_tune.score mine.yaml --completions rows.jsonl
+    python -m gdpo_tune.score mine.yaml --completions written.jsonl
     python -m gdpo_tune.score mine.yaml --reference --json scores.jsonl
     python -m gdpo_tune.score search_spaces/code.yaml --policy embedded -n 16
 

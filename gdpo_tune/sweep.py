@@ -147,7 +147,7 @@ def _print_dry_run(spec: SweepSpec, needs: Sequence[SpecProblem] = ()) -> int:
     print(render_dry_run(spec, size, description))
     print(f"\n{render_needs([*needs, *cli.find_problems(spec)])}")
     print_cluster()
-    cli.check_share(spec)
+    cli.check_trainable(spec)
     if spec.data.is_local and not any(need.key == "data.source" for need in needs):
         from gdpo_tune.tasks.dataset import check_data
 

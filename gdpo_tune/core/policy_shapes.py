@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ _EXPERTS = ".experts."
 _HEAD, _EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
+_SWITCHING, _ORIGINAL_LIMIT = ("longrope", "dynamic"), "original_max_position_embeddings"
+"""Types of rotary positions whose factors change beyond a limit, and its key."""
 
 
 def find_position_limit(config: Mapping[str, Any]) -> int | None:
@@ -23,14 +25,27 @@ def find_position_limit(config: Mapping[str, Any]) -> int | None:
     Where positions beyond an original limit have factors of their own, as in Phi-3.5, that limit:
     they would hold for every text of a batch whose longest is beyond it. Source: llama.cpp#24823.
     """
-    sections = _list_sections(config)
-    keys = "rope_parameters", "rope_scaling"
-    ropes = (section.get(key) for section in sections for key in keys)
-    rope: Any = next((found for found in ropes if isinstance(found, Mapping)), {})
-    switch = 0
-    if rope.get("rope_type", rope.get("type")) in ("longrope", "dynamic"):
-        switch = _read_size({**config, **rope}, "original_max_position_embeddings")
-    return switch or _read_size(config, *POSITION_KEYS) or None
+    limit = _read_size(config, *POSITION_KEYS)
+    for section in _list_sections(config):
+        for rope in (section.get("rope_parameters"), section.get("rope_scaling")):
+            if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) in _SWITCHING:
+                limit = _read_size({**config, **rope}, _ORIGINAL_LIMIT) or limit
+    return limit or None
+
+
+def find_expert_problem(names: Iterable[str], targets: Sequence[str]) -> str:
+    """Return why adapters on all linear modules would miss some of a policy's tensors; often empty.
+
+    Source: unsloth#5345; Transformers holds the experts of a layer as one parameter, on which PEFT
+    puts no adapter, or one that it cannot join or write, by its version.
+    """
+    if EVERY_LINEAR not in targets or not any(_EXPERTS in name for name in names):
+        return ""
+    return (
+        f"model.lora_targets = [{EVERY_LINEAR}]: the policy is a mixture of experts, which get no "
+        "adapters that PEFT can train and write\n    fix: name the modules of attention, --set "
+        "'model.lora_targets=[q_proj, k_proj, v_proj, o_proj]', or --set model.lora_rank=0"
+    )
 
 
 def _list_sections(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

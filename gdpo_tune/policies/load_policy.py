@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -307,6 +307,7 @@ def _check_directory(name: str, directory: Path) -> None:
             f"policy {name!r}: {directory} has no config.json: give a directory that "
             "save_pretrained wrote"
         )
+    _refuse_quantized(name, config)
     if not any(path for pattern in WEIGHTS for path in directory.glob(pattern)):
         raise PolicyError(
             f"policy {name!r}: {directory} has no weights: save the model there as safetensors"
@@ -392,6 +393,17 @@ def find_local_directory(name: str, revision: str = "") -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
+def _refuse_quantized(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse weights that no training changes; those of MXFP4 become whole as they are loaded."""
+    own: Any = config.get("quantization_config")
+    method = own.get("quant_method", "quantized") if isinstance(own, Mapping) else "mxfp4"
+    if method != "mxfp4":
+        raise PolicyError(
+            f"policy {name!r}: its weights are quantized ({method}), and a training changes whole "
+            "ones: give the policy from which they were made"
+        )
+
+
 def check_policy_available(name: str, revision: str = "") -> None:
     """Refuse what `check_policy` does, and a Hub id that is neither cached nor on the Hub.
 
@@ -406,9 +418,10 @@ def check_policy_available(name: str, revision: str = "") -> None:
     from huggingface_hub import hf_hub_download
 
     try:
-        hf_hub_download(name, "config.json", revision=revision or None)
+        file = hf_hub_download(name, "config.json", revision=revision or None)
     except (OSError, ValueError) as error:  # all errors of the Hub client
         raise _build_hub_error(name, revision, error) from error
+    _refuse_quantized(name, _read_json(name, Path(file)) or {})
 
 
 def describe_policy(name: str, revision: str = "") -> str:

@@ -168,17 +168,23 @@ def is_same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool:
 
 
 _OPTION = re.compile(
-    r"(?:option\s+|\\text(?:bf|rm)?\s*\{)?\(?(?P<letter>[A-E])\)[\s}]*"
-    r"(?:\\[ ,;]|:)*\s*(?P<rest>[^\s(}].*)"
+    r"(?:(?i:option|choice)\s+|\\text(?:bf|rm)?\s*\{)?"
+    r"(?:\(?(?P<letter>[A-J])\)[\s}]*|(?P<bare>[A-J])(?:[.:](?=\s)|$))"
+    r"(?:\\[ ,;]|:)*\s*(?P<rest>[^\s(}].*)?"
 )
-"""`(B) 17`, `\\textbf{(B)}\\ 17`: how contests and chat models name an option with its value."""
+"""`(B) 17`, `\\textbf{(B)}\\ 17`, `B. 17`, `option B`: how contests and chat models name an option.
+
+Letters go as far as in MMLU-Pro, whose own extraction reads A to J.
+"""
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _is_same(answer: str, gold: str) -> bool:
-    if option := _OPTION.fullmatch(answer.strip(" $*")):
-        is_letter = re.fullmatch(r"(?:\\text(?:bf|rm)?)?\W*[A-E]\W*", gold)
-        answer = option["letter"] if is_letter else option["rest"]
+    is_letter = re.fullmatch(r"(?:\\text(?:bf|rm)?)?\W*[A-J]\W*", gold)
+    option = _OPTION.fullmatch(answer.strip(" $*"))
+    if option and (is_letter or not _OPTION.fullmatch(gold)):
+        letter = option["letter"] or option["bare"]
+        answer = letter if is_letter else option["rest"] or answer
     cleaned = clean_answer(answer), clean_answer(gold)
     if len([text for text in cleaned if "=" in text]) == 1:
         # A formula is compared with a formula, an equation with an equation.

@@ -383,7 +383,9 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
             columns, is_chat = set(rest), not isinstance(prompt, str)
         is_usable = is_open_conversation(prompt) if is_chat else _is_text(prompt)
         reason = ""
-        if not is_usable or not prompt:
+        if "prompt" not in row:
+            reason = f"has no prompt, only {sorted(rest)}"
+        elif not is_usable or not prompt:
             reason = (
                 "has a prompt that is neither a text that UTF-8 can write nor a list of messages "
                 "that ends before the "

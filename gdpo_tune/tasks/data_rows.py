@@ -23,6 +23,7 @@ import re
 import string
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain, islice
@@ -152,6 +153,7 @@ _CHOICES_REASON = (
     "choices that its prompt lacks: name the column in data.prompt_template, or write them into "
     "the prompt, and the answer as it stands there"
 )
+_MESSAGES_AS_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content)"')
 TURNS, MESSAGES = "turns", "messages"
 """Key of a row for the messages of its prompt; column of conversations, as TRL names it."""
 
@@ -448,10 +450,13 @@ def name_columns(data: DataSettings, row: Row, layout: LayoutInfo) -> Row:
                 value = json.dumps(value, ensure_ascii=False, default=str)
             named[names[0]] += literal + (value or "")
     messages: Any = named.get(names[0], row.get(MESSAGES))
+    if isinstance(messages, str) and _MESSAGES_AS_TEXT.match(messages):
+        with suppress(RowError):  # it is a text that looks like messages
+            messages = parse_json(messages, names[0])
     if layout.keeps_messages or not isinstance(messages, list):
         return named
     try:
-        turns = [{key: get_text(one, key) for key in ("role", "content")} for one in messages]
+        turns = [_read_turn(one) for one in messages]
     except (RowError, AttributeError):
         turns = []
     if turns and turns[-1]["role"] == "assistant":
@@ -459,6 +464,15 @@ def name_columns(data: DataSettings, row: Row, layout: LayoutInfo) -> Row:
         named |= dict.fromkeys(free[:1], turns.pop()["content"])
     text = turns[-1]["content"] if turns else messages  # the layout says that it is no text
     return {**named, names[0]: text, TURNS: turns}
+
+
+def _read_turn(message: Mapping[str, Any]) -> dict[str, str]:
+    """Return role and text of a message, whose content may be a list of parts that are texts."""
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        parts: list[Any] = content
+        message = {**message, "content": "".join(get_text(part, "text") for part in parts)}
+    return {key: get_text(message, key) for key in ("role", "content")}
 
 
 def convert_row(layout: LayoutInfo, row: Row) -> Problem:

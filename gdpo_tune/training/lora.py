@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.policy_shapes import find_expert_problem
 from gdpo_tune.core.settings import EVERY_LINEAR, ModelSettings
 from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG
 from gdpo_tune.policies.adapters import compute_joined_weight
@@ -45,6 +46,9 @@ def build_adapter_config(model: PreTrainedModel, settings: ModelSettings, policy
     """
     if not settings.lora_rank:
         return None
+    names = [name for name, _ in model.named_parameters()]
+    if problem := find_expert_problem(names, settings.lora_targets):
+        raise PolicyError(problem)
     # A target has to match a module with weights of its own besides the output head: an embedding
     # whose weights are also the head's would change the head once it is merged.
     head: Any = model.get_output_embeddings()

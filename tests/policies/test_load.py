@@ -11,6 +11,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.policies import load_policy as loading
 from gdpo_tune.policies.load_policy import (
     check_policy,
     check_policy_available,
@@ -90,6 +91,31 @@ def test_a_folder_without_a_needed_file_is_refused(folder, missing, message):
     (folder / missing).unlink()
     with pytest.raises(PolicyError, match=message):
         check_policy(str(folder))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
+def test_quantized_weights_are_refused(folder, monkeypatch, method):
+    """Source: peft#476; `quantization_config` of transformers names the method."""
+    change = {"quantization_config": {"quant_method": method}}
+    edit(folder / "config.json", lambda content: content.update(change))
+    with pytest.raises(PolicyError, match=rf"weights are quantized \({method}\)"):
+        check_policy(str(folder))
+    found = str(folder / "config.json")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: found)
+    with pytest.raises(PolicyError, match=rf"weights are quantized \({method}\)"):
+        check_policy_available("org/quantized")
+
+
+def test_a_tokenizer_of_the_hub_that_splits_otherwise_is_found(folder, monkeypatch):
+    """Source: transformers#45488: `AutoTokenizer` takes a class by the model's type."""
+    other = shutil.copytree(folder, folder.parent / "other")
+    edit(other / "tokenizer.json", lambda content: content.update(normalizer={"type": "Lowercase"}))
+    monkeypatch.setattr(loading, "resolve_policy", lambda name: str(folder))
+    monkeypatch.setattr(loading, "find_local_directory", lambda *_: other)
+    with pytest.raises(
+        PolicyError, match=r"splits text differently from the saved tokenizer\.json"
+    ):
+        load_policy("embedded")
 
 
 def test_a_policy_without_an_end_token_is_refused(folder):

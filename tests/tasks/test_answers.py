@@ -304,6 +304,14 @@ def test_an_answer_that_nothing_can_equal_is_named():
         ("The correct answer is (B) 17.", "B", True),
         (r"\boxed{\textbf{(B)}\ 17}", "17", True),
         (r"\boxed{\textbf{(B)}\ 17}", "C", False),
+        # MMLU-Pro, whose own `extract_answer` reads `answer is \(?([A-J])\)?`.
+        ("The answer is (H) 12 m/s.", "H", True),
+        ("The answer is C. 12", "C", True),
+        ("<answer>C. 12</answer>", "12", True),
+        ("The answer is option D.", "D", True),
+        ("The answer is option D.", "E", False),
+        ("The answer is J.", "J", True),
+        ("<answer>A. Lincoln</answer>", "A. Lincoln", True),
     ],
 )
 def test_boxes_and_sentences_of_chat_models(completion, gold, is_right):

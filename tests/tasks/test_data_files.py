@@ -398,6 +398,24 @@ def test_a_prompt_of_messages_becomes_a_conversation(tmp_path):
     assert "column prompt: not a text but list" in said
 
 
+def test_messages_may_be_json_text_and_their_contents_lists_of_parts(tmp_path):
+    """Source: slime#68, trl#2809; the parts are those of OpenAI's API."""
+    parts = [{"type": "text", "text": "2 "}, {"type": "text", "text": "+ 2?"}]
+    rows = [
+        {"problem": json.dumps([SYSTEM, ASK]), "answer": "4"},
+        {"problem": [SYSTEM, {"role": "user", "content": parts}], "answer": "4"},
+        {"problem": [{"role": "user", "content": [{"type": "image_url"}]}], "answer": "4"},
+        {"problem": '[{"role": "user", "content', "answer": "4"},
+    ]
+    problems = [
+        list_problems(collect(write_lines(tmp_path / f"{n}.jsonl", [row]), "math"))
+        for n, row in enumerate(rows[:2])
+    ]
+    assert [one.turns for (one,) in problems] == [[SYSTEM, ASK], [SYSTEM, ASK]]
+    said = str(collect(write_lines(tmp_path / "all.jsonl", rows), "math"))
+    assert "1 left out" in said
+
+
 def test_messages_that_end_with_the_assistant_hold_the_solution(tmp_path):
     say = {"role": "assistant", "content": "It is \\boxed{4}."}
     info = describe_layout("math")

@@ -8,6 +8,7 @@ import pytest
 from gdpo_tune import cli, sweep
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
+from gdpo_tune.policies.prompt_choice import load_local_tokenizer, read_back
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks import dataset
 from gdpo_tune.tasks.code import CodeTask
@@ -52,6 +53,25 @@ def test_a_wrong_answer_column_is_refused_with_its_lines(tmp_path):
         check(data)
     assert "rows.jsonl:1: correctness is 0.0" in str(e.value)
     assert "and 45 more\n    fix: write the layout and columns" in str(e.value)
+
+
+def test_what_a_tokenizer_loses_counts(tmp_path):
+    """Source: transformers#45488, where blanks were lost."""
+    data = write_problems(tmp_path / "rows.jsonl", range(1, 51))
+    seen = []
+
+    def lose(texts):
+        _, written = read_back("embedded", "", [text.replace("So", "So ☃") for text in texts])
+        seen.extend(written)
+        return [text.replace("1", "") for text in written]
+
+    dataset.collect_once.cache_clear()
+    found = check_references(data, SandboxSettings(), MathTask(TrainingSettings(), data=data), lose)
+    assert found.right == sum("1" not in str(n) for n in range(1, 51))
+    assert seen[0].startswith("<think>So ☃ ")
+    (tokens,), (text,) = read_back("embedded", "", ["ab<eos>c"])
+    end = load_local_tokenizer("embedded").eos_token_id
+    assert (text, tokens[-1], tokens.count(end)) == ("ab", end, 1)
 
 
 def test_a_share_of_wrong_answers_is_told(tmp_path):

@@ -19,10 +19,11 @@ from safetensors.torch import load_file
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from gdpo_tune.core.errors import PolicyError, TrialFailure
+from gdpo_tune.core.policy_shapes import find_expert_problem
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.adapters import load_adapter
-from gdpo_tune.policies.load_policy import check_policy, load_policy
+from gdpo_tune.policies.load_policy import check_policy, load_policy, measure_policy
 from gdpo_tune.training import checkpoints, step_reporter, train, worker_cache
 from gdpo_tune.training.lora import build_adapter_config, save_policy
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -355,6 +356,29 @@ def test_a_target_that_matches_no_module_is_refused_with_the_names_of_modules(
     message = str(caught.value)
     assert "no linear module c_attn" in message
     assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in message
+
+
+def test_adapters_on_all_linear_modules_of_experts_are_refused_before_training(tmp_path):
+    """Source: unsloth#5345, Automodel#1151: PEFT leaves experts or cannot write them."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    settings = transformers.Qwen3MoeConfig(
+        **sizes,
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    model = transformers.Qwen3MoeForCausalLM(settings)
+    model.save_pretrained(tmp_path)
+    names = dict(model.named_parameters()), measure_policy(str(tmp_path)).shapes
+    for each in names:  # in memory one parameter of a layer, in files one of an expert
+        assert "mixture of experts" in find_expert_problem(each, ["all-linear"])
+        assert not find_expert_problem(each, ["q_proj"])
+    with pytest.raises(PolicyError, match="mixture of experts"):
+        build_adapter_config(model, ModelSettings(lora_rank=4), "mine")
 
 
 def test_the_output_head_is_no_target(peft, chat):
