@@ -1,9 +1,12 @@
 """Prompts of published chat templates, written anew from their shape: to the token, everywhere."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
+import trl
 from tokenizers.processors import TemplateProcessing
 from transformers import AddedToken, AutoTokenizer
 
@@ -17,8 +20,10 @@ from gdpo_tune.policies.prompt_choice import (
     check_template_kwargs,
     choose_prompt_format,
     find_text_prefix,
+    read_back,
 )
 from gdpo_tune.policies.prompt_format import PromptFormat
+from gdpo_tune.rewards import answer, block_format
 from gdpo_tune.tasks.base import Problem
 from tests.support.export import export_to, make_recipe, parse_settings
 
@@ -149,6 +154,48 @@ def test_a_template_that_leaves_no_place_for_a_tag_is_refused(tokenizer, templat
     if given:  # with what the error asks for
         choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto", {"enable_thinking": True})
     choose_prompt_format("org/x", tokenizer, "Be brief.", "auto", given)
+
+
+PUBLISHED = {
+    file.stem: file.read_text(encoding="utf-8")
+    for file in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja")
+    if not file.stem.endswith("_training")
+}
+"""Chat templates of published policies that TRL ships."""
+MARK = re.compile(r"<[|\uff5c][^<>\n{}' ]+?[|\uff5c]>|<(?:start|end)_of_turn>|<turn\|>|<end_of_utterance>")
+REASONS = {
+    "gptoss": "begins turns with '<|channel|>final<|message|>', which rewards read as 'final'",
+    "muse_glimmer": "begins turns with ' to=user<|message|>', which rewards read as 'to=user'",
+    "qwen3_5_nothink": "ends every prompt in </think>",
+    # They want the parts of a message, as policies that read images do.
+    **dict.fromkeys(("idefics3", "llava_next", "smolvlm"), "does not write the text of a prompt"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_right_completion_earns_full_marks_under_published_templates(tokenizer, tmp_path, name):
+    """A reference as the policy's turn: tokenised, cut, decoded and scored as a sample is.
+
+    Source: TRL's copies of the templates of Cohere, DeepSeek, Gemma, GLM, gpt-oss, LFM2, Llama,
+    Nemotron, Phi, Qwen and others.
+    """
+    marks = [AddedToken(mark, special=True) for mark in sorted(set(MARK.findall(PUBLISHED[name])))]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    tokenizer.bos_token = tokenizer.eos_token  # the template of Llama 3 writes it
+    tokenizer.chat_template = PUBLISHED[name]
+    if name in REASONS:
+        with pytest.raises(PolicyError, match=re.escape(REASONS[name])):
+            choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto")
+        return
+    prompts = choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto")
+    served = save_trained(prompts, tokenizer, tmp_path)
+    again = choose_prompt_format(str(tmp_path), served, INSTRUCTIONS, "auto")
+    assert again.encode(["2 + 2?"]) == prompts.encode(["2 + 2?"])
+    right = "<think>2 + 2 = 4</think>\n<answer>4</answer>"
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "17171717"}]
+    end = served.apply_chat_template(turns, tokenize=False).rpartition("17171717")[2]
+    _, (seen,) = read_back(str(tmp_path), "", [f"{right}{end}<eos>And 3 + 3?"])
+    assert answer([seen], answer=["4"]) == block_format([seen]) == [1.0]
 
 
 def test_a_turn_ends_where_the_template_ends_it(tokenizer):
