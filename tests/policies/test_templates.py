@@ -162,7 +162,7 @@ PUBLISHED = {
     if not file.stem.endswith("_training")
 }
 """Chat templates of published policies that TRL ships."""
-MARK = re.compile(r"<[|\uff5c][^<>\n{}' ]+?[|\uff5c]>|<(?:start|end)_of_turn>|<turn\|>|<end_of_utterance>")
+MARK = re.compile(r"<[|\uff5c][^<>\n{}' ]+?[|\uff5c]>|<(?:start|end)_of_turn>|<turn\|>")
 REASONS = {
     "gptoss": "begins turns with '<|channel|>final<|message|>', which rewards read as 'final'",
     "muse_glimmer": "begins turns with ' to=user<|message|>', which rewards read as 'to=user'",

@@ -1,7 +1,8 @@
-"""One page with every name that a user types: `python -m gdpo_tune.spec.reference`.
+"""Write docs/reference.md, and the tables of docs/schedule.md: `python docs/reference_pages.py`.
 
-It is generated from the docstrings of the models and the registry. The docstrings are read from
-the source: pydantic's `use_attribute_docstrings` would read them at every start of every command.
+They are every name that a user types, from the docstrings of the models and the registry. The
+docstrings are read from the source: pydantic's `use_attribute_docstrings` would read them at every
+start of every command.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, starmap
 from operator import attrgetter
@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
 from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
@@ -33,17 +34,19 @@ from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.spec.sections import BOUNDS
 
 T = TypeVar("T")
-END = "<!-- end -->"
-"""Mark behind the tables of a page that has other text, too."""
+REFERENCE, SCHEDULE = (Path(__file__).with_name(name) for name in ("reference.md", "schedule.md"))
+BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
+"""Marks around the tables of a page that has other text, too."""
+DURATION = "length of time: `90m`, `6h`, `1d12h`"
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
 """Key of the file -> its default, where the model has none."""
 
 
 def render_reference() -> str:
-    """Return the page, in Markdown: `reference.md` with its tables."""
+    """Return the page, in Markdown: `reference.template` with its tables."""
     doc, families = attrgetter("doc"), {f"{name}.<reward>": FAMILIES[name] for name in FAMILIES}
     sections = [("Keys of the file", SweepSpec), *_list_sections(SweepSpec)]
-    return Template(Path(__file__).with_suffix(".md").read_text(encoding="utf-8")).substitute(
+    return Template(REFERENCE.with_suffix(".template").read_text(encoding="utf-8")).substitute(
         sections="\n\n".join(starmap(describe_section, sections)),
         parameters=_tabulate(
             ("parameter", "values", "default", "meaning"),
@@ -190,13 +193,34 @@ def _tabulate(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[
     return render_table(head, rows)
 
 
-def fill_between(page: str, begin: str, tables: Iterable[str]) -> str:
-    """Return a page with new tables after the mark `begin`; `ValueError`: it lacks a mark."""
-    before, begun, rest = page.partition(begin)
+def fill_schedule_page(page: str) -> str:
+    """Return the page with new tables between its marks; `ValueError`: it lacks one."""
+    before, begun, rest = page.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not begun or not ended:
-        raise ValueError(f"the page lacks {begin} or {END}")
-    return "\n\n".join([before + begin, *tables, END + after])
+        raise ValueError(f"the page lacks {BEGIN} or {END}")
+    sections = [("Keys of the file", schedule_spec.ScheduleSettings)]
+    sections += [(f"`{key}`", section) for key, section in schedule_spec.list_sections().items()]
+    how = (_describe_schedule_values, _describe_schedule_default)
+    tables = [f"#{describe_section(title, section, *how)}" for title, section in sections]
+    return "\n\n".join([before + BEGIN, *tables, END + after])
+
+
+def _describe_schedule_values(field: FieldInfo) -> str:
+    kind, *_ = (*get_args(field.annotation), None)
+    if schedule_spec.DURATION_VALIDATOR in (*field.metadata, *getattr(kind, "__metadata__", ())):
+        return DURATION
+    if get_origin(field.annotation) is tuple and get_origin(kind) is Literal:
+        return f"some of {join_names(get_args(kind))}"
+    return describe_values(field)
+
+
+def _describe_schedule_default(name: str, field: FieldInfo) -> str:
+    if field.default == schedule_spec.EVERY_OCCASION:
+        return "all"
+    if field.default and _describe_schedule_values(field) == DURATION:
+        return f"`{schedule_spec.format_period(field.default)}`"
+    return describe_default(name, field)
 
 
 def read_attribute_docs(kind: type[Any]) -> dict[str, str]:
@@ -227,4 +251,6 @@ def read_function_doc(module: str, function: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render_reference())
+    REFERENCE.write_text(render_reference(), encoding="utf-8")
+    page = SCHEDULE.read_text(encoding="utf-8")
+    SCHEDULE.write_text(fill_schedule_page(page), encoding="utf-8")

@@ -2,19 +2,16 @@
 
 import pytest
 
+from docs.reference_pages import REFERENCE, read_function_doc, render_reference
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import SandboxSettings, TrainingSettings
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.reference import read_function_doc, render_reference
-from tests.support.paths import ROOT
-
-PAGE = ROOT / "docs" / "reference.md"
 
 
 def test_the_page_is_up_to_date():
-    """If not: python -m gdpo_tune.spec.reference > docs/reference.md."""
-    assert PAGE.read_text() == render_reference()
+    """If not: python docs/reference_pages.py."""
+    assert REFERENCE.read_text() == render_reference()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from docs.reference_pages import SCHEDULE as PAGE
+from docs.reference_pages import fill_schedule_page
 from gdpo_tune import schedule
 from gdpo_tune.clusters.backends.base import BACKENDS
-from gdpo_tune.clusters.schedule_reference import fill_schedule_page
 from gdpo_tune.clusters.schedule_spec import (
     BACKEND_SETTINGS,
     ScheduleSettings,
@@ -15,14 +16,11 @@ from gdpo_tune.clusters.schedule_spec import (
     parse_duration,
 )
 from gdpo_tune.core.registry import load
-from tests.support.paths import ROOT
 from tests.support.schedule import load_scheduled_sweep
-
-PAGE = ROOT / "docs" / "schedule.md"
 
 
 def test_the_page_is_up_to_date():
-    """If not: python -m gdpo_tune.clusters.schedule_reference docs/schedule.md."""
+    """If not: python docs/reference_pages.py."""
     assert PAGE.read_text() == fill_schedule_page(PAGE.read_text())
 
 
