@@ -467,9 +467,11 @@ def _warn_of_groups(
         name = abbreviate_parameter(reward)
         dead = {size: share for size, share in sizes.items() if share > DEAD}
         if min(sizes.values()) > SILENT:
+            least = format_percent(min(sizes.values()))
+            groups = "all groups" if least == "100 %" else f"at least {least} of the groups"
             yield ResultWarning(
-                f"{name}: equal in at least {format_percent(min(sizes.values()))} of the groups at "
-                "every group size, so this reward teaches next to nothing.",
+                f"{name}: equal in {groups} at every group size, so this reward teaches next to "
+                "nothing.",
                 "Raise training.max_completion_length: most completions are cut."
                 if cut > trial_files.MOST_CUT
                 else "Make it easier or harder, give partial credit, or leave it out.",

@@ -32,6 +32,8 @@ FACTS = {
     "code": ("function", "head", "tail", "asserts", "streams"),
 }
 """Task -> columns that a line with a `prompt` may have."""
+MOST_LISTED = 10
+"""Wrong lines that an error lists: a wrong form is that of all lines."""
 
 
 def read_stated_completions(
@@ -78,8 +80,12 @@ def read_stated_completions(
             shown = "" if value is None else repr(value)[:60]
             problems.append(SpecProblem(f"{file}:{number}", error.column, shown, error.reason, fix))
     if problems or not found:
-        listed = "\n".join(map(str, problems)) or f"{file}: it has no line\n    fix: {fix}"
-        raise UsageError(f"{format_count(len(problems), 'problem')} in --completions\n{listed}")
+        listed = (
+            "\n".join(map(str, problems[:MOST_LISTED])) or f"{file}: it has no line\n    fix: {fix}"
+        )
+        first_ones = f", of which the first {MOST_LISTED}" if len(problems) > MOST_LISTED else ""
+        count = format_count(len(problems), "problem")
+        raise UsageError(f"{count} in --completions{first_ones}\n{listed}")
     return found
 
 

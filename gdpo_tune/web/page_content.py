@@ -155,7 +155,7 @@ def build_state(snapshot: Snapshot, front: Front, plan: Outlook, now: float) -> 
         "ends_at": _estimate_end(snapshot, plan, now) if kind == "running" else None,
         "objectives": [abbreviate_parameter(goal.name) for goal in front.objectives],
         "parameters": [abbreviate_parameter(name) for name in _list_shown(spec)],
-        "trials": spec.search.trials,
+        "trials": None if spec.search.is_divided else spec.search.trials,
         "running": [_build_running_row(snapshot, r, live=live) for r in running[:MAX_RUNNING]],
         "hidden_running": max(0, len(running) - MAX_RUNNING),
         "ended": [

@@ -114,6 +114,14 @@ def test_a_line_may_state_the_problem_itself(tmp_path):
     assert first == found[:1]
 
 
+def test_a_wrong_form_of_all_lines_is_told_once(tmp_path, capsys):
+    file = write_lines(tmp_path, *[{"prompt": "2+2", "completion": "4"}] * 300)
+    with pytest.raises(UsageError) as error:
+        score.main([write_space(tmp_path, "math"), "--completions", file])
+    assert "300 problems in --completions, of which the first 10\n" in str(error.value)
+    assert str(error.value).count("fix:") == 10
+
+
 def test_calls_may_be_stated(tmp_path):
     call = {"name": "pay", "parameters": {"sum": 7}}
     text = f"<think></think>\n<tool_call>\n{json.dumps(call)}\n</tool_call>"

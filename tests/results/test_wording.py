@@ -195,7 +195,7 @@ def test_a_reward_that_is_absent_from_the_first_step_is_measured(spec, tmp_path)
     """Source: docs/reference.md: a metric without a value at a step is left out there."""
     dead = {"train/rewards/format/frac_reward_zero_std": 1.0}
     lines = warn(spec, add_metrics(make_front(spec, 4), tmp_path, {"train/loss": 0.0}, dead))
-    assert has("format: equal in at least 100 %", lines)
+    assert has("format: equal in all groups", lines)
 
 
 def test_trials_are_counted_by_what_they_note(spec):

@@ -12,6 +12,7 @@ from gdpo_tune.core.events import Incident, Outlook
 from gdpo_tune.core.locks import Driver
 from gdpo_tune.core.text import NO_VALUE
 from gdpo_tune.ledger.requests import SteeringState
+from gdpo_tune.spec import load_spec
 from gdpo_tune.web.live_sweep import LiveSweep, Snapshot
 from gdpo_tune.web.page_content import (
     MAX_CURVES,
@@ -22,7 +23,7 @@ from gdpo_tune.web.page_content import (
     list_curve_colors,
     list_fields,
 )
-from tests.support.tuning import build_outcome, load_code_spec
+from tests.support.tuning import SPACE, build_outcome, load_code_spec
 from tests.support.web import apply_requests, build_view, report_step, start_sweep
 
 NOW = 10_000.0
@@ -172,6 +173,13 @@ def test_what_requests_have_added_and_changed_counts(spec):
         state = get_state(view)
     assert state["progress"]["planned"] == 11
     assert state["trials"] == 40
+
+
+def test_a_budget_leaves_the_number_of_trials_to_the_sweep(tmp_path):
+    divided = load_spec(SPACE, [f"storage={tmp_path}"], "sweep")
+    view, sweep = build_view(divided)
+    with closing(sweep):
+        assert get_state(view)["trials"] is None
 
 
 def test_a_state_without_news_is_equal_byte_for_byte(spec):

@@ -86,6 +86,7 @@ function showState() {
   showOnce("requests", state.requests, (requests) => requests.map(buildRequest));
   byId("requests-section").hidden = !state.requests.length;
   showTables();
+  byId("trials-form").hidden = state.trials === null;  // its budget decides
   const field = byId("trials"), now = String(state.trials);
   const isEdited = document.activeElement === field && ![field.dataset.shown, now].includes(field.value);
   if (!isEdited && field.dataset.shown !== now) field.value = field.dataset.shown = now;
