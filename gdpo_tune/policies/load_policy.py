@@ -8,6 +8,7 @@ that of an adapter has no weights below it, so that only `load_policy` takes its
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -330,25 +331,42 @@ def _check_directory(name: str, directory: Path) -> None:
         _require_end_token(name, tokenizer.get("eos_token") or older.get("eos_token"))
 
 
+def _splits_as_saved(tokenizer: PreTrainedTokenizerBase, directory: Path) -> bool:
+    """Return whether a tokenizer splits text as the file that is saved in a directory does."""
+    from tokenizers import Tokenizer
+
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        return True
+    expected = Tokenizer.from_file(str(file)).encode(PROBE, add_special_tokens=False).ids
+    return bool(tokenizer(PROBE, add_special_tokens=False)["input_ids"] == expected)
+
+
+@functools.lru_cache
+def _keeps_its_tokens(directory: Path) -> bool:
+    """Return whether files are read by their path as they are by the name of a policy on the Hub.
+
+    Transformers corrects the class of some tokenizers by that name. Source: transformers#45488.
+    """
+    from transformers import AutoTokenizer
+
+    return _splits_as_saved(AutoTokenizer.from_pretrained(directory), directory)
+
+
 def _check_loaded(
     name: str, revision: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    from tokenizers import Tokenizer
-
     _require_end_token(name, tokenizer.eos_token)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     # `AutoTokenizer` may pick a class by the model's type and replace the pre-tokenizer without a
     # warning. Then numbers may be split into digits, and the policy can no longer calculate.
-    file = (find_local_directory(name, revision) or Path()) / "tokenizer.json"
-    if file.is_file():
-        expected = Tokenizer.from_file(str(file)).encode(PROBE, add_special_tokens=False).ids
-        if tokenizer(PROBE, add_special_tokens=False)["input_ids"] != expected:
-            raise PolicyError(
-                f"policy {name!r}: AutoTokenizer splits text differently from the saved "
-                "tokenizer.json: its model type has a tokenizer class of its own; save the model "
-                "under a type whose class keeps the file (llama or qwen3)"
-            )
+    if not _splits_as_saved(tokenizer, find_local_directory(name, revision) or Path()):
+        raise PolicyError(
+            f"policy {name!r}: AutoTokenizer splits text differently from the saved "
+            "tokenizer.json: its model type has a tokenizer class of its own; save the model "
+            "under a type whose class keeps the file (llama or qwen3)"
+        )
     embeddings: Any = model.get_input_embeddings()
     rows: int = embeddings.weight.shape[0]
     if len(tokenizer) > rows:
@@ -468,14 +486,15 @@ def restore_base_files(directory: Path, policy: str, revision: str = "") -> None
     Version 5 of Transformers would write keys and a class that version 4 ignores or refuses:
     `rope_parameters`, `TokenizersBackend`. The type of the weights and the chat template stay those
     of the directory. All its settings stay where `_STRUCTURE` differs: the weights that are loaded
-    of a multimodal or quantized base are not those that its files describe. A base that is not at
-    hand changes nothing.
+    of a multimodal or quantized base are not those that its files describe. So do the files of a
+    tokenizer that would be read otherwise here. A base that is not at hand changes nothing.
 
     Source: MIGRATION_GUIDE_V5.md of Transformers; vllm#42624.
     """
     settings, template = directory / "config.json", directory / "chat_template.jinja"
     base = find_local_directory(policy, revision)
-    for file in (file for pattern in _BASE_FILES for file in (base.glob(pattern) if base else ())):
+    patterns = _BASE_FILES if base and _keeps_its_tokens(base) else _BASE_FILES[:1]
+    for file in (file for pattern in patterns for file in (base.glob(pattern) if base else ())):
         content = json.loads(file.read_bytes()) if file.name.endswith("config.json") else {}
         if file.name == settings.name:
             if not settings.is_file():  # an adapter alone
