@@ -156,6 +156,23 @@ def test_optunas_importance_reads_the_study(tmp_path):
     assert max(found, key=found.get) == "reward_weights.format"
 
 
+def test_the_study_has_the_constraints_that_optunas_dashboard_reads(tmp_path):
+    """optuna-dashboard#772: its "Best trials" drop those with a positive `constraints` entry.
+
+    Version 0.21 reads the list of Optuna 4 (`_serializer.py`), and Optuna 5 writes named entries.
+    """
+    spec = load_code_spec(tmp_path)
+    with Ledger.open(spec) as ledger:
+        for number, share in enumerate((0.01, 0.9)):
+            ledger.start(spec.space.complete_baseline({}), "search", "model", seed=number)
+            ledger.complete(number, build_outcome(share, 0.5, 0.5))
+    trials = load_sweep(str(spec.directory)).study.trials
+    lists = [trial.system_attrs["constraints"] for trial in trials]
+    assert [len(found) for found in lists] == [len(spec.constraints)] * 2
+    assert [all(value <= 0 for value in found) for found in lists] == [False, True]
+    assert [list(trial.constraints.values()) for trial in trials] == lists
+
+
 def test_the_front_is_a_table_with_the_best_first(runs):
     sweep = load_sweep(str(runs / "runs" / "code"))
     assert sweep.front["correctness"].is_monotonic_decreasing
