@@ -17,7 +17,7 @@ NOISE = 1e-12
 """Share of a value that rounding leaves of a difference that is 0, at most."""
 # The colours stay apart under the common colour-vision deficiencies.
 # Source: Okabe and Ito 2008, Color Universal Design; Tol 2021, Colour Schemes (muted); Brewer
-# 2003, ColorBrewer (PRGn, BrBG).
+# 2003, ColorBrewer (BrBG).
 INK = "#1c2430"
 MODE_COLORS = {
     "gdpo": "#0072b2",
@@ -31,7 +31,7 @@ MODE_COLORS = {
     "gd2po": "#332288",
 }
 """Normalization mode -> colour."""
-CANDIDATE_COLORS = {"checkpoint": "#8c510a", "merge": "#7b3294"}
+CANDIDATE_COLORS = {"checkpoint": "#8c510a", "merge": "#8a00e6"}
 """Role of a candidate that nobody trained -> its colour."""
 OTHER_COLOR = "#7f7f7f"
 """Colour of a mode that is not in `MODE_COLORS`."""

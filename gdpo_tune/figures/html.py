@@ -30,6 +30,8 @@ STACKED = ("pairs", "sides")
 MIN_WIDTHS = {**dict.fromkeys(STACKED, 300), **dict.fromkeys(("slices", "progress", "all"), 700)}
 MIN_WIDTH = 560
 """Pixels below which a figure scrolls instead of shrinking: a phone is narrower."""
+LABELS, MIN_COLUMN, MIN_GAP = 200, 110, 85
+"""The same: for labels and each column of panels, and between axes of all parameters."""
 SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 
@@ -107,6 +109,10 @@ def embed_figure(figure: go.Figure, name: str, title: str, still: str = "") -> M
     # A figure cannot show more than six digits, and the others are half of a large page.
     data = LONG_NUMBER.sub(lambda match: f"{float(match[0]):.6g}", str(figure.to_json()))
     width = MIN_WIDTHS.get(name, MIN_WIDTH)
+    if name not in STACKED:
+        columns = len({axis.domain for axis in figure.select_xaxes()})
+        axes = len(getattr(figure.data[0], "dimensions", ()))
+        width = max(width, LABELS + MIN_COLUMN * columns, MIN_GAP * axes)
     return get_parts().figure(
         name, title, config, embed_data(data), width, name in STACKED, Markup(still)
     )

@@ -30,6 +30,7 @@ AXIS = {
     "ticklen": 4,
     "title": {"standoff": 10},
     "automargin": True,
+    "exponentformat": "e",  # 6e-5 as in text, not 60µ
 }
 TEMPLATE = go.layout.Template(layout={"xaxis": AXIS, "yaxis": AXIS})
 

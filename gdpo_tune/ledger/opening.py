@@ -213,13 +213,17 @@ def copy_study(study: optuna.Study, *, trainings_alone: bool = False) -> optuna.
     """Return a copy in memory, which stays usable after the ledger is closed.
 
     With `trainings_alone` it lacks the trials without parameters. As Optuna then numbers the others
-    anew, their user attribute `trial` has the number.
+    anew, their user attribute `trial` has the number. Violations are lists, which the dashboard of
+    Optuna reads; a constraint that a trial does not have is 0.
     """
     trials = study.get_trials(deepcopy=trainings_alone)
     if trainings_alone:
         trials = [trial for trial in trials if trial.params]
+        names = dict.fromkeys(name for trial in trials for name in trial.constraints)
         for trial in trials:
             trial.user_attrs["trial"] = trial.number
+            if found := trial.constraints:
+                trial.system_attrs = {"constraints": [found.get(name, 0.0) for name in names]}
     with silence_optuna():
         copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
         if study.metric_names is not None:

@@ -13,7 +13,7 @@ It only reads the ledger, so it works beside a running sweep. Load again to see 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -107,9 +107,9 @@ class LoadedSweep:
 
         Columns: `name`, `role`, `state`, `seed`, `replicate_of`, `parts`, `feasible`, `on_front`,
         `reason`, `seconds`, `cpu_seconds`, `completions`, `evaluation_completions`, `started` and
-        `finished` (UTC); `param/<name>`; `test/<metric>`, `validation/<metric>` and `..._se`, their
-        standard errors. An unknown value is missing, and so are parameters without effect and
-        those of a trial that trained nothing: the untrained policy, checkpoints and merges.
+        `finished` (UTC without a zone); `param/<name>`; `test/<metric>`, `validation/<metric>` and
+        `..._se`, their standard errors. An unknown value is missing, and so are parameters without
+        effect and those of a trial that trained nothing: the untrained policy, checkpoints, merges.
         """
         members = {number for member in self.analysis.members for number in member.numbers}
         drop_inactive = self.spec.space.drop_inactive
@@ -138,11 +138,9 @@ class LoadedSweep:
                 row |= {f"{split}/{name}": estimate.mean for name, estimate in found.items()}
                 row |= {f"{split}/{name}_se": estimate.se for name, estimate in found.items()}
             rows.append(row)
-        if not rows:
-            return pd.DataFrame()
-        table = pd.DataFrame(rows).set_index("number")
-        for name in ("started", "finished"):
-            table[name] = pd.to_datetime(table[name], unit="s", utc=True)
+        table = _build_table(rows, "number")
+        for name in {"started", "finished"} & {*table}:  # Excel takes no time zone
+            table[name] = pd.to_datetime(table[name], unit="s")
         return table
 
     @cached_property
@@ -153,8 +151,7 @@ class LoadedSweep:
         `probability` of a place on the front, `picked_as`, `worse_than_baselines`;
         `param/<name>`; `<objective>` and `<objective>_se`, means over seeds on test prompts.
         """
-        rows = front_table.list_front_facts(self.analysis)
-        return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
+        return _build_table(front_table.list_front_facts(self.analysis), "trial")
 
     @cached_property
     def effects(self) -> pd.DataFrame:
@@ -223,3 +220,17 @@ class LoadedSweep:
     @cached_property
     def _gallery(self) -> Gallery:
         return self._draw(self._sweep)
+
+
+def _build_table(rows: Sequence[Mapping[str, Any]], index: str) -> pd.DataFrame:
+    """Return `rows` by `index`; flags and whole numbers have dtypes that take missing values."""
+    if not rows:
+        return pd.DataFrame()
+    table = pd.DataFrame(rows).set_index(index)
+    for name in table:
+        kinds = {type(row[name]) for row in rows if row.get(name) is not None}
+        if kinds == {bool} or name == "feasible":
+            table[name] = table[name].astype("boolean")
+        elif kinds == {int} or name == "replicate_of":
+            table[name] = table[name].astype("Int64")
+    return table

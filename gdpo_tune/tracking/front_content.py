@@ -70,7 +70,7 @@ def build_front_content(
             "pareto": str(rank == 0).lower(),
             "mlflow.runColor": _choose_color(record, on_front=rank == 0),
             run_content.RUN_NAME: run_content.build_run_name(record)
-            + (", knee" if record.number in knee else ""),
+            + (run_content.KNEE if record.number in knee else ""),
         }
         content = trials[record.number] = run_content.RunContent(tags=tags)
         if rank >= 0:

@@ -157,7 +157,13 @@ class MlflowTracker:
         desired = self._desired
         for _ in range(self._events.qsize()):
             desired.take(self._events.get())
-        if site := store.connect():
+        site = store.connect()
+        if store.runs[SWEEP].is_deleted:  # by a person, so all of the sweep stays as it is
+            desired.changed.clear()
+            self._files.clear()
+            self._problem, self._is_behind = "", False
+            return
+        if site:
             desired.mark_all()
             start = store.runs[SWEEP].start
             try:

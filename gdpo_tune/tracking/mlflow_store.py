@@ -3,7 +3,8 @@
 Runs are found by tag, and what they hold is read once, when a connection begins. Every write has a
 key, so that it may be repeated: the number of a trial, the name of a tag or parameter, the name and
 step of a point. Only creating a run is not safe to repeat, because a server that hangs may still
-carry out the first request: of such duplicates the run with more content stays.
+carry out the first request: of such duplicates the run with more content stays. A run that a person
+deleted or renamed stays so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.tracking import views
-from gdpo_tune.tracking.run_content import NOTE, PARENT, RUN_NAME, SWEEP, RunContent
+from gdpo_tune.tracking.run_content import KNEE, NOTE, PARENT, RUN_NAME, SWEEP, RunContent
 from gdpo_tune.tracking.server import (
     ContentRefused,
     find_experiment,
@@ -48,6 +49,7 @@ class HeldRun:
     params: dict[str, str]
     metrics: dict[str, tuple[float, int]]  # value and step of the last point
     has_inputs: bool = False
+    is_deleted: bool = False
 
     @classmethod
     def read(cls, run: Run) -> HeldRun:
@@ -55,9 +57,8 @@ class HeldRun:
         metrics = {m.key: (m.value, m.step) for m in run.data.to_proto().metrics}
         info, data = run.info, run.data
         has_inputs = bool(run.inputs and run.inputs.dataset_inputs)
-        return cls(
-            info.run_id, info.start_time, info.status, data.tags, data.params, metrics, has_inputs
-        )
+        known = info.run_id, info.start_time, info.status, data.tags, data.params, metrics
+        return cls(*known, has_inputs, info.lifecycle_stage == "deleted")
 
     @property
     def size(self) -> int:
@@ -118,9 +119,10 @@ class MlflowStore:
         """Return `SWEEP` or a trial's number -> its run; duplicates are deleted."""
 
         def keep_one(runs: Iterable[HeldRun]) -> HeldRun:
-            kept, *others = sorted(runs, key=lambda run: (-run.size, run.id))
+            kept, *others = sorted(runs, key=lambda run: (run.is_deleted, -run.size, run.id))
             for run in others:
-                client.delete_run(run.id)
+                if not run.is_deleted:
+                    client.delete_run(run.id)
             return kept
 
         query = f"tags.role = '{SWEEP}' AND tags.identity = '{self._tags['identity']}'"
@@ -148,6 +150,8 @@ class MlflowStore:
         from mlflow.entities import Metric, Param, RunTag
 
         run = self._get_run(key, content)
+        if run.is_deleted:
+            return
         held = {name: step for name, (_, step) in run.metrics.items()}
         points = [point for point in content.curves if point[3] > held.get(point[0], -1)]
         for name, (value, when) in content.values.items():
@@ -155,6 +159,8 @@ class MlflowStore:
                 points.append((name, value, when, 0))
         params = {k: v for k, v in content.params.items() if k not in run.params}
         tags = {k: v for k, v in content.tags.items() if run.tags.get(k, "") != v}
+        if run.tags.get(RUN_NAME, content.name).removesuffix(KNEE) != content.name:
+            tags.pop(RUN_NAME, None)
         refused: dict[str, None] = {}
 
         def send(kind: str, entries: list[Any], size: int) -> None:
@@ -200,7 +206,8 @@ class MlflowStore:
             return run
         with translate_errors():
             if run and any(content.params.get(k, v) != v for k, v in run.params.items()):
-                self.client.delete_run(self.runs.pop(key).id)
+                if not run.is_deleted:
+                    self.client.delete_run(self.runs.pop(key).id)
                 run = None
             if run is None:
                 # Without its state: that says that all points are there, see `write`.
@@ -213,6 +220,8 @@ class MlflowStore:
     def write_files(self, key: str, files: Mapping[str, str | Path]) -> None:
         """Store the files that a run lacks; one that does not exist is left out."""
         run = self.runs[key]
+        if run.is_deleted:
+            return
         digests: dict[str, str] = json.loads(run.tags.get(DIGESTS, "{}"))
         for name, content in files.items():
             if isinstance(content, Path) and not content.exists():
@@ -273,11 +282,11 @@ def build_dataset_inputs(entries: Iterable[Mapping[str, str]]) -> list[DatasetIn
 
 
 def _search(client: MlflowClient, experiment: str, query: str) -> Iterator[HeldRun]:
+    from mlflow.entities import ViewType
+
     order, token = ["attributes.start_time ASC"], None
     while token != "":
-        page = client.search_runs(
-            [experiment], query, max_results=1000, order_by=order, page_token=token
-        )
+        page = client.search_runs([experiment], query, ViewType.ALL, 1000, order, token)
         yield from map(HeldRun.read, page)
         token = page.token or ""
 

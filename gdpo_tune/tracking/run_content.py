@@ -31,6 +31,8 @@ SWEEP = "sweep"
 """Key and role of the sweep's own run; the key of a trial's run is its number."""
 RUN_NAME = "mlflow.runName"
 """Tag that holds a run's name, which changes with it."""
+KNEE = ", knee"
+"""End of the name of a run of the knee."""
 PARENT = "mlflow.parentRunId"
 NOTE = "mlflow.note.content"
 MAX_TEXT = 5000

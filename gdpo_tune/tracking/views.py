@@ -106,7 +106,7 @@ def build_experiment_tags(spec: SweepSpec, site: Site, created: int) -> dict[str
     ]
     pairs = [
         _build_chart("SCATTER", xaxis={**METRIC, "key": across}, yaxis={**METRIC, "key": up})
-        for up, across in list(itertools.combinations(goals, 2))[:MAX_PAIRS]
+        for across, up in list(itertools.combinations(goals, 2))[:MAX_PAIRS]
     ]
     parallel = _build_chart(
         "PARALLEL", selectedParams=parameters, selectedMetrics=goals, showAllRuns=True

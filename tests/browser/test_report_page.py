@@ -172,6 +172,8 @@ def test_where_scripts_are_blocked_the_front_is_a_picture(browser, sweep, policy
     picture = page.locator("#figure-pairs svg").bounding_box()
     assert picture["width"] > 600
     assert picture["height"] > 250
+    # Controls that do nothing here are not shown.
+    assert page.locator("#choose:visible, button.copy:visible").count() == 0
     front = build_front(sweep[1], sweep[0].list_objectives())
     marks = page.locator("#figure-pairs svg use").count()
     assert marks > 3 * len(front.configurations)
@@ -271,6 +273,52 @@ def test_a_slider_hides_what_is_beyond_it_and_writes_the_commands(page, sweep):
     page.get_by_role("button", name="Reset", exact=True).click()
     page.wait_for_function("document.querySelectorAll('tr.misfit').length === 0")
     assert read_choice(page)[1] == "knee"
+
+
+def test_what_is_no_number_is_no_missing_limit(page):
+    """Issue 55: "1e" in a field dropped its limit without a word."""
+    set_limit(page, "correctness at least", 0.5)
+    before = read_choice(page)
+    assert before[1] == "knee where correctness >= 0.5"
+    field = page.get_by_label("correctness at least: exact value")
+    field.press_sequentially("e")
+    status = page.get_by_role("status").inner_text()
+    assert status == "The limit of correctness is not a number, so nothing has changed."
+    assert read_choice(page) == before
+    field.press("Backspace")
+    assert "policies on the front fit" in page.get_by_role("status").inner_text()
+
+
+def test_what_is_shown_already_has_no_button(open_page, tmp_path):
+    """Issue 55: one policy had a button "Show all 1 policies"."""
+    page = open_page(file=write_made_up_report(tmp_path, 1, 2)[2])
+    assert page.get_by_role("button", name="Show all", exact=False).count() == 0
+
+
+@pytest.mark.parametrize("objectives", [2, 4])
+def test_on_a_small_phone_nothing_overlaps_or_leaves_the_page(open_page, tmp_path, objectives):
+    """Issue 55: at 320 pixels labels of points and of axes lay on each other."""
+    page = open_page(320, file=write_made_up_report(tmp_path, objectives, 30)[2])
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    overlaps = page.locator(".figure").evaluate_all(
+        "all => all.flatMap(figure => { const boxes = [...figure.querySelectorAll("
+        "'.annotation-text, .xtick text, .axis-title')].map(text => [text.textContent,"
+        " text.getBoundingClientRect()]).filter(([text, box]) => text && box.width > 0);"
+        "return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([b, q]) =>"
+        " Math.min(p.right, q.right) - Math.max(p.left, q.left) > 2 &&"
+        " Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 2)"
+        ".map(([b]) => `${figure.id}: ${a} | ${b}`)); })"
+    )
+    assert overlaps == []
+
+
+def test_a_large_screen_is_filled(open_page):
+    """Issue 55: on a 4K screen 60 % of the page was empty."""
+    page = open_page(3840)
+    width = page.locator("body").bounding_box()["width"]
+    assert width >= 0.7 * 3840
+    panel = page.locator("#figure-pairs .nsewdrag").first.bounding_box()
+    assert panel["height"] > 0.6 * panel["width"], "a figure keeps its shape"
 
 
 def test_the_page_says_what_to_loosen_if_nothing_fits(page):
@@ -376,4 +424,11 @@ def test_on_paper_tables_are_whole_and_controls_are_gone(open_page):
     assert max(widths) <= 700
     paper = "document.querySelector('#figure-progress .main-svg').style.background"
     assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    # pydynamicreporting#628: a heading and its caption stay with the figure below them.
+    styles = "all => all.map(each => [getComputedStyle(each).breakAfter, each.tagName])"
+    kept = page.locator("section > h2, section > p, .card h3").evaluate_all(styles)
+    assert {value for value, _ in kept} == {"avoid"}
+    whole = "all => all.map(each => getComputedStyle(each).breakInside)"
+    parts = page.locator(".figure, .card, tr, section > p").evaluate_all(whole)
+    assert set(parts) == {"avoid"}
     page.evaluate("dispatchEvent(new Event('afterprint'))")

@@ -120,4 +120,5 @@ def test_a_card_has_intervals_and_searched_parameters(sweep, records, front):
     assert "learning rate" in card
     assert "reward_weights.correctness" not in card
     assert str(records[member.first].checkpoint) in card
-    assert html.count("<article") - html.count(" hidden>") == 1
+    hidden = re.findall("<article[^>]* hidden>", html)
+    assert html.count("<article") - len(hidden) == 1

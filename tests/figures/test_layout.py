@@ -21,3 +21,10 @@ def test_rows_of_panels_have_their_size_in_pixels(objectives: int):
         assert (high - low) * inner == pytest.approx(get_panel_size(count)[1], abs=1)
     for below, above in itertools.pairwise(rows):
         assert (above[0] - below[1]) * inner == pytest.approx(GAP_UP, abs=1)
+
+
+def test_a_tick_has_the_notation_of_the_text():
+    """mlflow#1753: plotly's default writes `60µ` and `5B`, where tables have 6e-5."""
+    figure, _ = make_panels(2)
+    axes = figure.layout.template.layout
+    assert (axes.xaxis.exponentformat, axes.yaxis.exponentformat) == ("e", "e")

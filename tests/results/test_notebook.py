@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import optuna
 import pandas as pd
@@ -48,8 +49,22 @@ def test_trials_are_a_table(runs):
     assert table.loc[13, "test/correctness"] == pytest.approx(14 / 15)
     assert table.loc[13, "test/correctness_se"] == 0.01
     assert table.loc[3, "param/normalization"] == "grpo"
-    assert str(table["finished"].dtype).endswith("UTC]")
+    assert table["finished"].dtype.kind == "M"
+    assert table["finished"].dt.tz is None
     assert repr(sweep).startswith("<sweep code: 14 trials, ")
+
+
+def test_a_failed_trial_costs_no_table_its_dtypes(runs, tmp_path):
+    """pandas#27008: one missing value makes objects of flags; Excel takes no time with a zone."""
+    table = load_sweep(str(runs / "runs" / "code")).trials
+    assert list(table[table.feasible].index) == [2, 3, 4, *range(6, 14)]
+    kinds = ("feasible", "on_front", "replicate_of", "param/group_size")
+    assert [str(table[n].dtype) for n in kinds] == ["boolean", "boolean", "Int64", "Int64"]
+    times = table.select_dtypes(["datetime", "datetimetz"])
+    assert sorted(times) == ["finished", "started"]
+    assert all(times[name].dt.tz is None for name in times)
+    if find_spec("openpyxl"):
+        table.to_excel(tmp_path / "trials.xlsx")
 
 
 def test_a_notebook_shows_state_front_baselines_and_report(runs, monkeypatch):
@@ -139,6 +154,23 @@ def test_optunas_importance_reads_the_study(tmp_path):
         study, evaluator=evaluator, target=lambda trial: trial.values[0]
     )
     assert max(found, key=found.get) == "reward_weights.format"
+
+
+def test_the_study_has_the_constraints_that_optunas_dashboard_reads(tmp_path):
+    """optuna-dashboard#772: its "Best trials" drop those with a positive `constraints` entry.
+
+    Version 0.21 reads the list of Optuna 4 (`_serializer.py`), and Optuna 5 writes named entries.
+    """
+    spec = load_code_spec(tmp_path)
+    with Ledger.open(spec) as ledger:
+        for number, share in enumerate((0.01, 0.9)):
+            ledger.start(spec.space.complete_baseline({}), "search", "model", seed=number)
+            ledger.complete(number, build_outcome(share, 0.5, 0.5))
+    trials = load_sweep(str(spec.directory)).study.trials
+    lists = [trial.system_attrs["constraints"] for trial in trials]
+    assert [len(found) for found in lists] == [len(spec.constraints)] * 2
+    assert [all(value <= 0 for value in found) for found in lists] == [False, True]
+    assert [list(trial.constraints.values()) for trial in trials] == lists
 
 
 def test_the_front_is_a_table_with_the_best_first(runs):

@@ -3,7 +3,7 @@
 import itertools
 from types import SimpleNamespace
 
-from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunInputs, RunTag
+from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunInputs, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 REFUSED = 1000  # INVALID_PARAMETER_VALUE
@@ -14,6 +14,8 @@ class FakeMlflow:
 
     def __init__(self):
         self.runs, self.experiment_tags, self.versions, self.files = {}, {}, {}, []
+        self.deleted = {}
+        """Runs that are deleted, which MLflow keeps."""
         self.refused_keys = set()
         """Keys of points, params and tags whose batch is refused."""
         self.requests, self.fail = [], lambda method, *arguments: None
@@ -64,20 +66,23 @@ class FakeMlflow:
         return self._build_run(id)
 
     def delete_run(self, id):
-        del self.runs[id]
+        self.deleted[id] = self.runs.pop(id)
 
-    def search_runs(self, experiments, query, max_results, order_by, page_token):
+    def search_runs(self, experiments, query, view, max_results, order_by, page_token):
         parent = query.rpartition("'mlflow.")[0] or query
         wanted = [
             run
-            for run in self.runs.values()
+            for run in (self.runs | self.deleted).values()
             if ("tags.role" in query) == (run.tags.get("role") == "sweep")
             and ("tags.role" in query or run.tags["mlflow.parentRunId"] in parent)
         ]
+        assert view == ViewType.ALL
         page = [self._build_run(run.id) for run in wanted]
         return type("Page", (list,), {"token": ""})(page)
 
     def log_batch(self, id, metrics=(), params=(), tags=()):
+        if id in self.deleted:
+            raise MlflowException("The run must be in the 'active' state", REFUSED)
         run = self.runs[id]
         if self.refused_keys & {each.key for each in (*metrics, *params, *tags)}:
             raise MlflowException("not this one", REFUSED)
@@ -125,7 +130,7 @@ class FakeMlflow:
         pass
 
     def _build_run(self, id):
-        run = self.runs[id]
+        run = (self.runs | self.deleted)[id]
         latest = {}
         for name, value, when, step in sorted(run.points, key=lambda p: (p[3], p[2], p[1])):
             latest[name] = Metric(name, value, when, step)
@@ -134,5 +139,6 @@ class FakeMlflow:
             [Param(*item) for item in run.params.items()],
             [RunTag(*item) for item in run.tags.items()],
         )
-        info = RunInfo(id, "1", "me", run.status, run.start, run.end, "active")
+        stage = "deleted" if id in self.deleted else "active"
+        info = RunInfo(id, "1", "me", run.status, run.start, run.end, stage)
         return Run(info, data, RunInputs(dataset_inputs=list(run.inputs)))

@@ -71,9 +71,18 @@ def test_the_same_command_again_changes_nothing(database):
     }
 
 
-def test_a_run_that_was_deleted_is_written_again(database):
+def test_a_run_that_a_person_deleted_or_renamed_stays_so(database):
+    """mlflow-export-import#178: a second start made what a person did in MLflow's page undone."""
     directory, client = database
-    client.delete_run(find_runs(client)[1][2].info.run_id)
+    runs = find_runs(client)[1]
+    client.delete_run(runs[2].info.run_id)
+    client.update_run(runs[1].info.run_id, name="the one we ship")
+    assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
+    left = find_runs(client)[1]
+    assert sorted(left) == [0, 1, 3]
+    assert left[1].info.run_name == "the one we ship"
+    client.restore_run(runs[2].info.run_id)
+    client.update_run(runs[1].info.run_id, name=runs[1].info.run_name)
     assert tracking_driver.main(directory, f"sqlite:///{directory / 'mlflow.db'}") == ""
     check_whole_sweep(client)
 

@@ -326,6 +326,46 @@ def test_a_number_that_is_used_again_replaces_its_run(spec, mlflow):
     assert len(mlflow.runs) == 2
 
 
+@pytest.mark.parametrize("during", [False, True])
+@pytest.mark.parametrize("key", ["0", "sweep"])
+def test_a_run_that_a_person_deleted_stays_deleted(spec, mlflow, key, during):
+    """mlflow-export-import#178: what a person did in MLflow was undone; all else is sent."""
+    first, second = make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.5, 0.5)
+    sink = MlflowTracker(spec)
+    sink(started())
+    sink(TrialStarted(make_running_trial(0)))
+    wait_until_sent(sink)
+    if not during:
+        sink.close(LONG)
+        sink = MlflowTracker(spec)
+    mlflow.delete_run(mlflow.by_key()[key].id)
+    if not during:
+        sink(started())
+    for event in (TrialFinished(first), TrialFinished(second)):
+        sink(event)
+    sink(SweepFinished((first, second), interrupted=False))
+    assert sink.close(LONG) == ""
+    assert set(mlflow.by_key()) == {"sweep": {"0"}, "0": {"sweep", "1"}}[key]
+    (deleted,) = mlflow.deleted.values()
+    assert deleted.status != "FINISHED"
+
+
+def test_a_name_that_a_person_gave_stays(spec, mlflow):
+    """mlflow-export-import#178: a renamed run was renamed again; one of ours follows the knee."""
+    records = [make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.5, 0.5)]
+    play(spec, started(records[0]), SweepFinished((records[0],), interrupted=False))
+    assert mlflow.by_key()["0"].name == "trial-000 gdpo, knee"
+    mlflow.by_key()["0"].tags["mlflow.runName"] = mlflow.by_key()["0"].name = "the one we ship"
+    mlflow.by_key()["sweep"].tags["mlflow.runName"] = "nightly of May"
+    play(spec, started(*records), SweepFinished(tuple(records), interrupted=False))
+    assert mlflow.by_key()["0"].name == "the one we ship"
+    assert mlflow.by_key()["sweep"].tags["mlflow.runName"] == "nightly of May"
+    better = make_complete_trial(2, 0.9, 0.9)
+    play(spec, started(*records, better), SweepFinished((*records, better), interrupted=False))
+    assert mlflow.by_key()["1"].name == "trial-001 gdpo"
+    assert mlflow.by_key()["2"].name == "trial-002 gdpo, knee"
+
+
 def test_pictures_are_sent_again_only_if_they_changed(spec, mlflow):
     spec.directory.mkdir(parents=True)
     for content in ("first", "first", "second"):

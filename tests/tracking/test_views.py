@@ -48,10 +48,11 @@ def test_runs_are_the_sweeps_and_the_front_comes_first(states):
 
 
 def test_pairs_of_objectives_parameters_and_learning_curves(states):
+    """mlflow#6034: the axes are those of the report, whose first objective is across."""
     (scatter,) = charts(states["trials"], "SCATTER")
     assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == (
-        "test/length",
         "test/correctness",
+        "test/length",
     )
     (parallel,) = charts(states["front"], "PARALLEL")
     assert parallel["selectedParams"] == ["learning_rate"]
@@ -91,7 +92,7 @@ def test_no_view_opens_the_charts_that_mlflow_adds(states):
 def test_names_are_those_that_metrics_have_in_mlflow(tmp_path):
     front = views_of(with_objectives(make_tiny_spec(tmp_path), ("pass@4", "length")))["front"]
     (scatter,) = charts(front, "SCATTER")
-    assert scatter["yaxis"]["key"] == "test/pass_4"
+    assert scatter["xaxis"]["key"] == "test/pass_4"
     assert "validation/pass_4" in [chart["metricKey"] for chart in charts(front, "LINE")]
 
 

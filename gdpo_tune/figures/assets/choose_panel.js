@@ -4,6 +4,7 @@ const panel = document.getElementById("choose");
 if (panel) startPanel(JSON.parse(readData("choices")));
 
 function startPanel({ objectives, limits, members, chosen }) {
+  panel.hidden = false;
   const byName = new Map(members.map((member) => [member.name, member]));
   const rows = document.querySelectorAll("table.front tbody tr");
   const cards = document.querySelectorAll("article.card");
@@ -26,6 +27,11 @@ function startPanel({ objectives, limits, members, chosen }) {
   }
 
   function update() {
+    const unread = controls.findIndex((control) => control.querySelector("[type=number]").validity.badInput);
+    if (unread >= 0) {
+      answer.textContent = `The limit of ${limits[unread].name} is not a number, so nothing has changed.`;
+      return;
+    }
     const active = readLimits();
     const fitting = listFitting(members, active);
     const preferred = choose(fitting, objectives, rule.value);
@@ -165,16 +171,16 @@ function startPanel({ objectives, limits, members, chosen }) {
   for (const button of document.querySelectorAll("[data-select]")) {
     button.addEventListener("click", () => select(button.dataset.select));
   }
-  const showAll = makeToggle("show-all", "policies on the front");
-  const showCompletions = makeToggle("show-all-completions", "policies");
-  function makeToggle(id, noun) {
+  const showAll = makeToggle("show-all", "policies on the front", rows);
+  const showCompletions = makeToggle("show-all-completions", "policies", document.querySelectorAll("[data-column]"));
+  function makeToggle(id, noun, items) {
     const button = document.getElementById(id), toggle = { expanded: false };
     if (!button) return toggle;
     const label = () => {
       button.setAttribute("aria-expanded", toggle.expanded);
       button.textContent = toggle.expanded ? "Show fewer" : `Show all ${button.dataset.count} ${noun}`;
     };
-    button.hidden = false;
+    button.hidden = [...items].every(({ dataset }) => "listed" in dataset);
     button.addEventListener("click", () => { toggle.expanded = !toggle.expanded; label(); show(); });
     label();
     return toggle;

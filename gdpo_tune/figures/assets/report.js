@@ -36,6 +36,7 @@ function draw(dark, width) {
     const { data, layout } = JSON.parse(dark ? darken(text) : text);
     box.style.width = width ? `${width}px` : "";
     if (width) layout.width = width;
+    enlarge(box, layout);
     if ("stacks" in box.dataset) stack(box, layout);
     Plotly.react(box, data, layout, JSON.parse(box.dataset.config));
     box.querySelector(".still")?.remove();
@@ -56,6 +57,7 @@ addEventListener("afterprint", () => draw(prefersDark.matches));
 
 // Copying of commands; a browser that refuses selects the text instead.
 for (const button of document.querySelectorAll("button.copy")) {
+  button.hidden = false;
   button.addEventListener("click", async () => {
     const code = button.previousElementSibling;
     try {

@@ -22,6 +22,7 @@ function drawFigure(figure) {
     return;
   }
   figure.columns = countColumns(figure.box.clientWidth);
+  enlarge(figure.box, content.layout);
   figure.box.style.height = content.layout.height + "px";
   if (figure.box.id === "front") stack(figure.box, content.layout);
   Plotly.react(figure.box, content.data, content.layout, CONFIG);
