@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _write_space(options: argparse.Namespace) -> int:
     from gdpo_tune.spec import load_spec
+    from gdpo_tune.spec.dry_run import describe_time
     from gdpo_tune.spec.machine import count_visible_gpus
 
     try:
@@ -99,7 +100,7 @@ def _write_space(options: argparse.Namespace) -> int:
         draft = Path(directory) / file.name
         draft.write_text(text)
         try:
-            load_spec(draft, needs=[])  # what only the machine that trains needs is no problem
+            spec = load_spec(draft, needs=[])  # another machine may train
         except SpecError as error:
             raise UsageError(str(error).replace(str(draft), str(file))) from error
     with explain_write_errors("the search space"):
@@ -107,6 +108,7 @@ def _write_space(options: argparse.Namespace) -> int:
         write_atomically(file, text)
     if answers.gpus and not count_visible_gpus(os.environ):
         print(f"{file} asks for GPUs, resources.gpus: {answers.gpus:g}; this machine has none")
+    print(f"time: {describe_time(spec)}")
     print(f"wrote {file}. Next:\n  python -m gdpo_tune.sweep {file} --dry-run")
     print(f"  python -m gdpo_tune.sweep {file}")
     return 0

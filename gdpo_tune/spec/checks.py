@@ -21,7 +21,7 @@ from typing import NamedTuple
 from gdpo_tune.core import registry
 from gdpo_tune.core.addresses import split_service_url
 from gdpo_tune.core.engines import ADAPTER_RANKS
-from gdpo_tune.core.errors import SpecError, TaskFileError
+from gdpo_tune.core.errors import SpecError, TaskFileError, UsageError
 from gdpo_tune.core.files import (
     DATA_KINDS,
     expand_path,
@@ -50,6 +50,7 @@ from gdpo_tune.core.text import (
     suggest,
 )
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
+from gdpo_tune.spec.earlier_results import TABLE, read_results
 from gdpo_tune.spec.first_trials import TRAININGS_PER_CHOICE, count_least_wide
 from gdpo_tune.spec.model import (
     FULL_TRAININGS,
@@ -731,6 +732,13 @@ def _check_warm_start(spec: SweepSpec) -> Findings:
 
 def _compare(directory: Path, spec: SweepSpec) -> tuple[str, str] | None:
     """Return why nothing can be learned from a sweep, and the fix; None if something can."""
+    if directory.suffix == TABLE:
+        try:
+            read_results(directory, spec)
+        except UsageError as error:
+            reason, _, fix = str(error).partition("\n    fix: ")
+            return reason, fix
+        return None
     remove, file = "name another directory, or remove this one", directory / SPEC
     unusable = find_path_problem(str(directory)) or "there is no sweep in this directory"
     no_sweep = unusable, "name that of a sweep, such as runs/code"

@@ -53,7 +53,7 @@ def render_dry_run(spec: SweepSpec, size: PolicyShapes | None = None, policy: st
         "# Prompts a step",
         *_align([(f"group_size {size}", f"{total // size} prompts") for size in sizes]),
         "",
-        f"# Time: {_describe_time(spec)}",
+        f"# Time: {describe_time(spec)}",
         "# Completions, " + ("as planned" if spec.search.is_divided else "at most"),
         *_align(_list_completions(spec)),
         "",
@@ -99,7 +99,7 @@ def _list_dimensions(spec: SweepSpec) -> list[tuple[str, ...]]:
     return rows
 
 
-def _describe_time(spec: SweepSpec) -> str:
+def describe_time(spec: SweepSpec) -> str:
     """Return how long the sweep may take, at the pace of the last one like it in its storage."""
     if (pace := find_pace(spec)) is None:
         return "unknown before a first sweep of this task and policy here"

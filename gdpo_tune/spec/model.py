@@ -282,9 +282,10 @@ class Search(Section):
     all on validation prompts where it waits is tested, and the search stops once a policy meets
     them there and on test prompts."""
     warm_start: tuple[str, ...] = ()
-    """Directories of earlier sweeps over this task and these objectives, such as `runs/code`: the
-    sampler learns from their trials, which are never on this sweep's front. Refused with `random`
-    and `qmc`, which do not learn."""
+    """Directories of earlier sweeps over this task and these objectives, such as `runs/code`, and
+    CSV tables of trainings elsewhere, with columns for searched parameters and metrics: the sampler
+    learns from them, and none is on this sweep's front. Refused with `random` and `qmc`, which do
+    not learn."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seed of the sampler; the seeds of trials follow from it."""
 

@@ -16,6 +16,7 @@ from gdpo_tune.core.parameters import CANDIDATES, PARTIAL_CREDIT, list_parameter
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.spec.earlier_results import TABLE
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
 from gdpo_tune.spec.model import SweepSpec, list_decisive_values, list_differences
@@ -246,6 +247,8 @@ def _check_search(spec: SweepSpec) -> Iterator[str]:
 
 def _check_warm_start(spec: SweepSpec) -> Iterator[str]:
     for index, directory in enumerate(spec.search.warm_start):
+        if directory.endswith(TABLE):
+            continue
         earlier = load_spec(expand_path(directory) / SPEC, to_run=False)
         lines = list_differences(list_decisive_values(earlier), list_decisive_values(spec))
         decisive = [line for line in lines if not line.startswith(("space.", "objectives."))]

@@ -42,11 +42,12 @@ from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.trials import Params, ParamValue, Proposer, TrialRecord
+from gdpo_tune.core.trials import Estimate, Params, ParamValue, Proposer, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.opening import create_study
 from gdpo_tune.ledger.trial_encoding import convert_to_distribution
 from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec.earlier_results import TABLE, read_results
 from gdpo_tune.spec.first_trials import draw_point, draw_startup_point
 from gdpo_tune.spec.gpu import choose_sampler
 from gdpo_tune.spec.model import list_decisive_values
@@ -271,7 +272,7 @@ def list_seed_values(
 
 
 def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
-    """Load the usable trials of the sweeps of `search.warm_start`, by directory and number.
+    """Load the usable trials of the sweeps and tables of `search.warm_start`, by their order.
 
     A usable trial trained a policy, is complete and has every judged metric. An earlier sweep
     may still run.
@@ -282,6 +283,12 @@ def load_earlier_trials(spec: SweepSpec) -> list[TrialRecord]:
     """
     trials: list[TrialRecord] = []
     for directory in map(expand_path, spec.search.warm_start):
+        if directory.suffix == TABLE:
+            for number, (params, values) in enumerate(read_results(directory, spec)):
+                measured = {name: Estimate(value, 0.0) for name, value in values.items()}
+                made = number, "search", "complete", params, 0, "enqueued"
+                trials.append(TrialRecord(*made, validation=measured))
+            continue
         with _open_earlier(directory) as ledger:
             records = ledger.get_records()
         for record in records:
@@ -302,6 +309,8 @@ def refuse_other_content(spec: SweepSpec, content: Mapping[str, Fact]) -> None:
         SpecError, UsageError: as `load_earlier_trials`.
     """
     for directory in map(expand_path, spec.search.warm_start):
+        if directory.suffix == TABLE:
+            continue
         with _open_earlier(directory) as ledger:
             earlier, newest = ledger.spec, ledger.get_contents()[-1:]
         ours, theirs = list_decisive_values(spec), list_decisive_values(earlier)

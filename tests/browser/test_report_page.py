@@ -91,7 +91,7 @@ def test_every_figure_is_drawn(page):
     drawn = ("pairs", "all", "effects", "slices", "progress", "training")
     for name in drawn:
         assert page.locator(f"#figure-{name} .main-svg").count() > 0
-    assert page.locator(".plot-container.plotly").count() == len(drawn) + 1
+    assert page.locator(".plot-container.plotly").count() == len(drawn)
 
 
 def test_a_click_sorts_numbers_and_keeps_missing_values_last(page):

@@ -30,6 +30,7 @@ def test_a_file_without_a_gpu_runs_as_it_is(task: str, capsys: pytest.CaptureFix
     assert init.main(["--task", task, "--yes"]) == 0
     assert sweep.main([f"{task}.yaml", "--dry-run"]) == 0
     printed = capsys.readouterr().out
+    assert "time: unknown before a first sweep of this task and policy here" in printed
     assert f"python -m gdpo_tune.sweep {task}.yaml --dry-run" in printed
     spec = load_spec(f"{task}.yaml")
     assert spec.task == task

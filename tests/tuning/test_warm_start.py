@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -217,3 +219,71 @@ def test_a_different_training_gives_a_warning_and_a_different_space_does_not(
     longer = load_warm_spec(tmp_path, earlier, "training.steps=120")
     (doubt,) = [doubt for doubt in list_warnings(longer) if "warm_start" in doubt]
     assert "training.steps = 60, not 120" in doubt
+
+
+# Tables
+
+
+def write_table(file: Path, records: list[TrialRecord], prefix: str = "") -> None:
+    rows = [
+        {
+            **{f"{prefix}{name}": value for name, value in record.params.items()},
+            **{name: e.mean for name, e in record.validation.items()},
+            "state": "COMPLETE",
+        }
+        for record in records
+    ]
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize("prefix", ["", "params_"])
+def test_a_table_teaches_what_its_sweep_would(tmp_path: Path, earlier: SweepSpec, prefix: str):
+    """Source: optuna#320; `params_` is in front of names in Optuna's `trials_dataframe()`."""
+    with Ledger.open(earlier, read_only=True) as ledger:
+        records = [r for r in ledger.get_records() if r.is_training and r.state == "complete"]
+    file = tmp_path / "earlier.csv"
+    write_table(file, records, prefix)
+    file.write_text(file.read_text() + "," * file.read_text().partition("\n")[0].count(",") + "\n")
+    projections = []
+    for source in (earlier.directory, file):
+        spec = load_code_spec(tmp_path / "new", [f"search.warm_start=[{source}]"])
+        projections.append(SamplerView(spec))
+        projections[-1].load_earlier(load_earlier_trials(spec))
+    taught = [
+        {
+            point: [
+                [e.mean for n, e in r.validation.items() if n in spec.objectives] for r in found
+            ]
+            for point, found in view._earlier.items()
+        }
+        for view in projections
+    ]
+    assert taught[0] == taught[1] != {}
+    assert not list_warnings(spec) or "warm_start" not in " ".join(list_warnings(spec))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.replace("learning_rate", "lr"), "no column learning_rate"),
+        (lambda t: t.replace("correctness", "right"), "no column correctness"),
+        (lambda t: t.replace(",gdpo", ",gpdo").replace("gdpo,", "gpdo,"), "must be one of gdpo"),
+        (lambda t: t.partition("\n")[0] + "\n", "no row with every metric"),
+        (lambda t: "\x00" * 9, "fix: a CSV file"),
+    ],
+)
+def test_a_table_that_teaches_nothing_is_refused(
+    tmp_path: Path, earlier: SweepSpec, change: Callable[[str], str], message: str
+):
+    with Ledger.open(earlier, read_only=True) as ledger:
+        records = [r for r in ledger.get_records() if r.is_training and r.state == "complete"]
+    file = tmp_path / "earlier.csv"
+    write_table(file, records)
+    file.write_text(change(file.read_text()))
+    with pytest.raises(SpecError, match=message):
+        load_code_spec(tmp_path / "new", [f"search.warm_start=[{file}]"])
+    with pytest.raises(SpecError, match="No such file"):
+        load_code_spec(tmp_path / "new", [f"search.warm_start=[{tmp_path / 'other.csv'}]"])
