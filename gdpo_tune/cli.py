@@ -475,20 +475,14 @@ def set_written_variables(spec: SweepSpec) -> None:
 
 
 def check_trainable(spec: SweepSpec) -> None:
-    """Refuse a policy that does not fit its share of this machine's GPUs, or adapters that miss it.
-
-    Raises:
-        ResourcesError: the share is too small.
-        PolicyError: adapters would leave out most of its weights.
-    """
+    """Refuse adapters that miss most of a policy, and a share of this machine's GPUs too small."""
     from gdpo_tune.core.policy_shapes import find_expert_problem
     from gdpo_tune.policies.load_policy import measure_policy
 
     policy = measure_policy(spec.policy, spec.model.revision)
-    if policy and spec.model.lora_rank:
-        problem = find_expert_problem(policy.shapes, spec.model.lora_targets)
-        if problem:
-            raise PolicyError(problem)
+    targets = spec.model.lora_targets if spec.model.lora_rank else ()
+    if problem := find_expert_problem(policy.shapes if policy else (), targets):
+        raise PolicyError(problem)
     if spec.resources.gpus:
         from gdpo_tune.spec import read_device_memory
         from gdpo_tune.spec.gpu import check_gpu_share
