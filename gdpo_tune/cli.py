@@ -399,11 +399,10 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     from gdpo_tune.policies.prompt_choice import read_back
     from gdpo_tune.tasks.references import WARN_BELOW, check_references, format_wrong_references
 
-    def write(completions: Sequence[str]) -> Sequence[str]:
-        written = read_back(spec.policy, spec.model.revision, completions)
-        return written[1] if written else completions
-
-    found = check_references(spec.data, spec.sandbox, task, write)
+    found = check_references(
+        *(spec.data, spec.sandbox, task),
+        read_back=lambda texts: read_back(spec.policy, spec.model.revision, texts)[1],
+    )
     if found.share < WARN_BELOW:
         share = f"{found.right} of {found.count}"
         print(f"warning: references: {share} earn full {found.reward}", file=sys.stderr)

@@ -189,7 +189,7 @@ def _read_back(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
 
     written = [text.completion for text in texts]
     found = read_back(spec.policy, spec.model.revision, written)
-    if found is None:
+    if texts and not found[0]:
         raise errors.PolicyError(
             f"policy {spec.policy!r} is not on this machine, and lengths are counted in its tokens"
             f"\n    fix: hf download {spec.policy}, or count with another: --set policy=embedded"

@@ -15,8 +15,6 @@ _EXPERTS = ".experts."
 _HEAD, _EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
-_SWITCHING, _ORIGINAL_LIMIT = ("longrope", "dynamic"), "original_max_position_embeddings"
-"""Types of rotary positions whose factors change beyond a limit, and its key."""
 
 
 def find_position_limit(config: Mapping[str, Any]) -> int | None:
@@ -25,11 +23,12 @@ def find_position_limit(config: Mapping[str, Any]) -> int | None:
     Where positions beyond an original limit have factors of their own, as in Phi-3.5, that limit:
     they would hold for every text of a batch whose longest is beyond it. Source: llama.cpp#24823.
     """
-    limit = _read_size(config, *POSITION_KEYS)
+    limit, switching = _read_size(config, *POSITION_KEYS), ("longrope", "dynamic")
     for section in _list_sections(config):
         for rope in (section.get("rope_parameters"), section.get("rope_scaling")):
-            if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) in _SWITCHING:
-                limit = _read_size({**config, **rope}, _ORIGINAL_LIMIT) or limit
+            if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) in switching:
+                own = {**config, **rope}
+                limit = _read_size(own, "original_max_position_embeddings") or limit
     return limit or None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -26,6 +27,7 @@ CONDITIONS: Mapping[str, Callable[[TrainingSetup], object]] = {
     "chat": lambda r: r.is_chat,
     "adapters": lambda r: r.spec.model.lora_rank,
     "unknown end tokens": lambda r: not r.end_tokens,
+    "end of a turn": lambda r: r.end_tokens[1:] and not _declares_ends(r),
     "own sampling": lambda r: r.own_decoding and _list_forced(r),
     "own engine": lambda r: r.spec.rollout.engine != "vllm" or r.spec.rollout.vllm_mode == "server",
     "merged adapters": lambda r: any(parent.is_adapter for parent in r.request.parents),
@@ -80,6 +82,12 @@ def _holds(condition: str, setup: TrainingSetup) -> bool:
     else:
         holds = str(setup.params.get(name)) == wanted
     return holds != condition.startswith("not ")
+
+
+def _declares_ends(setup: TrainingSetup) -> bool:
+    """Return whether the policy's own files name every end token besides the tokenizer's."""
+    declared = re.findall(r"\d+", str((setup.own_decoding or {}).get("eos_token_id")))
+    return {*map(str, setup.end_tokens[1:])} <= {*declared}
 
 
 def _list_forced(setup: TrainingSetup) -> list[str]:

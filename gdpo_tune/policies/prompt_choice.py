@@ -146,15 +146,15 @@ def read_chat_template(name: str, revision: str = "") -> str | None:
 
 def read_back(
     name: str, revision: str, completions: Sequence[str]
-) -> tuple[list[list[int]], list[str]] | None:
+) -> tuple[list[list[int]], Sequence[str]]:
     """Return the tokens of N completions, and their texts as rewards would see them.
 
-    Each is cut at its first end token and closed with one, as if a policy had written it. None if
-    the tokenizer is not on this machine.
+    Each is cut at its first end token and closed with one, as if a policy had written it. Without
+    a tokenizer on this machine there are no tokens, and the texts are as they were.
     """
     tokenizer: Any = load_local_tokenizer(name, revision)
     if tokenizer is None:
-        return None
+        return [], completions
     own = read_own_decoding(name, revision) or {}
     ends = list_end_tokens(tokenizer, own.get("eos_token_id"))
     written = tokenizer(list(completions), add_special_tokens=False)["input_ids"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.export_batch import PARTS
 SWIFT_NEMO = ("ms-swift", "nemo-rl")
 LIBRARIES = sorted({*registry.EXPORTERS} - {*MERGERS})
 VLLM = ("rollout.engine=vllm", "resources.gpus=1")
+SEQUENCE = (*VLLM, "rollout.importance_sampling=sequence_mask")
 TOKEN = (*VLLM, "rollout.importance_sampling=token_truncate")
 SUM, GRPO, KL = "space.normalization=grpo_no_std", "space.normalization=grpo", "space.beta=0.01"
 AGAIN = ("training.train_prompts=100", "training.steps=60")
@@ -30,6 +32,7 @@ SITUATIONS = (
     (*PARTS, "space.loss_type=bnpo", "training.completions_per_step=48"),
     AGAIN,
     (*VLLM,),
+    SEQUENCE,
     ("policy=org/nowhere",),
     ("training.optimizer=adamw_8bit",),
     ("space.prompt_selection=informative",),
@@ -43,13 +46,24 @@ def test_every_row_of_the_table_explains_a_training(library):
     for overrides in SITUATIONS:
         try:
             recipe = make_recipe(*overrides, is_chat=True)
-            found |= {row.topic for row in export_to(library, recipe).differences}
+            closed = replace(recipe, end_tokens=(1, 2), own_decoding={"eos_token_id": 1})
+            for each in (recipe, closed):  # the latter with a template that ends turns otherwise
+                found |= {row.topic for row in export_to(library, each).differences}
         except ExportError:
             continue
     for conditions, topic, *_ in differences.read_differences(library, differences.TRAINERS):
         pattern = re.sub(r"\\{\w+\\}", r".*", re.escape(topic))
         forced = "own sampling" in conditions  # see test_export_sampling
         assert forced or any(re.fullmatch(pattern, topic) for topic in found), topic
+
+
+@pytest.mark.parametrize("declared", [[1, 2], [2], 2, 1, None])
+def test_an_end_of_turns_that_the_policys_files_lack_is_said(declared):
+    """Source: Qwen2.5-7B, whose generation_config.json lacks the `<|im_end|>` of its template."""
+    recipe = make_recipe(end_tokens=(1, 2), own_decoding={"eos_token_id": declared})
+    said = [row.ours for row in export_to("verl", recipe).differences]
+    is_missing = "2" not in str(declared)
+    assert ("also where the chat template ends a turn" in said) is is_missing
 
 
 MISMATCH = "log-prob mismatch between vLLM and trainer"
@@ -67,7 +81,7 @@ SAID = [
     ("nemo-rl", (), "eps 0"),
     ("nemo-rl", (), "\n    NEMO_RL=/path/to/RL bash run.sh\n"),
     *(
-        (library, (SUM, *VLLM), f"{MISMATCH} | each completion is weighted")
+        (library, (SUM, *SEQUENCE), f"{MISMATCH} | each completion is weighted")
         for library in SWIFT_NEMO
     ),
     ("ms-swift", (SUM, *TOKEN, KL), "each token is weighted by its probability in the trainer"),
