@@ -348,9 +348,14 @@ def count_planned(spec: SweepSpec, records: Sequence[TrialRecord], added: Added 
 
 
 def build_published(spec: SweepSpec) -> Params:
-    """Return the setting of the method's paper, completed from the space."""
-    info = task_files.load_task_info(spec.task, spec.space.domains)
-    return spec.space.complete_baseline(info.published)
+    """Return the setting of the method's paper, completed from the space.
+
+    For a task of one's own it weighs all rewards alike but those that the space fixes at 0.
+    """
+    published = task_files.load_task_info(spec.task, spec.space.domains).published
+    if task_files.is_task_file(spec.task):
+        published = {n: v for n, v in published.items() if spec.space.fixed_values.get(n) != 0}
+    return spec.space.complete_baseline(published)
 
 
 def derive_seed(spec: SweepSpec, number: int) -> int:

@@ -6,6 +6,25 @@ from gdpo_tune.tuning.plan import build_published
 from tests.support.paths import ROOT
 
 CODE = ROOT / "search_spaces" / "code.yaml"
+TASK = """
+from gdpo_tune.rewards import reward
+from gdpo_tune.tasks.custom import RewardFunctionTask
+
+@reward(0, 1)
+def right(completion): return 1.0
+
+@reward(0, 1)
+def plain(completion): return 1.0
+
+@reward(0, 1)
+def short(completion): return 1.0
+
+class Mine(RewardFunctionTask):
+    reward_funcs = [right, plain, short]
+
+    def rows(self):
+        return [{"prompt": f"Say {n}."} for n in range(3000)]
+"""
 ON = "space.reward_weights.bug_free=[0, 1]"
 
 
@@ -22,6 +41,21 @@ def test_a_weight_switches_the_reward_on():
     assert setting["partial_credit"] is True
     with build_task(spec.task, spec.training, spec.sandbox, spec.data, spec.space.domains) as task:
         assert task.rewards == ("correctness", "format", "length", "bug_free")
+
+
+def test_a_reward_that_is_only_measured_is_no_part_of_the_baseline(tmp_path):
+    """docs/own_task.md: a weight of 0 is measured and not trained on."""
+    (tmp_path / "mine.py").write_text(TASK)
+    goals = (
+        "{right: {direction: maximize, reference: 0}, plain: {direction: maximize, reference: 0}}"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        f"task: {tmp_path}/mine.py:Mine\nobjectives: {goals}\n"
+        "space: {reward_weights: {right: 1, plain: 0, short: [0.5, 2]}}\n"
+    )
+    setting = build_published(load_spec(tmp_path / "mine.yaml"))
+    weights = {n.rpartition(".")[2]: v for n, v in setting.items() if "reward_weights" in n}
+    assert weights == {"right": 1, "plain": 0, "short": 1}
 
 
 def test_published_points_have_the_optional_reward():
