@@ -2,9 +2,9 @@
 
     python benchmarks/failure_drill.py [--small]
 
-The cluster is two `ray start` nodes on this machine, with two logical GPUs each. The benchmark runs
-`python -m gdpo_tune.schedule sweeps/ run NAME --wait`, which submits through the Jobs API. Trials
-train the embedded policy and take half a GPU, so eight of them fill the cluster. The first sweep is
+The cluster is two `ray start` nodes on this machine, with four logical CPUs each. The benchmark
+runs `python -m gdpo_tune.schedule sweeps/ run NAME --wait`, which submits through the Jobs API.
+Trials train the embedded policy and take a CPU, so eight fill the cluster. The first sweep is
 undisturbed. In the second one, all slots are taken and half of the trials have a checkpoint when
 `kill -9` hits every process of the worker node. Once one of the lost trials trains again, `kill -9`
 hits the driver. The schedule then submits its second attempt.
@@ -54,7 +54,7 @@ from tests.support.sweep_properties import (
     collect_search_facts,
 )
 
-NODE = {"cpus": 4, "gpus": 2}
+NODE = {"cpus": 4}
 SLOTS, ON_A_NODE = 8, 4
 TRIAL = "ray::ImplicitFunc"
 """Name of the process of a trial."""
@@ -166,7 +166,7 @@ name: night
 search: {{sampler: random, budget: {{completions: 0}}, trials: TRIALS, merges: {{budget: 0}},
   checkpoints: {{budget: 0}}, replicates: {{per_point: 1, max_runs: 1}}}}
 training: {{steps: STEPS, checkpoint_every: 5, validation_prompts: 32, test_prompts: 32}}
-resources: {{cpus: 1, gpus: 0.5}}
+resources: {{cpus: 1}}
 """
 SWEEP = """space: night.yaml
 backend: {kind: ray-job, address: URL}
