@@ -122,13 +122,18 @@ def find_training_processes(
     for entry in sweep.read_log():
         start = starts[entry["trial"]] = entry if "from" in entry else starts[entry["trial"]]
         newest[start["pid"]] = {**start, **entry}
-    return [
-        psutil.Process(pid)
+    pids = [
+        pid
         for pid, entry in newest.items()
         if 2 <= entry.get("checkpoint", 0) <= STEPS - 5
         and time.time() - entry["time"] < STANDSTILL_SECONDS
         and (node is None or entry["node"] == node.id)
     ]
+    found: list[psutil.Process] = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):  # its trial waits at a rung, or has just ended
+            found.append(psutil.Process(pid))
+    return found
 
 
 def find_trial_processes(*nodes: RayNode) -> list[psutil.Process]:
