@@ -493,7 +493,8 @@ def restore_base_files(directory: Path, policy: str, revision: str = "") -> None
     """
     settings, template = directory / "config.json", directory / "chat_template.jinja"
     base = find_local_directory(policy, revision)
-    patterns = _BASE_FILES if base and _keeps_its_tokens(base) else _BASE_FILES[:1]
+    is_path = base == Path(resolve_policy(policy))  # by which the training has read it
+    patterns = _BASE_FILES if is_path or (base and _keeps_its_tokens(base)) else _BASE_FILES[:1]
     for file in (file for pattern in patterns for file in (base.glob(pattern) if base else ())):
         content = json.loads(file.read_bytes()) if file.name.endswith("config.json") else {}
         if file.name == settings.name:

@@ -32,7 +32,7 @@ FACTS = {
     "code": ("function", "head", "tail", "asserts", "streams"),
 }
 """Task -> columns that a line with a `prompt` may have."""
-MOST_LISTED = 10
+MOST_LISTED = 20
 """Wrong lines that an error lists: a wrong form is that of all lines."""
 
 

@@ -59,7 +59,7 @@ def check_written_policy(trainer: Any, cache: WorkerCache, directory: Path) -> N
         for whole in (False, True) if has_adapters else (False,):
             gathered, problem = gather_policy(trainer.policy, whole=whole), ""
             if distributed.is_first():
-                with create_draft(directory, "self-check") as draft:
+                with create_draft(directory, f"self-check-{whole}") as draft:
                     write_policy(trainer, cache, draft, whole=whole, gathered=gathered)
                     problem = _find_difference(trainer, cache, draft, ids, expected)
             if problem := distributed.broadcast_from_first(problem):

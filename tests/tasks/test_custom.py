@@ -288,10 +288,7 @@ def test_rows_whose_prompts_differ_in_case_or_white_space_share_a_split():
             [{"prompt": ["a"]}],
             "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
         ),
-        (
-            [{"text": "a"}],
-            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
-        ),
+        ([{"text": "a"}], r"row 0 has no prompt, only \['text'\]"),
         ([{"prompt": "a", "x": 1}, {"prompt": "b"}], r"row 1 has the columns \[\]"),
         ("abc", "row 0 is no mapping of the names of columns to values: 'a'"),
         ([{"prompt": "a", 3: 4}], "row 0 is no mapping of the names of columns"),

@@ -24,7 +24,7 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.adapters import load_adapter
 from gdpo_tune.policies.load_policy import check_policy, load_policy, measure_policy
-from gdpo_tune.training import checkpoints, step_reporter, train, worker_cache
+from gdpo_tune.training import checkpoints, train, worker_cache, written_policy
 from gdpo_tune.training.lora import build_adapter_config, save_policy
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trial import build_trainer
@@ -327,7 +327,7 @@ def test_a_trial_that_is_killed_while_it_writes_its_last_adapter_resumes(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(step_reporter, "save_policy", save_half)
+        patch.setattr(written_policy, "save_policy", save_half)
         patch.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)  # nothing tidies up
         with pytest.raises(Killed):
             run(config)

@@ -396,7 +396,7 @@ def sample_with_log_probs(make):
         rows = []
         with torch.no_grad():
             for pair in zip(answer["prompt_ids"], answer["completion_ids"], strict=True):
-                exact = self_check._read_completions(trainer, [tuple(map(list, pair))])
+                exact = self_check.read_completions(trainer, [tuple(map(list, pair))])
                 rows.append([make(value, len(calls)) for value in exact.tolist()])
         return {**answer, "logprobs": rows}
 
