@@ -31,7 +31,7 @@ MIN_WIDTHS = {**dict.fromkeys(STACKED, 300), **dict.fromkeys(("slices", "progres
 MIN_WIDTH = 560
 """Pixels below which a figure scrolls instead of shrinking: a phone is narrower."""
 LABELS, MIN_COLUMN, MIN_GAP = 200, 110, 85
-"""The same: for labels and each column of panels, and between axes of all parameters."""
+"""Pixels for the labels beside panels, for a column of them, and between two axes of parameters."""
 SCRIPTS = ("drawing.js", "report.js", "choice.js", "choose_panel.js")
 LONG_NUMBER = re.compile(r"-?\d+\.\d{7,}(e-?\d+)?")
 

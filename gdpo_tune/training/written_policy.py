@@ -1,4 +1,4 @@
-"""What a training writes, and the self-check that it is the policy that was trained.
+"""Writing of a trained policy, and a self-check that what is written reads back as trained.
 
 An architecture, a version of PEFT or a tokenizer's class may lose weights, adapters or blanks
 without a word. Sources: unsloth#5345, transformers#45488, vllm#48482.
