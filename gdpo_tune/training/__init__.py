@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gdpo_tune.training.trial import train
 
 __all__ = ["train"]
+
+# TRL would import MLflow, seconds of every start, for reports that no trainer here makes,
+os.environ.setdefault("DISABLE_MLFLOW_INTEGRATION", "TRUE")
+# and would warn in every trainer that `rollout_func` is experimental.
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 
 def __getattr__(name: str) -> Any:

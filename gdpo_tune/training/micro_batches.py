@@ -12,7 +12,6 @@ Shapes: n completions of this process, M micro-batches, T prompt and C completio
 from __future__ import annotations
 
 import functools
-import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
@@ -33,9 +32,6 @@ from gdpo_tune.training.shared_prompts import (
     enable,
     find_obstacle,
 )
-
-# TRL would warn in every trainer that `rollout_func` is experimental.
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 T = TypeVar("T")
 Batch = dict[str, Any]
