@@ -122,9 +122,13 @@ class FakeMlflow:
         return list(self.versions.values())
 
     def create_model_version(self, name, source, run_id, tags, await_creation_for):
-        version = SimpleNamespace(run_id=run_id, tags=dict(tags), version=len(self.versions) + 1)
+        number = max(self.versions, default=0) + 1
+        version = SimpleNamespace(run_id=run_id, tags=dict(tags), version=number)
         self.versions[version.version] = version
         return version
+
+    def delete_model_version(self, name, version):
+        del self.versions[version]
 
     def set_registered_model_alias(self, name, alias, number):
         pass
