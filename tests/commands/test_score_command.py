@@ -18,6 +18,7 @@ from gdpo_tune.core.errors import (
 )
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.spec import load_spec
+from gdpo_tune.tasks import task_process
 from gdpo_tune.training.evaluation import Evaluator
 from gdpo_tune.training.rollout import choose_held_out_sampler
 from gdpo_tune.training.worker_cache import build_worker_cache
@@ -158,7 +159,8 @@ def test_programs_come_with_the_verdict_of_the_sandbox(tmp_path):
     assert details[5].startswith("failed (1 of 2 tests)")
 
 
-def test_a_reward_that_goes_wrong_says_so_in_its_line(own_space, tmp_path):
+def test_a_reward_that_goes_wrong_says_so_in_its_line(own_space, tmp_path, monkeypatch):
+    monkeypatch.setattr(task_process, "PATIENCE", 1.5)
     texts = ("3", "three", "nan", "4")
     file = write_lines(
         tmp_path, *[{"prompt": "1+2=", "answer": 3, "completion": text} for text in texts]

@@ -17,6 +17,7 @@ from gdpo_tune.core.parameters import PARAMETERS
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import read_completions, read_steps
+from gdpo_tune.tasks import task_process
 from gdpo_tune.tasks.task_process import MOST_PRINTED, TaskProcess, check_rewards
 from gdpo_tune.training import train, worker_cache
 from tests.support.training import write_policy
@@ -87,6 +88,12 @@ class Odd(RewardFunctionTask):
     def rows(self):
         return [{"prompt": str(i)} for i in range(100)]
 """
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch):
+    """One more attempt after a second: those of a real sweep take 15."""
+    monkeypatch.setattr(task_process, "PATIENCE", 1.5)
 
 
 @pytest.fixture(scope="module")
