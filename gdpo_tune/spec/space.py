@@ -29,7 +29,7 @@ class ConditionalDomain(BaseModel):
 
     def holds(self, chosen_values: Params) -> bool:
         """Return whether every condition is met; a parameter without a value meets none."""
-        return all(
+        return not self.when or all(
             name in chosen_values and is_one_of(chosen_values[name], values)
             for name, values in self.when.items()
         )
@@ -237,13 +237,15 @@ class Space(BaseModel):
         Any other parameter has its default if the domain holds it, else the domain's middle, so
         that a published setting is trained with a learning rate that fits the policy.
         """
-        chosen = dict(params)
+        chosen, active = dict(params), dict[str, ParamValue]()
         for name in self.order:
-            domain = self.select_active(chosen).get(name)
-            if name in chosen or domain is None:
+            domain = self.domains[name]
+            if not domain.holds(active):
                 continue
-            default = get_parameter_info(name).default
-            chosen[name] = default if domain.contains(default) else domain.find_middle()
+            if name not in chosen:
+                default = get_parameter_info(name).default
+                chosen[name] = default if domain.contains(default) else domain.find_middle()
+            active[name] = chosen[name]
         return self.complete(chosen)
 
     def list_reachable(self, name: str) -> tuple[ParamValue, ...] | None:

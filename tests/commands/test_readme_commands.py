@@ -15,6 +15,8 @@ import pytest
 
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.results.open_sweep import find_sweep
+from tests.commands.test_commands import check_outputs
+from tests.support.connections import list_foreign_hosts, record_connections
 from tests.support.paths import ROOT
 
 DOCS = ("comparison", "importance", "notebook", "export", "merging", "steering")
@@ -113,7 +115,18 @@ def make_sweep(directory, settings):
         shutil.copytree(ROOT / name, directory / name)
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, *shlex.split(SWEEP)[1:], *words]
-    subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True)
+    environment = record_connections(directory)
+    first, second = (
+        subprocess.run(
+            command, cwd=directory, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+        for _ in range(2)
+    )
+    runs = check_outputs(directory, "code", first)
+    assert {"merge", "replicate"} <= {run.data.tags["role"] for run in runs}
+    assert "finished" in second, "it starts nothing"
+    # falco#943, aim#2539, vllm#2206: cloud metadata, telemetry and DNS that nobody asked for
+    assert not list_foreign_hosts(directory)
     space = "{normalization: gdpo, group_size: 8, learning_rate: 1e-4, reward_weights: {"
     fixed = f"extends: search_spaces/code.yaml\nspace: {space}format: 1, length: 1}}}}\n"
     (directory / "fixed.yaml").write_text(fixed)
