@@ -129,15 +129,21 @@ class RewardFunctionTask(CloseableResource):
         Raises:
             UsageError: the split has fewer.
         """
-        rows = self._splits[split]
-        if count > len(rows):
-            raise UsageError(
-                f"{type(self).__name__} has {len(rows)} {split} prompts, and "
-                f"training.{split}_prompts = {count}\n    fix: "
-                + (f"--set training.{split}_prompts={len(rows)}, or " if rows else "")
-                + "more rows: a hash of the prompts gives training 80 per cent, the others 10 each"
-            )
-        return random.Random(f"{seed}/{split}").sample(rows, count)
+        self._check_size({split: count})
+        return random.Random(f"{seed}/{split}").sample(self._splits[split], count)
+
+    def _check_size(self, wanted: Mapping[Split, int]) -> None:
+        few = {split: n for split, n in wanted.items() if n > len(self._splits[split])}
+        if not few:
+            return
+        found = {split: len(self._splits[split]) for split in few}
+        has = ", ".join(f"{found[split]} of {n} {split} prompts" for split, n in few.items())
+        words = [f"--set training.{split}_prompts={n}" for split, n in found.items()]
+        fix = f"{' '.join(words)}, or " if all(found.values()) else ""
+        raise UsageError(
+            f"{type(self).__name__} has {has}\n    fix: {fix}more rows: a hash of the prompts "
+            "gives training 80 per cent, the others 10 each"
+        )
 
     def environment(self) -> dict[str, str]:
         """Return how many rows were left out; nothing else is known of the task."""
@@ -152,8 +158,8 @@ class RewardFunctionTask(CloseableResource):
 
     def __enter__(self) -> Self:
         """Refuse splits that are too small, before a sweep starts."""
-        for split in ("train", "validation", "test"):
-            self.problems(split, getattr(self.settings, f"{split}_prompts"), 0)
+        splits: tuple[Split, ...] = ("train", "validation", "test")
+        self._check_size({split: getattr(self.settings, f"{split}_prompts") for split in splits})
         return self
 
     @classmethod

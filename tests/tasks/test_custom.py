@@ -271,6 +271,12 @@ def test_rows_go_where_their_prompt_says():
         assert problems == own()(SETTINGS).problems(split, 3, 0)
     with pytest.raises(UsageError, match=r"--set training.test_prompts=\d+, or more rows"):
         task.problems("test", 60, 0)
+    large = own(lambda **_: [])(SETTINGS.replace(validation_prompts=30, test_prompts=30))
+    said = (
+        r"has \d of 30 validation prompts, \d of 30 test prompts\n    fix: (--set \S+=\d ?){2}, or"
+    )
+    with pytest.raises(UsageError, match=said), large:
+        pass
 
 
 def test_rows_whose_prompts_differ_in_case_or_white_space_share_a_split():
@@ -312,7 +318,7 @@ def test_rows_whose_prompts_differ_in_case_or_white_space_share_a_split():
             ],
             "row 0 has turns of tools",
         ),
-        (None, r"has 0 train prompts, .*\n    fix: more rows: .* 80 per cent"),
+        (None, r"has 0 of 1 train prompts\n    fix: more rows: .* 80 per cent"),
     ],
 )
 def test_rows_that_are_refused(rows, reason):
