@@ -8,8 +8,9 @@ check:            ## lint, format, types, rooms
 docs:             ## the documentation site in site/, without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 system:           ## sweeps, clusters, servers and services, about ten minutes; the second step of CI
-	pytest -q -m "system and not fault and not slow" --durations=15
-slow:             ## every shipped YAML in full, tens of minutes
+	pytest -q -n 4 --dist loadscope --no-loadscope-reorder -m "system and not fault and not slow" \
+	  --durations=15 tests/commands tests
+slow:             ## every shipped YAML in full, and what CI tries a short form of: an hour
 	pytest -n 0 -m slow
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it
 	pytest -n 0 -m fault

@@ -418,4 +418,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    run(measure, {"blocks": 1, "steps": 4})
+    run(measure, {"blocks": 1, "steps": 2})

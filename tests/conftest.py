@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from gdpo_tune.core import parameters, registry
+from gdpo_tune.core.system import count_local_cpus
 
 pytest_plugins = ["tests.support.webhooks"]
 
@@ -59,6 +60,11 @@ def restore_tables(before: dict[str, dict[str, object]]) -> list[str]:
 
 
 INITIAL_TABLES = copy_tables()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Use one process more than there are cores: tests wait for processes of their own."""
+    return count_local_cpus() + 1
 
 
 def pytest_collection_finish() -> None:

@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import itemgetter
 
 import numpy as np
 
@@ -120,14 +121,15 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
     for weights in list_long_weights(spec):
         present = [r for r in rows if all(r.params.get(n) == v for n, v in weights.items())]
         present = [r for r in present if r.number not in numbers]
-        gains = {r.number: _gain(points, predicted[r.number], goals) for r in present}
-        going = max(present, key=lambda record: gains[record.number], default=None)
+        gains = _compute_gains(points, [predicted[r.number] for r in present], goals)
+        gain, going = max(zip(gains, present, strict=True), key=itemgetter(0), default=(0.0, None))
         kept = going.params if going and not _is_worse(spec, rungs[going.number], origin) else {}
         anew = [_move(spec, r.params, weights, kept) for r in rows]
         values = [predict(encode_params(spec, params)) for params in anew]
-        best = max(range(len(anew)), key=lambda index: _gain(points, values[index], goals))
-        margin = CLEARLY_MORE * _measure(points, goals) + (gains[going.number] if going else 0)
-        if going is not None and _gain(points, values[best], goals) <= margin:
+        gains = _compute_gains(points, values, goals)
+        best = max(range(len(anew)), key=gains.__getitem__)
+        margin = CLEARLY_MORE * _measure(points, goals) + gain
+        if going is not None and gains[best] <= margin:
             numbers.append(going.number)
             points.append(smoothed[going.number])
         elif anew[best] not in begun:
@@ -136,7 +138,8 @@ def choose_survivors(spec: SweepSpec, records: Sequence[TrialRecord]) -> Survivo
     count, end = divide_budget(spec, len(rows), len(begun), records)
     while len(numbers) + len(begun) < count and len(numbers) < len(rows):
         rest = [record.number for record in rows if record.number not in numbers]
-        chosen = max(rest, key=lambda number: (_gain(points, smoothed[number], goals), -number))
+        gains = _compute_gains(points, [smoothed[number] for number in rest], goals)
+        _, chosen = max(zip(gains, rest, strict=True), key=lambda pair: (pair[0], -pair[1]))
         numbers.append(chosen)
         points.append(smoothed[chosen])
     return Survivors(frozenset(numbers), tuple(begun), end)
@@ -226,5 +229,9 @@ def _measure(points: Sequence[Floats], goals: Sequence[Objective]) -> float:
     return compute_hypervolume([*points, *mixtures], goals) if points else 0.0
 
 
-def _gain(points: Sequence[Floats], point: Floats, goals: Sequence[Objective]) -> float:
-    return _measure([*points, point], goals) - _measure(points, goals)
+def _compute_gains(
+    points: Sequence[Floats], more: Sequence[Floats], goals: Sequence[Objective]
+) -> list[float]:
+    """Return what each of `more` alone would add to the hypervolume."""
+    base = _measure(points, goals)
+    return [_measure([*points, point], goals) - base for point in more]

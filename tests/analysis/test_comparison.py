@@ -60,6 +60,7 @@ def error_rate(pairs, trials=12):
     return wrong / pairs
 
 
+@pytest.mark.slow
 def test_equal_searches_are_rarely_called_different():
     # 40 pairs at a rate of .05: more than 6 wrong ones come up in 1 of 300 runs
     assert error_rate(40) <= 6 / 40

@@ -91,6 +91,7 @@ def test_known_effects_lie_in_their_intervals():
         assert weight.more == 0
 
 
+@pytest.mark.slow
 def test_noise_alone_is_told_apart_in_one_sweep_of_twenty():
     dimensions = (Dimension("kind", ("a", "b", "c")), *SPACE, Dimension("idle", (), 0.0, 1.0))
     wrong = sum(

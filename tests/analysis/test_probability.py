@@ -91,6 +91,7 @@ def test_the_interval_holds_the_hypervolume_and_is_a_point_without_noise(points,
     assert interval(0) == Interval(pytest.approx(known), pytest.approx(known))
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_of_many_noisy_fronts():
     rng = np.random.default_rng(0)
     covered, trusting = 0, 0

@@ -27,7 +27,7 @@ SPACES = [
     if path not in (*FOR_GPUS, WORD_PROBLEMS)
 ]
 SHORT = [
-    "search.budget.completions=720",
+    "search.budget.completions=400",
     "search.merges.budget=0",
     "search.replicates.max_runs=0",
     "training.completions_per_step=8",
@@ -136,6 +136,7 @@ def test_the_shipped_space_of_a_policy_from_the_hub_is_valid(run_here):
     assert "# A trial: 1 worker with 1 CPU and 0 GPUs" in shown
 
 
+@pytest.mark.system
 def test_word_problems_are_learned_from_a_start_by_a_small_policy(tmp_path):
     """In the columns of `ChilleD/SVAMP`; the policy of the file itself is tried by `make real`."""
     rows = [

@@ -262,6 +262,7 @@ def test_a_sweep_without_two_policies_is_refused(spec, left, message):
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_real_merge_has_the_mean_of_the_weights(tmp_path):
     """By a session of the sweep through Ray, as a person runs the command."""
     short = [

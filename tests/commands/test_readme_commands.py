@@ -19,7 +19,10 @@ from tests.commands.test_commands import check_outputs
 from tests.support.connections import list_foreign_hosts, record_connections
 from tests.support.paths import ROOT
 
-DOCS = ("comparison", "importance", "notebook", "export", "merging", "steering")
+DOCS = (
+    *("comparison", "importance", "notebook", "export", "merging", "steering"),
+    *("policies", "report"),
+)
 PAGES = ("README.md", *(f"docs/{name}.md" for name in DOCS))
 COMMAND = re.compile(
     r"^ {4}(?:[^\n]* && )?(python -m gdpo_tune\.[^\n]*?)(?: +#[^\n]*)?$"
@@ -31,6 +34,7 @@ NOT_RUN = {
     SWEEP: "the fixture runs it",
     "gdpo-tune COMMAND": "no command",
     "python -m gdpo_tune.COMMAND": "no command",
+    "python -m gdpo_tune.train my.yaml --seed 3": "the reader's own file",
     "python -m gdpo_tune.watch runs/code": "serves a page until Ctrl-C",
     "python -m gdpo_tune.schedule sweeps/ serve": "runs until Ctrl-C",
 }
@@ -139,9 +143,13 @@ def find_names(sweep):
     return {"trial": ends[0].number, "other": ends[1].number, "merge": merges[0]}
 
 
-def run_page(page, directory, changes):
-    """Run the commands of a page; return a line for each that has not done what the page says."""
-    commands = [command for command in list_commands(page) if command not in NOT_RUN]
+def run_page(page, directory, changes, done):
+    """Run the commands of a page; return a line for each that has not done what the page says.
+
+    A command of an earlier page is `done`.
+    """
+    commands = [c for c in list_commands(page) if c not in NOT_RUN and c not in done]
+    done |= {command for command in commands if command.startswith("python -m")}
     asked = []
     for command in commands:
         text = command
@@ -171,7 +179,8 @@ def check_pages(directory, settings, changes, monkeypatch):
     }
     if settings:
         shutil.copytree(directory / "runs" / "code", directory / "runs" / "longer")
-    wrong = [line for page in PAGES for line in run_page(page, directory, {**names, **changes})]
+    changes, done = {**names, **changes}, set()
+    wrong = [line for page in PAGES for line in run_page(page, directory, changes, done)]
     assert not wrong, "\n\n".join(wrong)
 
 

@@ -14,33 +14,28 @@ def test_the_page_is_up_to_date():
     assert REFERENCE.read_text() == render_reference()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *SweepSpec.model_fields,
-        *(f"training.{name}" for name in TrainingSettings.model_fields),
-        *(f"sandbox.{name}" for name in SandboxSettings.model_fields),
-        *PARAMETERS,
-        *registry.NORMALIZATIONS,
-        *registry.SAMPLERS,
-        *registry.SCHEDULERS,
-        *(metric for task in registry.TASKS for metric in registry.describe_task(task).metrics),
-        "search.replicates.max_runs",
-        "search.scheduler.type",
-        "search.scheduler.wide_share",
-        "tracking.required",
-        "resources.gpus",
-        "objectives.<metric>.reference",
-    ],
+NAMES = (
+    *SweepSpec.model_fields,
+    *(f"training.{name}" for name in TrainingSettings.model_fields),
+    *(f"sandbox.{name}" for name in SandboxSettings.model_fields),
+    *PARAMETERS,
+    *registry.NORMALIZATIONS,
+    *registry.SAMPLERS,
+    *registry.SCHEDULERS,
+    *(metric for task in registry.TASKS for metric in registry.describe_task(task).metrics),
+    "search.replicates.max_runs",
+    "search.scheduler.type",
+    "search.scheduler.wide_share",
+    "tracking.required",
+    "resources.gpus",
+    "objectives.<metric>.reference",
 )
-def test_every_name_has_a_line_of_its_own(name):
-    rows = [
-        line.split(" | ")
-        for line in render_reference().splitlines()
-        if line.startswith(f"| `{name}`")
-    ]
-    assert rows
-    assert all(row[-1].strip(" |") for row in rows)
+
+
+def test_every_name_has_a_line_of_its_own_that_says_something():
+    rows = [line.strip(" |").split(" | ") for line in REFERENCE.read_text().splitlines()]
+    described = {row[0] for row in rows if len(row) > 1 and row[-1].strip()}
+    assert [name for name in NAMES if f"`{name}`" not in described] == []
 
 
 def test_a_target_that_does_not_exist_is_a_defect():

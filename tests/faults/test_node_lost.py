@@ -52,6 +52,7 @@ def check_end(sweep: KilledSweep, moved: int) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_trials_of_a_lost_node_resume_on_another_node(tmp_path: Path, empty_cluster: RayCluster):
     with lose_node(tmp_path, empty_cluster, gpus=1, trials=3) as (sweep, process, node):
         assert process.wait() == 0, sweep.read_errors()

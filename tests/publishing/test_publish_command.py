@@ -275,6 +275,7 @@ def test_the_card_of_a_merge_shows_its_parts_and_speaks_to_its_reader(tmp_path, 
 
 @pytest.mark.integration
 @pytest.mark.system
+@pytest.mark.slow
 def test_the_command_finds_the_hub_by_its_variables(swept, hub):
     variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
     script = "from gdpo_tune.cli import main; main()"

@@ -12,10 +12,11 @@ import pytest
 from gdpo_tune.core.errors import PickError
 from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.trials import Cost, Estimate, Objective, Rung, TrialRecord
-from gdpo_tune.results.open_sweep import Sweep
+from gdpo_tune.results.open_sweep import Sweep, find_sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.model import Constraint, ObjectiveSpec
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
+from tests.support.published_sweeps import copy_stored_sweep
 
 BOUNDS = "max correctness where length >= 0.9 and format >= 0.95"
 
@@ -281,3 +282,9 @@ def test_a_part_that_was_not_evaluated_on_its_own_has_no_values():
     part = pick_trial(Sweep(SPEC, CANDIDATES), parse_pick("1@20"))
     assert part.name == "1@20"
     assert part.lines[0].endswith("checkpoint 1@20, without an evaluation on test prompts")
+
+
+def test_the_recommended_candidate_of_a_real_sweep_keeps_what_the_untrained_policy_has(tmp_path):
+    front = find_sweep(str(copy_stored_sweep(tmp_path))).front
+    assert front.knee_shortfall == []
+    assert sum(bool(front.find_shortfalls(member)) for member in front.members) > 5

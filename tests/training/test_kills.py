@@ -168,6 +168,7 @@ train(config, resume=None, report=lambda *_: None)
 
 @pytest.mark.system
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_sigkill_before_the_checkpoint_gets_its_name(policy, tmp_path, whole):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED, policy, str(tmp_path / "t")]

@@ -61,6 +61,7 @@ def assert_resumed(result, name: str, other: Path, alone, rel: float = 1e-5) -> 
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_two_processes_share_a_policy_and_go_on_with_it(tmp_path):
     policy, one, two = write_policy(tmp_path / "policy"), tmp_path / "1", tmp_path / "2"
     alone = run_trials("full", policy, one, 1)

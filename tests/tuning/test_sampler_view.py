@@ -205,6 +205,7 @@ def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sam
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_model(spec: SweepSpec):
     view = SamplerView(spec)
     suggestions = run_trials(view, spec.search.trials, width=2)

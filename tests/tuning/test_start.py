@@ -187,6 +187,7 @@ class TestOnRay:
 
     pytestmark = MARKS
 
+    @pytest.mark.slow
     def test_a_sweep_killed_in_its_start_resumes_by_the_same_command(self, tmp_path: Path):
         spec = load_code_spec(tmp_path, SWEEP)
         write_faults(spec, t0="gate")

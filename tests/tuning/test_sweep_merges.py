@@ -60,6 +60,7 @@ def test_merges_join_the_front_and_keep_their_parents(tmp_path: Path):
     assert trained <= spec.search.replicates.max_runs
 
 
+@pytest.mark.slow
 def test_without_policies_nothing_is_merged(tmp_path: Path):
     records = run_sweep(load_small(tmp_path, "keep=none"), train=TRAIN).records
     assert {record.role for record in records} <= {"untrained", "published", "search", "replicate"}

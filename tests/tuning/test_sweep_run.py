@@ -113,7 +113,8 @@ def refuse_training() -> None:
     raise AssertionError("a finished sweep starts nothing")
 
 
-@pytest.mark.parametrize("writer", [pytest.param("trial", marks=pytest.mark.slow), "ledger"])
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", ["trial", "ledger"])
 def test_a_full_disk_ends_the_sweep_which_then_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
 ):
