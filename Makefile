@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check docs system slow fault adam8bit vllm real image-check bench bench-small gpu-check
+.PHONY: check docs ci system slow fault adam8bit vllm real image-check bench bench-small gpu-check
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -7,9 +7,11 @@ check:            ## lint, format, types, rooms
 	lint-imports
 docs:             ## the documentation site in site/, without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
-system:           ## sweeps, clusters, servers and services, about ten minutes; the second step of CI
-	pytest -q -n 4 --dist loadscope --no-loadscope-reorder -m "system and not fault and not slow" \
-	  --durations=15 tests/commands tests
+system:           ## sweeps, clusters, servers and services, about ten minutes
+	pytest -q -n 4 --dist worksteal -m "system and not fault and not slow" --durations=15
+ci:               ## the quick tests and those of `system`, in one run
+	pytest -q -n 4 --dist worksteal --durations=25 \
+	  -m "not slow and not gpu and not browser and not vllm and not fault and not real"
 slow:             ## every shipped YAML in full, and what CI tries a short form of: an hour
 	pytest -n 0 -m slow
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it
@@ -50,17 +52,12 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/failure_drill.py
 gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
 	python benchmarks/gpu_check.py
-bench-small:      ## the same scripts, seconds each, the check of a GPU without its sweeps, which `slow` runs
-	python benchmarks/step.py --small
-	python benchmarks/shared_prompts.py --small
+bench-small:      ## the short form of those that take seconds, and of the check of a GPU; `slow` runs that of the others
 	python benchmarks/driver.py --small
-	python benchmarks/tracking.py --small
 	python benchmarks/search/samplers.py --small
 	python benchmarks/search/replay.py --small
-	python benchmarks/search/curves.py --small
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
-	python benchmarks/overlap.py --small
 	python benchmarks/effects.py --small
 	python benchmarks/report_cost.py --small
 	python benchmarks/scale.py --small

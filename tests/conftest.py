@@ -67,6 +67,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return count_local_cpus() + 1
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with whole systems, which take longest and often wait."""
+    items.sort(key=lambda item: item.get_closest_marker("system") is None)
+
+
 def pytest_collection_finish() -> None:
     # Training and the end of every module collect garbage: that is often enough.
     gc.set_threshold(50_000, 20, 100)

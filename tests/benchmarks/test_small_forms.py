@@ -11,7 +11,13 @@ from tests.support.paths import ROOT
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("script", ["normalization", "search/fronts", "utilisation"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        *("normalization", "search/fronts", "utilisation", "step", "shared_prompts", "tracking"),
+        *("overlap", "search/curves"),
+    ],
+)
 def test_a_small_benchmark_ends_with_its_figures(script, tmp_path):
     """The others take seconds, and are in `make bench-small`."""
     command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), "--small"]

@@ -52,7 +52,7 @@ def test_the_estimate_of_a_large_policy_is_its_peak(rank, shards, tmp_path):
 
 
 @METHODS
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_estimate_of_a_few_layers_is_their_peak(rank, shards, tmp_path):
     shape = _QwenShape(
         layers=4, hidden=1024, intermediate=5120, queries=1024, keys=256, vocabulary=151_936

@@ -264,7 +264,7 @@ def test_a_reward_that_scores_nothing_is_a_warning(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ("return []", r"mine.py:Good: Good has 0 train prompts, .*\n +fix: more rows"),
+        ("return []", r"mine.py:Good: Good has 0 of 40 train prompts, .*\n +fix: more rows"),
         ("json.loads('')", r"JSONDecodeError: .* \(mine.py, line \d+\)\n +fix: correct the file"),
         ("import os; os._exit(4)", r"enter\(\) ended its process .*\n +fix: correct the file"),
         ("raise GeneratorExit", r"raised GeneratorExit \(mine.py, line \d+\)\n +fix: correct"),
