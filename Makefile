@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check docs ci system slow fault adam8bit vllm real image-check bench bench-small gpu-check
+.PHONY: check docs system slow fault adam8bit vllm real image-check bench bench-small gpu-check
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -7,11 +7,8 @@ check:            ## lint, format, types, rooms
 	lint-imports
 docs:             ## the documentation site in site/, without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
-system:           ## sweeps, clusters, servers and services, about ten minutes
-	pytest -q -n 4 --dist worksteal -m "system and not fault and not slow" --durations=15
-ci:               ## the quick tests and those of `system`, in one run
-	pytest -q -n 4 --dist worksteal --durations=25 \
-	  -m "not slow and not gpu and not browser and not vllm and not fault and not real"
+system:           ## sweeps, clusters, servers and services, under ten minutes; the second step of CI
+	pytest -q -n 4 --maxschedchunk 1 -m "system and not fault and not slow" --durations=15
 slow:             ## every shipped YAML in full, and what CI tries a short form of: an hour
 	pytest -n 0 -m slow
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it

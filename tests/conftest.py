@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from itertools import chain, islice
 
 import pytest
 from hypothesis import settings
@@ -68,20 +67,9 @@ def pytest_xdist_auto_num_workers() -> int:
     return count_local_cpus() + 1
 
 
-@pytest.hookimpl(trylast=True)  # once others are deselected
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let every other process begin with whole systems, which take longest and often wait.
-
-    xdist (`worksteal`) divides the list into as many parts as there are processes.
-    """
-    count = getattr(config, "workerinput", {}).get("workercount", 1)
-    systems = [item for item in items if item.get_closest_marker("system")]
-    systems.sort(key=lambda item: "readme" not in item.nodeid)  # the longest of all
-    others = iter([item for item in items if not item.get_closest_marker("system")])
-    size, some = len(items) // count, (count + 1) // 2
-    parts = [systems[part // 2 :: some] if part % 2 == 0 else [] for part in range(count)]
-    full = [part + list(islice(others, max(0, size - len(part)))) for part in parts]
-    items[:] = [*chain.from_iterable(full), *others]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest: the sweep of README and every command of the pages."""
+    items.sort(key=lambda item: "test_readme_commands" not in item.nodeid)
 
 
 def pytest_collection_finish() -> None:

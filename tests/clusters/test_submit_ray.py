@@ -46,6 +46,7 @@ training: {steps: 2, completions_per_step: 16, train_prompts: 64, validation_pro
 """
 
 
+@pytest.mark.slow
 def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path: Path):
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()

@@ -64,7 +64,7 @@ def run_folder(find_programs):
 
 
 CASES = [
-    pytest.param("trl", "code", marks=pytest.mark.system),
+    pytest.param("trl", "code", marks=[pytest.mark.system, pytest.mark.slow]),
     # as code, to TRL
     pytest.param("trl", "math", marks=[pytest.mark.system, pytest.mark.slow]),
     pytest.param("trl", "tools", marks=[pytest.mark.system, pytest.mark.slow]),

@@ -40,6 +40,7 @@ def list_states(sweep: KilledSweep) -> list[str]:
     return [record.state for record in read_records(sweep)] if sweep.has_records(3) else []
 
 
+@pytest.mark.slow
 def test_what_a_person_asks_for_is_in_the_ledger_within_five_seconds(tmp_path: Path):
     sweep = KilledSweep(tmp_path, SLOW, fake=True)
     sweep.slow_down()

@@ -121,6 +121,7 @@ def find_files_with(text: str, directory: Path) -> list[str]:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_trials_of_a_cluster_of_our_own_have_them(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     check_sweep(run_sweep_of(tmp_path))
