@@ -16,6 +16,7 @@ from tests.support.tuning import ENDS_ONLY, is_asked_to_stop
 pytestmark = MARKS
 
 
+@pytest.mark.slow
 def test_stopped_trials_take_no_step_past_the_wide_rung_and_leave_no_files(tmp_path: Path):
     budget = ("search.budget.completions=12800", "search.replicates.max_runs=0")
     wide = ("search.scheduler={type: halving}", "search.trials=10", "search.sampler=random")
