@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.first_trials import find_wide_step
@@ -13,10 +15,9 @@ from tests.support.fake_training import list_executions
 from tests.support.ray_sweeps import MARKS, SPACE
 from tests.support.tuning import ENDS_ONLY, is_asked_to_stop
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.slow]
 
 
-@pytest.mark.slow
 def test_stopped_trials_take_no_step_past_the_wide_rung_and_leave_no_files(tmp_path: Path):
     budget = ("search.budget.completions=12800", "search.replicates.max_runs=0")
     wide = ("search.scheduler={type: halving}", "search.trials=10", "search.sampler=random")
