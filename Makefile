@@ -50,14 +50,11 @@ bench:            ## figures of docs/measurements.md; run on an idle machine
 gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
 	python benchmarks/gpu_check.py
 bench-small:      ## the short form of those that take seconds, and of the check of a GPU; `slow` runs that of the others
-	python benchmarks/driver.py --small
 	python benchmarks/search/samplers.py --small
-	python benchmarks/search/replay.py --small
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
 	python benchmarks/effects.py --small
 	python benchmarks/report_cost.py --small
-	python benchmarks/scale.py --small
 	python benchmarks/restart_cost.py --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/real_data.py --small

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
     "script",
     [
         *("normalization", "search/fronts", "utilisation", "step", "shared_prompts", "tracking"),
-        *("overlap", "search/curves"),
+        *("overlap", "search/curves", "search/replay", "driver", "scale"),
     ],
 )
 def test_a_small_benchmark_ends_with_its_figures(script, tmp_path):
