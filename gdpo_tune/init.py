@@ -123,44 +123,21 @@ ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "target", "label")
 def _provide_class(task: str, data: str) -> Generator[dict[str, int]]:
     """Write the class of a task that reads a file of JSON lines, unless its file exists.
 
-    Yield its prompts by key of `training:`, and remove what was written if an error follows.
+    Yield its prompts by key of `training:`, and remove it if an error follows.
     """
+    import jinja2  # late: `--help` is light
+
     from gdpo_tune.core import task_files
     from gdpo_tune.core.settings import TrainingSettings
-    from gdpo_tune.tasks.custom import RewardFunctionTask, collect_rows
+    from gdpo_tune.tasks import custom, data_rows
     from gdpo_tune.tasks.generation import choose_row_split
 
     path, name = task_files.split_task_file(task)
-    file = Path(path)
-    is_own = file.exists()
-    if is_own:
-        said = f"{file.name} exists and is kept: its rows() decide what is read, not --data {data}"
-    else:
-        prompt = _write_class(file, name, data)
-        said = f"wrote {file.name}: the prompt is {prompt}, rewards are yours to write"
-    try:
-        found, sizes = task_files.load_class(task), Counter[str]()
-        if issubclass(found, RewardFunctionTask):
-            sizes = Counter(map(choose_row_split, collect_rows(found(TrainingSettings()).rows())))
-        print(said)
-        yield {f"{s}_prompts": sizes[s] for s in ("train", "validation", "test") if sizes}
-    except BaseException:
-        if not is_own:
-            compiled = Path(cache_from_source(str(file)))
-            file.unlink(missing_ok=True)
-            compiled.unlink(missing_ok=True)
-            with suppress(OSError):  # others are there, or bytecode is not written
-                compiled.parent.rmdir()
-        raise
-
-
-def _write_class(file: Path, name: str, data: str) -> str:
-    """Write a class that reads a file of JSON lines; return the column that is its prompt."""
-    import jinja2  # late: `--help` is light
-
-    from gdpo_tune.tasks import custom, data_rows
-
-    source = expand_path(data)
+    file, source = Path(path), expand_path(data)
+    if file.exists():
+        print(f"{file.name} exists and is kept: its rows() decide what is read, not --data {data}")
+        yield {}
+        return
     if source.suffix != ".jsonl":
         raise UsageError(
             f"--data {data}: a class is written for a .jsonl file, with one object on each line\n"
@@ -190,7 +167,18 @@ def _write_class(file: Path, name: str, data: str) -> str:
     with explain_write_errors("the task"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text)
-    return prompt
+    try:
+        prompts = custom.collect_rows(task_files.load_class(task)(TrainingSettings()).rows())
+        sizes = Counter(map(choose_row_split, prompts))
+        print(f"wrote {file.name}: the prompt is {prompt}, rewards are yours to write")
+        yield {f"{split}_prompts": sizes[split] for split in ("train", "validation", "test")}
+    except BaseException:
+        compiled = Path(cache_from_source(str(file)))
+        file.unlink(missing_ok=True)
+        compiled.unlink(missing_ok=True)
+        with suppress(OSError):  # others are there, or bytecode is not written
+            compiled.parent.rmdir()
+        raise
 
 
 def _collect_answers(options: argparse.Namespace, *, ask: bool) -> FirstFile:

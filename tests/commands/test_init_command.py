@@ -163,7 +163,6 @@ def test_a_class_is_written_for_rows(directory: Path, row: dict[str, object], ca
     words = ["--task", "mine.py:Mine", "--data", "rows.jsonl", "--yes", "--force"]
     assert init.main(words) == 0
     assert "mine.py exists and is kept" in capsys.readouterr().out
-    assert load_spec("mine.yaml").training.validation_prompts < 20, "those that its rows() give"
     assert (directory / "mine.py").read_text().endswith("# my own\n")
 
 
