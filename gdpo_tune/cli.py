@@ -475,13 +475,17 @@ def set_written_variables(spec: SweepSpec) -> None:
 
 def check_trainable(spec: SweepSpec) -> None:
     """Refuse adapters that miss most of a policy, and a share of this machine's GPUs too small."""
-    from gdpo_tune.core.policy_shapes import find_expert_problem
+    from gdpo_tune.core.policy_shapes import find_expert_problem, find_naming_problem
     from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.spec.gpu import may_use_vllm
 
     policy = measure_policy(spec.policy, spec.model.revision)
-    targets = spec.model.lora_targets if spec.model.lora_rank else ()
-    if problem := find_expert_problem(policy.shapes if policy else (), targets):
-        raise PolicyError(problem)
+    if policy and spec.model.lora_rank:
+        problem = find_expert_problem(policy.shapes, spec.model.lora_targets)
+        if may_use_vllm(spec):
+            problem = problem or find_naming_problem(policy.config)
+        if problem:
+            raise PolicyError(problem)
     if spec.resources.gpus:
         from gdpo_tune.spec import read_device_memory
         from gdpo_tune.spec.gpu import check_gpu_share

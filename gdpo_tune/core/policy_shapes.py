@@ -16,6 +16,9 @@ _HEAD, _EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "emb
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
 
+TEXT_PART_TYPES = ("emu3", "llama4", "mllama", "qwen3_5", "qwen3_5_moe", "qwen4_exp")
+"""Types of policies that read images, and whose text model has a class of its own."""
+
 
 def find_position_limit(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a policy reads and writes by its config.json; None if it is silent.
@@ -44,6 +47,22 @@ def find_expert_problem(names: Iterable[str], targets: Sequence[str]) -> str:
         f"model.lora_targets = [{EVERY_LINEAR}]: the policy is a mixture of experts, which get no "
         "adapters that PEFT can train and write\n    fix: name the modules of attention, --set "
         "'model.lora_targets=[q_proj, k_proj, v_proj, o_proj]', or --set model.lora_rank=0"
+    )
+
+
+def find_naming_problem(config: Mapping[str, Any]) -> str:
+    """Return why vLLM would not know the modules of a policy's adapters; often empty.
+
+    `AutoModelForCausalLM` loads the text model of these policies alone, and vLLM the architecture
+    that config.json names, whose modules have other names. Source: vllm#34186, vllm#48019.
+    """
+    if config.get("model_type") not in TEXT_PART_TYPES or "text_config" not in config:
+        return ""
+    return (
+        f"model.lora_rank: the policy also reads images ({config['model_type']}), its text model "
+        "is trained, and vLLM knows its modules by other names\n    fix: write the text model, "
+        "AutoModelForCausalLM.from_pretrained(POLICY).save_pretrained(DIRECTORY), and train that; "
+        "or --set rollout.engine=transformers, or --set model.lora_rank=0"
     )
 
 

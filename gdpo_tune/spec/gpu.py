@@ -42,18 +42,23 @@ class Choice(NamedTuple):
         return f"{self.value} ({self.why})"
 
 
+def may_use_vllm(spec: SweepSpec) -> bool:
+    """Return whether trials may sample with vLLM on a machine that has what this one has."""
+    is_found = spec.resources.gpus > 0 and find_vllm() is not None
+    return spec.rollout.engine == "vllm" or (spec.rollout.engine == "auto" and is_found)
+
+
 def measure_trial(spec: SweepSpec, policy: PolicyShapes) -> TrialMemory:
     """Estimate the memory of a process of a trial, for the largest group of the space."""
     model, rollout = spec.model, spec.rollout
     betas, sizes = (spec.space.list_reachable(name) for name in ("beta", "group_size"))
-    may_use_engine = rollout.engine == "vllm" or (rollout.engine == "auto" and find_vllm())
     return TrialMemory(
         spec.build_trial_config({}, 0, Path()),
         policy,
         bfloat16=model.dtype != "float32",
         recomputes=model.gradient_checkpointing != "off",
         may_have_reference=betas is None or any(float(beta) > 0 for beta in betas),
-        has_engine=bool(may_use_engine) and rollout.vllm_mode == "colocate",
+        has_engine=may_use_vllm(spec) and rollout.vllm_mode == "colocate",
         workers=spec.resources.workers,
         group_size=max((int(size) for size in sizes or ()), default=1),
     )

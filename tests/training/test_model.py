@@ -18,8 +18,9 @@ import transformers
 from safetensors.torch import load_file
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+from gdpo_tune.cli import check_trainable
 from gdpo_tune.core.errors import PolicyError, TrialFailure
-from gdpo_tune.core.policy_shapes import find_expert_problem
+from gdpo_tune.core.policy_shapes import TEXT_PART_TYPES, find_expert_problem
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.adapters import load_adapter
@@ -37,6 +38,7 @@ from tests.support.training import (
     register_toy_task,
     stop_after,
 )
+from tests.support.tuning import load_code_spec
 
 CHAT = (
     "{% for m in messages %}{{ m['role'][0] }}={{ m['content'] }}={% endfor %}"
@@ -379,6 +381,47 @@ def test_adapters_on_all_linear_modules_of_experts_are_refused_before_training(t
         assert not find_expert_problem(each, ["q_proj"])
     with pytest.raises(PolicyError, match="mixture of experts"):
         build_adapter_config(model, ModelSettings(lora_rank=4), "mine")
+
+
+def test_adapters_that_vllm_would_know_by_other_names_are_refused_before_the_sweep(
+    tmp_path, monkeypatch
+):
+    """Source: vllm#34186; the class that each mapping of Transformers names for a type."""
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    text, whole = (
+        getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
+        for kind in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
+    )
+    differing = {
+        kind
+        for kind in text.keys() & whole.keys()
+        if text[kind] != whole[kind]
+        and "text_config" in configuration_auto.CONFIG_MAPPING[kind].sub_configs
+    }
+    assert differing == set(TEXT_PART_TYPES)
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = transformers.Qwen3_5Config(text_config={**sizes, **heads})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "text")
+    model.save_pretrained(tmp_path / "whole")
+    (tmp_path / "whole/config.json").write_text(config.to_json_string())
+    monkeypatch.setattr("gdpo_tune.policies.load_policy._check_directory", lambda *_: None)
+    for name, engine, rank, is_refused in (
+        ("whole", "vllm", 4, True),
+        ("whole", "vllm", 0, False),
+        ("whole", "transformers", 4, False),
+        ("text", "vllm", 4, False),
+    ):
+        changes = [f"policy={tmp_path / name}", f"rollout.engine={engine}"]
+        spec = load_code_spec(tmp_path, [*changes, f"model.lora_rank={rank}"])
+        if is_refused:
+            with pytest.raises(PolicyError, match="by other names\n    fix: write the text model"):
+                check_trainable(spec)
+        else:
+            check_trainable(spec)
 
 
 def test_the_output_head_is_no_target(peft, chat):
