@@ -81,6 +81,8 @@ def read_clock() -> datetime:
 
 def _validate(options: argparse.Namespace) -> int:
     from gdpo_tune.clusters.console import ConsolePrinter, find_errors, find_notes, find_warnings
+    from gdpo_tune.core.text import align_columns
+    from gdpo_tune.spec.dry_run import describe_time
 
     loaded, errors = _load(options), list["tuple[ScheduledSweep, GdpoTuneError]"]()
     for sweep in loaded.sweeps:
@@ -96,7 +98,9 @@ def _validate(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     status = ConsolePrinter().print_errors(loaded, errors)
     if not status:
-        print(f"{len(loaded.sweeps)} valid:", ", ".join(sweep.name for sweep in loaded.sweeps))
+        print(f"{len(loaded.sweeps)} valid; how long a run takes:")
+        rows = [(f"  {sweep.name}", describe_time(sweep.spec)) for sweep in loaded.sweeps]
+        print(*align_columns(rows), sep="\n")
     return status
 
 

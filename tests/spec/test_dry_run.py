@@ -1,15 +1,17 @@
 """The text of --dry-run, its warnings, and the machine's resources."""
 
 import dataclasses
+import json
 import os
 
 import pytest
 
 from gdpo_tune.core.errors import ResourcesError
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.spec import load_spec, machine
-from gdpo_tune.spec.dry_run import render_dry_run
+from gdpo_tune.spec.dry_run import describe_time, render_dry_run
 from gdpo_tune.spec.machine import check_resources, count_visible_gpus, list_sandbox_warnings
 from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.tasks import code
@@ -48,6 +50,32 @@ def test_dry_run_tells_space_prompts_and_budget(load):
     assert "checkpoints 600 1 x 600" in lines
     assert "total 18,960" in lines
     assert any(line.startswith("- space.group_size = 16: 4 prompts a step") for line in lines)
+    assert describe_time(spec).startswith("unknown before a first sweep")
+
+
+def test_time_is_that_of_the_last_sweep_like_it(load, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "cluster:6379")  # nobody knows how many trials fit there
+    planned = ["training={steps: 10, completions_per_step: 64, evaluate_every: 4}"]
+    planned += ["training.validation_prompts=100", "training.test_prompts=200"]
+    planned += ["search={replicates: {max_runs: 3}, merges: {budget: 2}, checkpoints: {budget: 1}}"]
+    planned += ["search.trials=5", f"storage={tmp_path}"]
+    for age, name, seconds, change in (
+        (3, "older", 900, "search.trials=5"),
+        (2, "like_it", 500, "search.trials=9"),
+        (1, "of_longer_answers", 9_000, "training.max_completion_length=99"),
+    ):
+        trial = tmp_path / name / "trials" / "0"
+        trial.mkdir(parents=True)
+        file = tmp_path / name / SPEC
+        file.write_text(load(*planned, change).dump_yaml())
+        os.utime(file, (2e9 - age, 2e9 - age))
+        cost = {"completions": 640, "evaluation_completions": 1_200, "seconds": seconds}
+        line = json.dumps({"step": 10, "metrics": {}, "cost": cost})
+        (trial / "steps.jsonl").write_text(line + "\n")
+    # Work: 5,760 completions in training as above, and .3 x 13,200 in evaluation = 9,720 units; the
+    # sweep like it took 500 s for 640 + .3 x 1,200 = 1,000.
+    time = "at most 1 h 21 min of one trial at a time, at the pace of like_it"
+    assert f"# Time: {time}" in render_dry_run(load(*planned)).splitlines()
 
 
 def test_passwords_are_not_shown(load):
