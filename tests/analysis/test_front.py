@@ -148,6 +148,20 @@ def test_more_comparisons_ask_for_a_larger_difference(comparisons, errors):
     assert not is_above(Estimate(0.5 + 0.99 * reach, 0.03), low, comparisons)
 
 
+def test_a_spread_of_few_seeds_widens_the_difference_from_what_is_known():
+    """Source: Stoline and Ury 1979, table 3, at 5 degrees; Sidak 1967 where errors are known."""
+    known, of_seeds = Estimate(0.4, 0.02), Estimate(0.5, 0.02, df=5)
+    for one, other in ((of_seeds, known), (known, of_seeds)):
+        width = [subtract_estimates(one, other, count) for count in (1, 3)]
+        wider = (width[1].high - width[1].low) / (width[0].high - width[0].low)
+        assert wider == pytest.approx(3.4 / 2.571, abs=0.01)
+        assert width[0].df == 5
+    both = [subtract_estimates(known, known, count) for count in (1, 3)]
+    assert (both[1].mean - both[1].low) / (both[0].mean - both[0].low) == pytest.approx(
+        2.388 / 1.96, abs=0.01
+    )
+
+
 def build(*trials, untrained=(0.5, 0.5), **fields):
     baseline = build_trial(0, *untrained, role="untrained", **fields)
     return build_front([baseline, *trials], GOALS)
@@ -303,7 +317,8 @@ def test_parents_are_ends_and_evaluated_checkpoints():
     front = build_front(records, GOALS)
     merge = next(c for c in front.configurations if c.role == "merge")
     assert [parent.name for parent in find_parents(front, merge)] == ["1@40", "1", "2"]
-    assert find_parents(front, front.configurations[1]) == []
+    for other in front.configurations:  # a checkpoint is no parent of itself
+        assert other is merge or find_parents(front, other) == []
 
 
 def test_the_end_of_a_training_is_known_from_its_checkpoint_too(tmp_path):
@@ -367,6 +382,17 @@ def test_merges_raise_the_hypervolume_over_trials():
     assert volumes[3] == pytest.approx(0.28)
     assert volumes[4] == pytest.approx(0.32)
     assert volumes[6] == pytest.approx(0.44)
+
+
+def test_a_configuration_that_most_seeds_find_infeasible_leaves_the_curve():
+    records = [
+        build_trial(1, 0.8, 0.5),
+        build_trial(2, 0.3, 0.3),
+        build_trial(3, 0.8, 0.5, replicate_of=1, feasible=False),
+        build_trial(4, 0.8, 0.5, replicate_of=1),
+    ]
+    trace = build_front(records, GOALS).hypervolume_over_trials
+    assert [point.hypervolume for point in trace] == pytest.approx([0.4, 0.4, 0.09, 0.4])
 
 
 def test_a_supervised_start_is_a_baseline_and_never_on_the_front():

@@ -7,6 +7,7 @@ from hypothesis.extra.numpy import arrays
 from gdpo_tune.analysis.pareto import (
     NOT_RANKED,
     compute_contributions,
+    compute_coverage,
     compute_hypervolume,
     rank_points,
 )
@@ -115,6 +116,15 @@ def test_a_contribution_is_what_the_front_loses_without_the_point(cloud):
     for i in front:
         lost[i] = whole - compute_hypervolume(points[front[front != i]], objectives)
     assert compute_contributions(points, objectives) == pytest.approx(lost, abs=1e-9)
+
+
+def test_coverage_is_the_share_that_is_matched_or_beaten():
+    """Source: Zitzler and Thiele 1999: not symmetric; nothing is said of a front without points."""
+    left, right = np.array([[0.0, 3.0], [2.0, 1.0]]), np.array([[0.0, 3.0], [1.0, 1.0], [3.0, 1.5]])
+    assert compute_coverage(left, right) == pytest.approx(2 / 3)
+    assert compute_coverage(right, left) == 1
+    assert compute_coverage(np.empty((0, 2)), right) == 0
+    assert np.isnan(compute_coverage(left, np.empty((0, 2))))
 
 
 def test_values_of_the_wrong_width_are_refused():
