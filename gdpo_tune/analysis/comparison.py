@@ -49,7 +49,7 @@ from gdpo_tune.analysis.uncertainty import (
     estimate_optimism,
     rank_values,
 )
-from gdpo_tune.core.trials import Z_95, Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Z_95, Estimate, Objective, TrialRecord, find_main_part
 
 ALPHA = 0.04
 """Corrected p up to which a difference is significant. Below the promised .05, because 999
@@ -125,11 +125,11 @@ def compare_arms(left: Arm, right: Arm) -> Comparison:
     best: dict[str, tuple[Estimate, Estimate]] = {}
     for goal in goals if ours and theirs else ():
         find = max if goal.direction == "maximize" else min
-        first, second = ([means[goal.name] for means in own] for own in (ours, theirs))
-        best[goal.name] = (
-            find(first, key=lambda value: value.mean),
-            find(second, key=lambda value: value.mean),
+        first, second = (
+            find((means[goal.name] for means in own), key=lambda value: value.mean)
+            for own in (ours, theirs)
         )
+        best[goal.name] = first, second
     return Comparison(
         left=left,
         right=right,
@@ -302,11 +302,6 @@ class Arm:
         owners = np.array(self.owners, dtype=np.int64)
         return [np.flatnonzero(owners == index) for index in range(self.tried_count)]
 
-    @property
-    def front(self) -> Floats:
-        """The non-dominated rows of `points`."""
-        return select_front(self.points)
-
     def get_points(self, trainings: Indices) -> Floats:
         """Return the rows of `points` of some trainings, each as often as it is named."""
         rows = [self._rows[index] for index in trainings]
@@ -347,10 +342,7 @@ def build_arm(
     measured = [
         c for c in pool_trials(kept, goals) if all(part.trial in trainings for part in c.parts)
     ]
-    owners = [
-        trainings[max(((p.weight, p.trial) for p in c.parts), default=(0.0, c.first))[1]]
-        for c in measured
-    ]
+    owners = [trainings[find_main_part(c.parts).trial if c.parts else c.first] for c in measured]
     order = {number: index for index, number in enumerate(dict.fromkeys(owners))}
     stopped = {
         trainings[r.number]

@@ -451,10 +451,12 @@ class MergeChooser:
         count = len(mixtures)
         asked = [*mixtures, *(entry.mixture for entry in [*self.parents, *merges])]
         means, errors = predict_losses(asked, self.parents, self.known)
-        excess, spread = self.aim.compute_excess(means), self._get_spread(errors)
+        excess, columns = self.aim.compute_excess(means), self.aim.columns
+        spread = np.maximum(errors[:, columns], TINY)
         hopeful = (excess[:count] <= LIMIT_Z * spread[:count]).all(axis=1)
         if not hopeful.any():
-            closest = int(np.argmin(np.round(self._sum(excess[:count]), 12)))
+            shares = np.maximum(excess[:count], 0.0) / _compute_span(self.parents)[columns]
+            closest = int(np.argmin(np.round(shares.sum(axis=1), 12)))
             return Merge(mixtures[closest], means[closest], errors[closest]), False
         chance = ndtr(-excess[:count] / spread[:count]).prod(axis=1)
         value, error = self._compute_preferred(means, errors)
@@ -464,14 +466,6 @@ class MergeChooser:
             chance = chance * gains[:, 0]
         best = int(np.argmax(np.where(hopeful, chance, -1.0)))
         return Merge(mixtures[best], means[best], errors[best]), True
-
-    def _get_spread(self, errors: Floats) -> Floats:
-        """Return the errors `[N, L]` of the metrics of the limits."""
-        return np.maximum(errors[:, self.aim.columns], TINY)
-
-    def _sum(self, excess: Floats) -> Floats:
-        span = _compute_span(self.parents)[self.aim.columns]
-        return (np.maximum(excess, 0.0) / span).sum(axis=1)
 
     def _compute_preferred(self, losses: Floats, errors: Floats) -> tuple[Floats, Floats]:
         """Compute U and its standard error, each `float[N]`."""

@@ -3,7 +3,6 @@
 Shapes: T points, M objectives; `values[T, M]` in the units and directions of the objectives.
 Inside this room everything is a loss (smaller is better): `compute_losses` flips the directions
 once. A row with NaN or infinity was not measured: it is never on a front and adds no hypervolume.
-A goal `[M]` is attained if some point is at least as good in every objective.
 """
 
 from __future__ import annotations
@@ -109,16 +108,13 @@ def convert_references(objectives: Sequence[Objective]) -> Floats:
     return compute_losses([[objective.reference for objective in objectives]], objectives)[0]
 
 
-def find_attained(points: Floats, goals: Floats) -> NDArray[np.bool_]:
-    """Mark the goals that some point attains, `bool[G]`."""
-    chunks = np.array_split(goals, points.size * len(goals) // CHUNK + 1)
-    attained = [(points[:, None] <= chunk).all(axis=2).any(axis=0) for chunk in chunks]
-    return np.concatenate(attained)
-
-
 def compute_coverage(left: Floats, right: Floats) -> float:
     """Return the share of the front `right` that the front `left` matches or beats; NaN for none.
 
     Source: Zitzler and Thiele 1999 (the C-metric, which is not symmetric).
     """
-    return float(find_attained(left, right).mean()) if len(right) else float("nan")
+    if not len(right):
+        return float("nan")
+    chunks = np.array_split(right, left.size * len(right) // CHUNK + 1)
+    matched = [(left[:, None] <= chunk).all(axis=2).any(axis=0) for chunk in chunks]
+    return float(np.concatenate(matched).mean())
