@@ -202,7 +202,6 @@ class OpenTrial:
     verdict: tuple[Verdict, Rung | None] | None = None
     """Set once it is asked to stop; a person's request has no rung."""
     cost: Cost | None = None  # cost so far, in case it fails
-    step: int = 0  # last step that it has reported
     failed: int = 0  # attempts that failed by themselves
     lost: int = 0
     """Nodes lost, stores out of reach and GPUs crowded in a row, without a result in between."""
@@ -224,10 +223,6 @@ class OpenTrial:
             self.died = self.node, now
         self.failed += 1
         return self.failed <= RETRIES
-
-    def note_step(self, step: int) -> None:
-        """Note a measurement: progress."""
-        self.lost, self.step = 0, step
 
     def excuse(self, node: str, now: float) -> bool:
         """Count the last death as the loss of this node if it explains it; return whether."""

@@ -176,7 +176,7 @@ class Lifecycle:
         """Take in a measurement; record a rung, decide on it, and ask the trial to stop if due."""
         trial = self._running[name]
         number, trial.cost = trial.number, measurement.cost
-        trial.note_step(measurement.step)
+        trial.lost = 0
         is_unknown = not self._knows_signal and bool(measurement.metrics)
         if is_unknown and self._ledger.get_record(number).is_training:
             self._report_missing_signal(number, measurement)

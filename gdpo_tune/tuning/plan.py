@@ -119,9 +119,8 @@ def find_next_trial(
         return planned
     few = len(records) < spec.search.trials  # saves counting
     if few or count_started(records) < spec.search.trials:
-        point = _find_enqueued_point(spec, records)
-        if point is not None:
-            return PlannedTrial("search", "enqueued", _fill_point(spec, point, records))
+        if planned := _plan_enqueued(spec, records):
+            return planned
         if not has_stagnated(records, spec.list_objectives(), spec.search.patience):
             return PlannedTrial("search", "model", None)
         if planned := plan_merge_or_checkpoint(spec, records, at_end=True):
@@ -152,9 +151,8 @@ def _plan_divided(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTri
     """
     wide = list_wide_rung_trials(spec, records)
     if len(wide) < count_wide(spec, records):
-        point = _find_enqueued_point(spec, records)
-        if point is not None:
-            return PlannedTrial("search", "enqueued", _fill_point(spec, point, records))
+        if planned := _plan_enqueued(spec, records):
+            return planned
         drawn = sum(record.proposer == "startup" for record in wide)
         if drawn < len(list_startup_choices(spec)):
             params = spec.space.complete(draw_startup_point(spec, drawn))
@@ -200,8 +198,8 @@ def count_completions_left(spec: SweepSpec, records: Sequence[TrialRecord]) -> f
     return limit - reserved - spent if limit else math.inf
 
 
-def _find_enqueued_point(spec: SweepSpec, records: Sequence[TrialRecord]) -> Params | None:
-    """Return the first point of `enqueue:` that no enqueued trial has; None if all ran.
+def _plan_enqueued(spec: SweepSpec, records: Sequence[TrialRecord]) -> PlannedTrial | None:
+    """Plan the first point of `enqueue:` that no enqueued trial has; None if all ran.
 
     A trial has a point if it agrees with it on the parameters that have an effect. So points may be
     added anywhere before a sweep resumes.
@@ -215,7 +213,7 @@ def _find_enqueued_point(spec: SweepSpec, records: Sequence[TrialRecord]) -> Par
             all(params[name] == value for name, value in point.items() if name in names)
             for params, names in active
         ):
-            return point
+            return PlannedTrial("search", "enqueued", _fill_point(spec, point, records))
     return None
 
 

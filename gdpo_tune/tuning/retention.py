@@ -73,36 +73,28 @@ def list_kept_steps(
 ) -> tuple[int, ...]:
     """Return the steps before the end whose checkpoints a trial keeps while it runs.
 
-    A search trial keeps those at which it is evaluated, and a replicate those that a fresh seed of
-    a candidate needs.
+    A search trial keeps the last `MOST_KEPT` at which it is evaluated, and a replicate those that a
+    fresh seed of a candidate needs.
     """
-    if record.role == "search" and spec.search.is_divided:
-        keeps = spec.has_candidates and spec.search.checkpoints.budget
-        if not keeps or not is_wide_rung_measured(spec, records):
-            return ()
-        end, every = choose_survivors(spec, records).end, spec.training.evaluate_every
-        steps = {*list_levels(spec, records, end)[1:-1], *range(every, end, every)}
-        return tuple(sorted(steps)[-MOST_KEPT:])
+    if not spec.has_candidates:
+        return ()
     if record.role == "search":
-        return tuple(list_evaluated_steps(spec))
-    if record.replicate_of is None or record.parts or not spec.has_candidates:
+        end, every, levels = spec.training.steps, spec.training.evaluate_every, ()
+        if not spec.search.checkpoints.budget:
+            return ()
+        if spec.search.is_divided:
+            if not is_wide_rung_measured(spec, records):
+                return ()
+            end = choose_survivors(spec, records).end
+            levels = list_levels(spec, records, end)[1:-1]
+        # to choose from: earlier ones are seldom on the front
+        return tuple(sorted({*levels, *range(every, end, every)})[-MOST_KEPT:])
+    if record.replicate_of is None or record.parts:
         return ()
     parts = (part for other in records for part in other.parts)
     # a configuration may have been trained under several numbers
     steps = {part.step for part in parts if records[part.trial].params == record.params}
     return tuple(sorted(step for step in steps if step < spec.training.steps))
-
-
-def list_evaluated_steps(spec: SweepSpec) -> list[int]:
-    """Return the last `MOST_KEPT` steps before its end at which a search trial is evaluated.
-
-    It keeps these checkpoints to choose from: earlier ones are seldom on the front.
-    """
-    steps = spec.training.steps
-    if not spec.has_candidates or not spec.search.checkpoints.budget:
-        return []
-    every = spec.training.evaluate_every
-    return [*range(every, steps, every)][-MOST_KEPT:]
 
 
 def _select_promising(ledger: Ledger, ended: TrialRecord) -> dict[int, set[Path]]:
