@@ -194,7 +194,7 @@ def explain_no_space(directory: Path, error: BaseException) -> tuple[str, str]:
     Source: errno(3), setrlimit(2) for EFBIG, and statvfs(3) for inodes, which some file systems do
     not count.
     """
-    codes = {each.errno for each in _list_causes(error) if isinstance(each, OSError)}
+    codes = {each.errno for each in list_causes(error) if isinstance(each, OSError)}
     if errno.EFBIG in codes:
         return "a file would be larger than a limit allows", "raise the limit (ulimit -f unlimited)"
     if errno.EDQUOT in codes:
@@ -210,11 +210,12 @@ def is_disk_full(error: BaseException) -> bool:
     """Return whether a full disk or quota is among the causes of an error."""
     return any(
         isinstance(cause, DiskFullError) or (isinstance(cause, OSError) and cause.errno in _FULL)
-        for cause in _list_causes(error)
+        for cause in list_causes(error)
     )
 
 
-def _list_causes(error: BaseException) -> Iterator[BaseException]:
+def list_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what led to it, the first cause last."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

@@ -23,6 +23,7 @@ from gdpo_tune.tasks.base import Problem, Task, join_turns
 from gdpo_tune.tasks.columns import RowError, get_text
 from gdpo_tune.tasks.custom import is_open_conversation
 from gdpo_tune.tasks.data_rows import LARGEST_SHARE_LEFT_OUT, read_local
+from gdpo_tune.tasks.generation import normalize_prompt
 from gdpo_tune.tasks.references import read_references
 
 COLUMNS = ("prompt", "completion")
@@ -62,11 +63,11 @@ def collect_demonstrations(
     if start.file:
         texts = list(_read_file(start.file, key, as_data=not is_task_file(config.task)))
         held_out = {
-            _normalize(problem.prompt)
+            normalize_prompt(problem.prompt)
             for split in ("validation", "test")
             for problem in task.problems(split, getattr(training, f"{split}_prompts"), PROBLEM_SEED)
         }
-        shown = [one for one in texts if _normalize(one[0].prompt) not in held_out]
+        shown = [one for one in texts if normalize_prompt(one[0].prompt) not in held_out]
         left_out["held-out prompts"] = len(texts) - len(shown)
     else:
         problems = task.problems("train", training.train_prompts, PROBLEM_SEED)
@@ -155,7 +156,3 @@ def _read_file(file: str, key: str, *, as_data: bool) -> Iterator[Text]:
             raise DataError(f"{place}: {error}\n    fix: correct or remove the row") from error
     if is_empty:
         raise DataError(f"{key}: the file is empty\n    fix: {WRITE_FILE}")
-
-
-def _normalize(prompt: str) -> str:
-    return " ".join(prompt.casefold().split())

@@ -195,11 +195,6 @@ PROCESS_ENGINE = KeptEngine()
 """The engine that a process keeps."""
 
 
-def fall_asleep(llm: Any) -> None:
-    """Let vLLM give its memory back until it is needed; for the engine's thread alone."""
-    llm.sleep(level=1)  # its weights go to the machine's memory
-
-
 def wake_up(llm: Any) -> None:
     """Give vLLM its memory if it sleeps; for the engine's thread alone."""
     if llm.llm_engine.is_sleeping():

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from gdpo_tune.core.errors import EngineDiedError, TrialFailure
 from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training import distributed
-from gdpo_tune.training.decoding import Decoding, cut_after_end, pad_left
+from gdpo_tune.training.decoding import Decoding, cut_after_end
 from gdpo_tune.training.distributed import gather_weights
 from gdpo_tune.training.fast_cpu import LlamaDecoder
 from gdpo_tune.training.rollout import (
@@ -107,18 +107,8 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
                 f"not train the policy that it samples from. Likely causes: {causes}"
             )
     if trainer.use_vllm:
-        check_following(trainer, batch, limit)
-
-
-def check_engine(trainer: Any, prompts: Sequence[Sequence[int]]) -> None:
-    """Let the vLLM of a trainer that trains nothing show that it follows the weights.
-
-    Raises:
-        TrialFailure: it does not, in any process of the trial; it is raised in all of them.
-    """
-    tokens, present = pad_left(prompts, trainer._tokenizer.pad_token_id)
-    batch = {"prompt_ids": tokens, "prompt_mask": present}
-    check_following(trainer, batch, choose_limit(trainer)[0])
+        rows = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
+        check_following(trainer, [ids[mask].tolist() for ids, mask in rows])
 
 
 def choose_limit(trainer: Any) -> tuple[float, str]:
@@ -142,8 +132,10 @@ class FollowingFigures:
     """From the policy before the change: that of an engine which has missed it."""
 
 
-def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> None:
+def check_following(trainer: Any, prompts: Sequence[Sequence[int]]) -> None:
     """Let vLLM show that it follows the weights, unless an earlier trial has seen that.
+
+    It samples for the shortest and the longest of `prompts`, which are tokens.
 
     Raises:
         TrialFailure: it does not, in any process of the trial; it is raised in all of them.
@@ -155,9 +147,8 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
     if trained in followed:
         return
 
-    rows = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
-    prompts: list[list[int]] = sorted((ids[mask].tolist() for ids, mask in rows), key=len)
-    prompts = prompts[:: max(1, len(prompts) - 1)]  # a short one and a long one
+    prompts = sorted(prompts, key=len)
+    prompts = prompts[:: max(1, len(prompts) - 1)]
     devices = [trainer.policy.device] if trainer.policy.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         figures = measure_following(trainer, prompts, TOKENS)
@@ -166,7 +157,7 @@ def check_following(trainer: Any, batch: Mapping[str, Any], limit: float) -> Non
     gaps = {name: max((getattr(part, name) for part in parts), key=_rank_gap) for name in names}
     apart = max(gaps.values(), key=_rank_gap)
     missed = min(part.missed for part in parts)
-    limit = min(limit, missed / _FOLLOWS)
+    limit = min(choose_limit(trainer)[0], missed / _FOLLOWS)
     if apart <= limit:
         followed.add(trained)
         return

@@ -69,7 +69,7 @@ from gdpo_tune.training.merging import check_parts, write_merge
 from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.prompt_selection import PromptSelection
 from gdpo_tune.training.rollout import Generate, choose_held_out_sampler, uses_engine_in_process
-from gdpo_tune.training.self_check import check_engine, check_first_batch
+from gdpo_tune.training.self_check import check_first_batch, check_following
 from gdpo_tune.training.step_reporter import Clock, StepReporter, TrialWriterToken
 from gdpo_tune.training.trainer import GDPOTrainer, StartTrainer
 from gdpo_tune.training.trl_arguments import (
@@ -302,8 +302,7 @@ def load_for_evaluation(
         trainer, sampler = build_trainer(plain, cache, model)
         if adapter is not None:
             fill_adapter(trainer.policy, adapter)
-        prompts = sorted(cache.load_split("validation").prompts, key=len)
-        check_engine(trainer, [prompts[0], prompts[-1]])
+        check_following(trainer, cache.load_split("validation").prompts)
         return trainer.policy, sampler
     model = model if adapter is None else load_adapter(model, adapter)
     model = model.to("cuda") if torch.cuda.is_available() else model

@@ -27,6 +27,7 @@ from gdpo_tune.core.errors import (
     ResourcesError,
     TrialFailure,
 )
+from gdpo_tune.core.files import list_causes
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, MOST_SEQUENCES
 from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.system import RENDEZVOUS, find_free_port
@@ -37,7 +38,6 @@ from gdpo_tune.training.engine import (
     PROCESS_ENGINE,
     Engine,
     SampleRequest,
-    fall_asleep,
     forget_prompts,
     wake_up,
 )
@@ -167,8 +167,7 @@ def _choose_options(
         vllm = find_vllm()
         if vllm is not None and vllm.needs_v2_variable and model.config.model_type == "qwen2":
             os.environ.setdefault(V2_RUNNER, "1")  # it stays, because vLLM reads it again later
-        parts = _divide_gpu(config, model)
-        options["kv_cache_memory_bytes"], needed = parts
+        options["kv_cache_memory_bytes"], needed = _divide_gpu(config, model)
     else:
         # Compiling takes minutes on a CPU, and the cache would take a share of its memory.
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE}
@@ -361,7 +360,7 @@ class _StepSampler:
 
         outputs = self.engine.generate(requests, note_sampled if self._tokenizer else None)
         if self._sleeps:
-            self.engine.run(fall_asleep, self.engine.llm)
+            self.engine.run(self.engine.llm.sleep, level=1)  # weights go to the machine's memory
         return outputs
 
 
@@ -381,9 +380,7 @@ def _name_failures(function: Callable[..., Any], trainer: Any) -> Callable[..., 
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, GdpoTuneError):
                 raise
-            first: BaseException = error
-            while (earlier := first.__cause__ or first.__context__) is not None:
-                first = earlier
+            *_, first = list_causes(error)
             lines = str(first).strip().splitlines()
             words = f"{type(first).__name__}: {lines[0]}" if lines else type(first).__name__
             step = trainer.state.global_step

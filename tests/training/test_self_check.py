@@ -260,34 +260,30 @@ class FollowingEngine:
 
 @pytest.fixture
 def follower(llama_policy):
-    """Return a builder of a trainer whose engine has a fault, and of its first batch."""
+    """Return a builder of a trainer whose engine has a fault, and of prompts."""
 
     def build(fault=""):
         policy = loading.load_policy(llama_policy)[0]
         generation = FollowingEngine(policy, fault)
-        prompts = torch.tensor([[0, 3, 4], [5, 6, 7]])
-        batch = {
-            "prompt_ids": prompts,
-            "prompt_mask": (prompts > 0).long(),
-        }
         trainer = SimpleNamespace(
+            args=SimpleNamespace(bf16=False),
             policy=policy,
             temperature=1.0,
             use_vllm=True,
             accelerator=Accelerator(cpu=True),
             vllm_generation=generation,
         )
-        return trainer, batch
+        return trainer, [[5, 6, 7], [3, 4]]
 
     return build
 
 
 def test_an_engine_that_follows_passes_and_leaves_no_trace(follower):
-    trainer, batch = follower()
+    trainer, prompts = follower()
     before = {name: w.clone() for name, w in trainer.policy.state_dict().items()}
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    self_check.check_following(trainer, batch, 0.01)
+    self_check.check_following(trainer, prompts)
     assert torch.equal(torch.get_rng_state(), state)
     after = trainer.policy.state_dict()
     assert all(torch.equal(after[name], w) for name, w in before.items())
@@ -299,47 +295,47 @@ def test_an_engine_that_follows_passes_and_leaves_no_trace(follower):
 @pytest.mark.parametrize("fault", ["no sync", "one sync", "half", "stale cache", "nan"])
 def test_an_engine_that_does_not_follow_is_found(follower, fault):
     # Source: trl#5312, vllm#34186, vllm#42125, trl#6166.
-    trainer, batch = follower(fault)
+    trainer, prompts = follower(fault)
     before = {name: w.clone() for name, w in trainer.policy.state_dict().items()}
     message = r"self-check of the engine: .*another policy.*changed .*, cached .*, restored "
     with pytest.raises(TrialFailure, match=message):
-        self_check.check_following(trainer, batch, 0.01)
+        self_check.check_following(trainer, prompts)
     after = trainer.policy.state_dict()
     assert all(torch.equal(after[name], w) for name, w in before.items())
 
 
 def test_an_engine_is_believed_once_for_the_weights_that_are_trained(follower):
-    trainer, batch = follower()
+    trainer, prompts = follower()
     followed = set()
     engine = SimpleNamespace(followed=followed)
     trainer.vllm_generation.llm = SimpleNamespace(engine=engine)
     for _ in range(2):
-        self_check.check_following(trainer, batch, 0.01)
+        self_check.check_following(trainer, prompts)
         assert (trainer.vllm_generation.syncs, len(followed)) == (2, 1)
     trainer.policy.model.norm.weight.requires_grad_(False)
-    self_check.check_following(trainer, batch, 0.01)
+    self_check.check_following(trainer, prompts)
     assert (trainer.vllm_generation.syncs, len(followed)) == (4, 2)
 
 
 def test_weights_that_change_nothing_are_refused(follower):
-    trainer, batch = follower()
+    trainer, prompts = follower()
     for name, weight in trainer.policy.named_parameters():
         weight.requires_grad_("layers.1.input_layernorm" in name)
     with torch.no_grad():  # the rest of the layer drops what that norm returns
         trainer.policy.model.layers[1].self_attn.o_proj.weight.zero_()
     trainer.vllm_generation.sync_weights()
     with pytest.raises(TrialFailure, match="noise on every trained weight moves"):
-        self_check.check_following(trainer, batch, 0.01)
+        self_check.check_following(trainer, prompts)
 
 
 def test_a_policy_that_noise_moves_little_is_no_fault_of_the_engine(follower, monkeypatch):
     """Small and random policies are moved by less than is wished for, however large the noise."""
-    trainer, batch = follower()
+    trainer, prompts = follower()
     monkeypatch.setattr(self_check, "_DOUBLINGS", 2)
     monkeypatch.setattr(self_check, "_NOISE", 0.01)
     with torch.no_grad(), self_check.change_weights(trainer, [([3, 4], [8, 9])]) as moved:
         assert self_check._LEAST_MOVED <= moved < self_check._MOVED
-    self_check.check_following(trainer, batch, 0.01)
+    self_check.check_following(trainer, prompts)
 
 
 # Judgement of each step

@@ -591,7 +591,7 @@ def test_an_engine_sleeps_from_the_samples_of_a_step_to_the_next_need(trainer):
 
 def test_the_next_trial_wakes_the_engine():
     engine = engines.PROCESS_ENGINE.open("a", RecordingLLM, threads=1)
-    engine.run(engines.fall_asleep, engine.llm)
+    engine.run(engine.llm.sleep, level=1)
     assert engines.PROCESS_ENGINE.open("a", RecordingLLM, threads=1) is engine
     assert not engine.llm.llm_engine.is_asleep
     engines.PROCESS_ENGINE.close()
