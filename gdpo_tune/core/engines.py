@@ -149,17 +149,6 @@ def round_up_rank(rank: int) -> int:
     return size
 
 
-def check_adapter_precision(
-    engine: EngineName, *, gpu: bool, lora_rank: int, bfloat16: bool
-) -> None:
-    """Raise `EngineError` for adapters in float32 under vLLM, whose GPU kernels have none."""
-    if engine == "vllm" and gpu and lora_rank and not bfloat16:
-        raise EngineError(
-            f"model.lora_rank = {lora_rank}: vLLM has no kernels for adapters in float32 on a GPU\n"
-            f"    fix: --set model.dtype=bfloat16 where the GPU computes in it, or {_OTHER_ENGINE}"
-        )
-
-
 def select_engine(
     settings: RolloutSettings,
     *,
@@ -167,6 +156,7 @@ def select_engine(
     has_fast_cpu: bool,
     vllm: VLLM | None,
     lora_rank: int = 0,
+    bfloat16: bool = True,
 ) -> EngineName:
     """Choose the engine of a trial; `has_fast_cpu`: the fast CPU sampler supports it.
 
@@ -202,6 +192,12 @@ def select_engine(
         )
     if lora_rank:
         round_up_rank(lora_rank)
+        if gpu and not bfloat16:
+            raise EngineError(
+                f"model.lora_rank = {lora_rank}: vLLM has no kernels for adapters in float32 on a "
+                "GPU\n    fix: --set model.dtype=bfloat16 where the GPU computes in it, or "
+                f"{_OTHER_ENGINE}"
+            )
     return "vllm"
 
 

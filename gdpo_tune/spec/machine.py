@@ -11,13 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from gdpo_tune.core.engines import (
-    check_adapter_precision,
-    check_compiler,
-    check_trl_version,
-    find_vllm,
-    select_engine,
-)
+from gdpo_tune.core.engines import check_compiler, check_trl_version, find_vllm, select_engine
 from gdpo_tune.core.errors import GdpoTuneError, ResourcesError, UsageError
 from gdpo_tune.core.http import find_webhook_problem
 from gdpo_tune.core.object_store import SPEC
@@ -28,10 +22,7 @@ from gdpo_tune.core.system import (
     read_machine_memory,
 )
 from gdpo_tune.core.trial_files import StepsReader
-from gdpo_tune.spec.model import (
-    Resources,
-    SweepSpec,
-)
+from gdpo_tune.spec.model import Resources, SweepSpec
 
 DEVICES = Path("/dev")
 REMEDY = "or set RAY_ADDRESS to a cluster that has them"
@@ -107,12 +98,14 @@ def _check_size(spec: SweepSpec, environment: Mapping[str, str], devices: Path) 
 
 
 def _check_engine(spec: SweepSpec) -> None:
-    rank, on_gpu = spec.model.lora_rank, spec.resources.gpus > 0
-    engine = select_engine(
-        spec.rollout, gpu=on_gpu, has_fast_cpu=False, vllm=find_vllm(), lora_rank=rank
+    select_engine(
+        spec.rollout,
+        gpu=spec.resources.gpus > 0,
+        has_fast_cpu=False,
+        vllm=find_vllm(),
+        lora_rank=spec.model.lora_rank,
+        bfloat16=spec.model.dtype != "float32",
     )
-    in_bfloat16 = spec.model.dtype != "float32"
-    check_adapter_precision(engine, gpu=on_gpu, lora_rank=rank, bfloat16=in_bfloat16)
 
 
 SLACK = 1e-9
@@ -224,12 +217,11 @@ def find_unset_webhook(spec: SweepSpec) -> Iterator[UsageError]:
         )
 
 
-def count_local_slots(spec: SweepSpec, environment: Mapping[str, str] = os.environ) -> int | None:
+def count_local_slots(spec: SweepSpec) -> int | None:
     """Return how many trials train side by side here, at least 1; None on a cluster."""
-    if environment.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS"):
         return None
-    cpus, gpus = count_local_cpus(), count_visible_gpus(environment)
-    fit = count_fitting_workers(spec.resources, cpus, gpus) // spec.resources.workers
     if spec.rollout.vllm_mode == "server":
         return 1
-    return max(1, fit)
+    cpus, gpus = count_local_cpus(), count_visible_gpus(os.environ)
+    return max(1, count_fitting_workers(spec.resources, cpus, gpus) // spec.resources.workers)

@@ -18,13 +18,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from gdpo_tune.core.engines import (
-    EngineName,
-    check_adapter_precision,
-    check_compiler,
-    find_vllm,
-    select_engine,
-)
+from gdpo_tune.core.engines import EngineName, check_compiler, find_vllm, select_engine
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training.decoding import Decoding, cut_after_end, draw_completions, pad_left
@@ -53,14 +47,15 @@ def choose_engine(config: TrialConfig, model: PreTrainedModel) -> EngineName:
     gpu = torch.cuda.is_available()  # where the policy goes once the trainer is built
     if gpu:
         check_compiler()
-    rank, bfloat16 = config.model.lora_rank, uses_bfloat16(config)
-    plain = not rank and not bfloat16
-    engine = select_engine_here(config, has_fast_cpu=plain and not gpu and is_small_llama(model))
-    check_adapter_precision(engine, gpu=gpu, lora_rank=rank, bfloat16=bfloat16)
-    return engine
+    bfloat16 = uses_bfloat16(config)
+    plain = not config.model.lora_rank and not bfloat16
+    fits_fast_cpu = plain and not gpu and is_small_llama(model)
+    return select_engine_here(config, has_fast_cpu=fits_fast_cpu, bfloat16=bfloat16)
 
 
-def select_engine_here(config: TrialConfig, *, has_fast_cpu: bool = False) -> EngineName:
+def select_engine_here(
+    config: TrialConfig, *, has_fast_cpu: bool = False, bfloat16: bool = True
+) -> EngineName:
     """Choose an engine for this process; see `select_engine`."""
     return select_engine(
         config.rollout,
@@ -68,6 +63,7 @@ def select_engine_here(config: TrialConfig, *, has_fast_cpu: bool = False) -> En
         has_fast_cpu=has_fast_cpu,
         vllm=find_vllm(),
         lora_rank=config.model.lora_rank,
+        bfloat16=bfloat16,
     )
 
 

@@ -107,7 +107,7 @@ class Halving(Scheduler):
         number = choose_tested(spec, records)
         return None if number is None else (number, "")
 
-    def explain(self, number: int, rung: Rung) -> str:
+    def explain(self, rung: Rung) -> str:
         """Say that others at the wide rung were chosen."""
         return STOPPED
 

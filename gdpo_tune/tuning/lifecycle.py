@@ -495,7 +495,7 @@ class Lifecycle:
             _, reason = plan.judge_candidate(record, rung, records, spec)
             reason = reason or "search.merges.budget is spent"
         else:
-            reason = self._scheduler.explain(record.number, rung)
+            reason = self._scheduler.explain(rung)
         pruned = self._ledger.prune(record.number, reason, record.cost)
         return trim_ended_trial(self._ledger, pruned)
 

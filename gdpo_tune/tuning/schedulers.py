@@ -49,7 +49,7 @@ class Scheduler:
         """Return a waiting trial that ends where it waits, and why; no other one can go on."""
         return None
 
-    def explain(self, number: int, rung: Rung) -> str:
+    def explain(self, rung: Rung) -> str:
         """Explain in one line why a trial does not continue from a rung."""
         return f"stopped at rung {rung.completions:,}"
 
