@@ -76,10 +76,6 @@ class TrialConfig:
     required_metrics: tuple[str, ...] = ()
     """Held-out metrics without which the trial fails; others may have no value."""
 
-    def __deepcopy__(self, memo: object) -> TrialConfig:
-        """Return the same object, which never changes: Ray copies the config of every trial."""
-        return self
-
     def __str__(self) -> str:
         return self.directory.name
 

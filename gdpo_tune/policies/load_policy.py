@@ -31,7 +31,7 @@ from gdpo_tune.core.files import (
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG
 from gdpo_tune.policies.adapters import join_adapter, read_base
-from gdpo_tune.policies.prompt_format import find_turn_end
+from gdpo_tune.policies.prompt_format import TEMPLATE_FILE, find_turn_end
 
 if TYPE_CHECKING:
     import torch
@@ -491,7 +491,7 @@ def restore_base_files(directory: Path, policy: str, revision: str = "") -> None
 
     Source: MIGRATION_GUIDE_V5.md of Transformers; vllm#42624.
     """
-    settings, template = directory / "config.json", directory / "chat_template.jinja"
+    settings, template = directory / "config.json", directory / TEMPLATE_FILE
     base = find_local_directory(policy, revision)
     is_path = base == Path(resolve_policy(policy))  # by which the training has read it
     patterns = _BASE_FILES if is_path or (base and _keeps_its_tokens(base)) else _BASE_FILES[:1]

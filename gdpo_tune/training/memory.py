@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
+from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure, get_first_line
 from gdpo_tune.core.gpu_memory import CUDA_CONTEXT_BYTES, GIB, TrialMemory
 from gdpo_tune.core.http import OUTAGE_SECONDS
 from gdpo_tune.core.locks import lock_file
@@ -186,8 +186,7 @@ def explain_out_of_memory(config: TrialConfig) -> Generator[None]:
     except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
         if not is_out_of_memory(error):
             raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        first = lines[0].rstrip(".")
+        first = get_first_line(error).rstrip(".")
         if _is_of_gpu(error) and is_crowded(config.gpu_share, _read_request(error)):
             raise CrowdedGpuError(
                 f"other processes hold memory of the trial's share of its GPU ({first})"

@@ -38,7 +38,7 @@ from gdpo_tune.core.trial_files import (
 from gdpo_tune.core.trials import check_part_weights
 from gdpo_tune.policies.adapters import DTYPE, INITIAL_FILE, join_adapter, read_initial_policy
 from gdpo_tune.policies.load_policy import load_policy, restore_base_files
-from gdpo_tune.policies.prompt_format import PROMPTS_FILE
+from gdpo_tune.policies.prompt_format import PROMPTS_FILE, TEMPLATE_FILE
 from gdpo_tune.training.checkpoints import (
     OPTIMIZER_FILE,
     SCHEDULER_FILE,
@@ -52,7 +52,7 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _TRAINING_STATE = (MARKER, OPTIMIZER_FILE, SCHEDULER_FILE, TRAINER_STATE_FILE, "rng_state*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "README.md", ADAPTER_CONFIG, ADAPTER)
 _TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
-_PROMPTS = (PROMPTS_FILE, "chat_template.jinja")
+_PROMPTS = (PROMPTS_FILE, TEMPLATE_FILE)
 _NOT_COMPARED = {
     PROMPTS_FILE: {"instructions_text"},  # of a task whose settings may differ
     INITIAL_FILE: {DTYPE},

@@ -49,8 +49,6 @@ from gdpo_tune.training.memory import (
     wait_for_memory,
 )
 
-ADAPTER_NAME = "policy"
-"""Beginning of an adapter's name in vLLM; its number follows."""
 CPU_CACHE = 2**30
 """Bytes of the cache of an engine on a CPU, where no share of a device bounds it."""
 
@@ -289,7 +287,7 @@ class ColocatedEngine:
         llm = self._engine.llm
         vllm_lora: Any = import_module("vllm.lora.request")
         self._syncs += 1
-        name = f"{ADAPTER_NAME}-{self._syncs}"  # part of the key of a cached prompt
+        name = f"policy-{self._syncs}"  # part of the key of a cached prompt
         with write_adapter_to_memory(self._trainer.vllm_generation.model) as directory:
             path = str(directory)
             request = vllm_lora.LoRARequest(name, 1, path, load_inplace=True)
