@@ -31,12 +31,13 @@ from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, render_table, show
 from gdpo_tune.core.trial_files import MOST_POINTS
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.spec.sections import BOUNDS
 
 T = TypeVar("T")
 REFERENCE, SCHEDULE = (Path(__file__).with_name(name) for name in ("reference.md", "schedule.md"))
 BEGIN, END = "<!-- generated: keys -->", "<!-- end -->"
 """Marks around the tables of a page that has other text, too."""
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+"""Constraint of annotated_types and pydantic -> its words."""
 DURATION = "length of time: `90m`, `6h`, `1d12h`"
 OTHER_DEFAULTS = {"name": "the file's stem", "policy": "the task's own", "objectives": "required"}
 """Key of the file -> its default, where the model has none."""

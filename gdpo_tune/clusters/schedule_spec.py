@@ -25,10 +25,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from gdpo_tune.core.files import expand_path, find_path_problem
 from gdpo_tune.core.object_store import is_url
-from gdpo_tune.core.settings import Section
+from gdpo_tune.core.settings import Section, build_refusal
 from gdpo_tune.core.text import suggest
 from gdpo_tune.spec.model import EnvironmentName, WebhookSettings
-from gdpo_tune.spec.sections import build_refusal, require_pattern
+from gdpo_tune.spec.sections import require_pattern
 
 MARGIN = timedelta(hours=3)
 """The search begins this much earlier: in a repeated hour the wall clock is behind."""

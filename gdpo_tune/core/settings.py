@@ -40,13 +40,17 @@ class Section(BaseModel):
         return {n: values[n] for n, field in fields.items() if INDIFFERENT not in field.metadata}
 
 
+def build_refusal(reason: str, fix: str) -> PydanticCustomError:
+    """Return the error that a validator raises, with its reason and fix for the message."""
+    return PydanticCustomError("refused", "{reason}", {"reason": reason, "fix": fix})
+
+
 def read_micro_batch(value: object) -> object:
     """Return a number of completions, or `auto`."""
     if value == "auto" or (type(value) is int and value >= 0):
         return value
-    fault = {"reason": "neither auto nor a whole number of at least 0"}
-    fault["fix"] = "write micro_batch_size: auto, or a number such as 8"
-    raise PydanticCustomError("refused", "{reason}", fault)
+    fix = "write micro_batch_size: auto, or a number such as 8"
+    raise build_refusal("neither auto nor a whole number of at least 0", fix)
 
 
 class TrainingSettings(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ class TaskInfo:
     """A task: its rewards, the metrics that it measures on held-out prompts, and its defaults."""
 
     build: Callable[..., Any]
-    """Builds the task from `TrainingSettings`, `SandboxSettings` and `DataSettings`; with names of
-    optional rewards as a fourth argument, if it has any, and with `scoring` if it offers that."""
+    """Builds the task from `TrainingSettings`, `SandboxSettings` and `DataSettings`; with names as
+    `optional_rewards`, if it has any, and with `scoring` if it offers that."""
     rewards: Mapping[str, tuple[float, float]]
     """Reward name -> range of its values, infinite where it is unknown."""
     metrics: Mapping[str, MetricInfo]
@@ -56,10 +57,7 @@ class TaskInfo:
         published = dict(self.published)
         for name in names:
             published |= {f"reward_weights.{name}": 1.0, **self.published_with.get(name, {})}
-
-        def build(training: Any, sandbox: Any, data: Any, **others: Any) -> Any:
-            return self.build(training, sandbox, data, names, **others)
-
+        build = partial(self.build, optional_rewards=names)
         ranges = {name: self.optional_rewards[name] for name in names}
         return replace(self, build=build, rewards={**self.rewards, **ranges}, published=published)
 

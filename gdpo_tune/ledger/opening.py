@@ -77,15 +77,14 @@ def open_for_writing(spec: SweepSpec, *, fresh: bool) -> tuple[Journal, Lease, P
                 SweepStore(spec).archive(aside.name)
         if path.exists():
             truncate_torn_write(path)
-        copy = LedgerCopy(spec.address, path) if spec.address else None
+        copy = LedgerCopy(spec.address, path).write if spec.address else lambda: None
         if (directory / SPEC).exists() and not path.exists():
             # an empty ledger would delete its trials
             raise UsageError(
                 f"the sweep in {spec.location} has lost its ledger, {JOURNAL}\n"
                 "    fix: restore that file, or --fresh to move that sweep aside"
             )
-        write_copy = copy.write if copy else lambda: None
-        return Journal(path, read_only=False, copy=write_copy), lease, aside
+        return Journal(path, read_only=False, copy=copy), lease, aside
     except BaseException:
         lease.release()
         raise
@@ -209,21 +208,19 @@ def create_study(
         )
 
 
-def copy_study(study: optuna.Study, *, trainings_alone: bool = False) -> optuna.Study:
+def copy_study(study: optuna.Study) -> optuna.Study:
     """Return a copy in memory, which stays usable after the ledger is closed.
 
-    With `trainings_alone` it lacks the trials without parameters. As Optuna then numbers the others
-    anew, their user attribute `trial` has the number. Violations are lists, which the dashboard of
-    Optuna reads; a constraint that a trial does not have is 0.
+    It lacks the trials without parameters. As Optuna numbers the others anew, their user attribute
+    `trial` has the number. Violations are lists, which the dashboard of Optuna reads; a constraint
+    that a trial does not have is 0.
     """
-    trials = study.get_trials(deepcopy=trainings_alone)
-    if trainings_alone:
-        trials = [trial for trial in trials if trial.params]
-        names = dict.fromkeys(name for trial in trials for name in trial.constraints)
-        for trial in trials:
-            trial.user_attrs["trial"] = trial.number
-            if found := trial.constraints:
-                trial.system_attrs = {"constraints": [found.get(name, 0.0) for name in names]}
+    trials = [trial for trial in study.get_trials() if trial.params]
+    names = dict.fromkeys(name for trial in trials for name in trial.constraints)
+    for trial in trials:
+        trial.user_attrs["trial"] = trial.number
+        if found := trial.constraints:
+            trial.system_attrs = {"constraints": [found.get(name, 0.0) for name in names]}
     with silence_optuna():
         copy = optuna.create_study(study_name=study.study_name, directions=study.directions)
         if study.metric_names is not None:

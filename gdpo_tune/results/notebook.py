@@ -215,7 +215,7 @@ class LoadedSweep:
         from gdpo_tune.ledger.opening import copy_study
 
         with Ledger.open(self.spec, read_only=True) as ledger:
-            return copy_study(ledger.study, trainings_alone=True)
+            return copy_study(ledger.study)
 
     @cached_property
     def _gallery(self) -> Gallery:

@@ -38,6 +38,7 @@ from gdpo_tune.core.settings import (
     Sharding,
     StartSettings,
     TrainingSettings,
+    build_refusal,
 )
 from gdpo_tune.core.task_info import STRICT, Scoring
 from gdpo_tune.core.text import format_count, join_names, show, suggest
@@ -51,7 +52,7 @@ from gdpo_tune.core.trials import (
     TrialRecord,
 )
 from gdpo_tune.spec.document import PROJECT, dump_yaml
-from gdpo_tune.spec.sections import build_refusal, require_pattern
+from gdpo_tune.spec.sections import require_pattern
 from gdpo_tune.spec.space import Space, convert_to_notation
 
 LEAST_RESOURCE = 0.0001
@@ -725,11 +726,8 @@ class SweepSpec(Section):
 
 def dump_public_yaml(spec: SweepSpec, *, stored: bool = False) -> str:
     """Return the file of `dump_yaml`, or with `stored` of `dump_stored_yaml`, without secrets."""
-    uri = redact_passwords(spec.tracking.uri)
-    public = {
-        "tracking": spec.tracking.model_copy(update={"uri": uri}),
-    }
-    public = spec.model_copy(update=public)
+    tracking = spec.tracking.replace(uri=redact_passwords(spec.tracking.uri))
+    public = spec.replace(tracking=tracking)
     return public.dump_stored_yaml() if stored else public.dump_yaml()
 
 

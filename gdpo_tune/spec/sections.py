@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from typing import Any, TypeVar, get_args
 
 from pydantic import AfterValidator, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.settings import Section
+from gdpo_tune.core.settings import Section, build_refusal
 from gdpo_tune.core.text import explain_unknown_name, join_names, show, suggest
 from gdpo_tune.spec.document import KeyPath, Problems, YamlMap, format_path
 
 S = TypeVar("S", bound=Section)
 
-BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-"""Constraint of annotated_types and pydantic -> its words."""
 NO_MAPPING = ("not a mapping", "write keys and values below it")
 MESSAGES = {
     "extra_forbidden": ("unknown key", "{close}keys here are {keys}"),
@@ -42,11 +40,6 @@ MESSAGES = {
     "refused": ("{reason}", "{fix}"),
 }
 """Pydantic's error type -> reason and fix, with what the error knows in braces."""
-
-
-def build_refusal(reason: str, fix: str) -> PydanticCustomError:
-    """Return the error that a validator raises, with its reason and fix for the message."""
-    return PydanticCustomError("refused", "{reason}", {"reason": reason, "fix": fix})
 
 
 def require_pattern(pattern: str, reason: str, fix: str) -> AfterValidator:

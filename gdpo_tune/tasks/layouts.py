@@ -200,8 +200,7 @@ def convert_toolrl(row: Row) -> Problem:
     _, calls, response = _read_truth(row)
     if not calls and not response:
         raise RowError(_TRUTH, "the ground truth has neither a tool call nor a response")
-    prompt = _write_prompt(row, "tools", row.get("prompt"), "prompt")
-    return Problem(prompt, "toolrl", {"calls": calls, "response": response})
+    return Problem(_write_prompt(row), "toolrl", {"calls": calls, "response": response})
 
 
 def _read_truth(row: Row) -> tuple[str, list[dict[str, Any]], bool]:
@@ -230,18 +229,18 @@ def parse_call(call: object) -> dict[str, Any]:
     return {"name": name, "parameters": parameters}
 
 
-def _write_prompt(row: Row, tools: str, messages: object, column: str) -> str:
-    """Return tools and messages of these columns; no roles: a chat template sees one message."""
+def _write_prompt(row: Row) -> str:
+    """Return tools and messages of a row; no roles: a chat template sees one message."""
     texts: list[str] = []
-    if row.get(tools):
-        listed = require_list(parse_json(row[tools], tools), tools)
+    if row.get("tools"):
+        listed = require_list(parse_json(row["tools"], "tools"), "tools")
         lines = [tool if isinstance(tool, str) else json.dumps(tool) for tool in listed]
         texts.append("\n".join(["Tools:", *lines]))
-    said = require_list(messages, column)
+    said = require_list(row.get("prompt"), "prompt")
     if not said:
-        raise RowError(column, "no message")
+        raise RowError("prompt", "no message")
     for index, message in enumerate(said):
-        fields = require_mapping(message, f"{column}[{index}]")
+        fields = require_mapping(message, f"prompt[{index}]")
         texts.append(get_text(fields, "content").strip())
     return "\n\n".join(texts) + "\n"
 

@@ -73,7 +73,7 @@ def run_sweep(
     fresh: bool = False,
     accept_changes: bool = False,
     listeners: Sequence[events.Listener] = (),
-    train: str = "",
+    train: str = TRAIN,
 ) -> SweepResult:
     """Run, resume or extend a sweep until nothing is left to do.
 
@@ -84,7 +84,7 @@ def run_sweep(
         fresh: move an earlier sweep of this name aside and begin anew.
         accept_changes: go on although files or versions that decide results have changed.
         listeners: called with every event, in the thread of this call; they must return quickly.
-        train: `module:function` that trains one trial. Default: that of `training`.
+        train: `module:function` that trains one trial.
 
     Raises:
         ResourcesError: a trial does not fit on this machine or cluster.
@@ -203,7 +203,7 @@ def _run_tuner(
 
     spec, worker = ledger.spec, ledger.spec.resources
     setup = RunSettings(
-        train or TRAIN,
+        train,
         ledger.directory / SPEC,
         spec.address,
         worker.workers,
