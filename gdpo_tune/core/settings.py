@@ -112,6 +112,11 @@ class TrainingSettings(Section):
         return self.validation_prompts * self.samples_per_prompt
 
     @property
+    def test_completions(self) -> int:
+        """Completions of an evaluation on test prompts."""
+        return self.test_prompts * self.samples_per_prompt
+
+    @property
     def mini_batches(self) -> int:
         """Optimizer steps of a pass over the completions of a step."""
         return self.completions_per_step // (self.mini_batch_size or self.completions_per_step)

@@ -55,7 +55,7 @@ def render_dry_run(spec: SweepSpec, size: PolicyShapes | None = None, policy: st
         "",
         f"# Time: {describe_time(spec)}",
         "# Completions, " + ("as planned" if spec.search.is_divided else "at most"),
-        *_align(_list_completions(spec)),
+        *_render_completions(spec),
         "",
         *([f"# Policy: {policy}"] if policy else []),
         *([f"# Start: {_describe_start(spec.start)}"] if spec.start else []),
@@ -106,10 +106,10 @@ def describe_time(spec: SweepSpec) -> str:
     each, name = pace
     if spec.search.is_divided and not spec.search_completions:
         return f"until the budget is spent; {each:.3g} s a completion, as in {name}"
-    rows = [row for row in _list_completions(spec) if row[0] != "total"]
-    counts = {row[0]: int(row[1].replace(",", "")) for row in rows}
-    evaluated = sum(counts.get(name, 0) for name in EVALUATIONS)
-    seconds = each * (sum(counts.values()) - evaluated + EVALUATED_WORK * evaluated)
+    shares = _list_completions(spec)
+    evaluated = sum(count for name, count, _ in shares if name in EVALUATIONS)
+    trained = sum(count for name, count, _ in shares if name not in EVALUATIONS)
+    seconds = each * (trained + EVALUATED_WORK * evaluated)
     slots = count_local_slots(spec)
     text = f"at most {format_duration(seconds / (slots or 1))}"
     text += f", {slots} at a time" if slots else " of one trial at a time"
@@ -118,8 +118,15 @@ def describe_time(spec: SweepSpec) -> str:
     return f"{text}, at the pace of {name}"
 
 
-def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
-    """Return the completions of each part of a sweep, in order of time, and their sum.
+def _render_completions(spec: SweepSpec) -> list[str]:
+    shares = _list_completions(spec)
+    if not spec.search.is_divided:
+        shares.append(("total", sum(count for _, count, _ in shares), ""))
+    return _align([(name, f"{count:,}".rjust(12), formula) for name, count, formula in shares])
+
+
+def _list_completions(spec: SweepSpec) -> list[tuple[str, int, str]]:
+    """Return the completions of each part of a sweep and how they add up, in order of time.
 
     Every trial counts with its full budget, and so does every replicate, merge and checkpoint.
     Validations at rungs do not count.
@@ -129,8 +136,7 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     settings, search = spec.training, spec.search
     replicates = search.replicates.max_trainings
     validations = len(range(settings.evaluate_every, settings.steps, settings.evaluate_every)) + 1
-    validation = settings.validation_completions
-    test = settings.test_prompts * settings.samples_per_prompt
+    validation, test = settings.validation_completions, settings.test_completions
     training = settings.steps * settings.completions_per_step
     trained = search.trials + replicates + 1
     evaluation = trained * (validations * validation + test)
@@ -138,22 +144,19 @@ def _list_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     each = f"{validations} x {validation} + {test} a trained run"
     candidates: dict[str, int] = {}
     if spec.has_candidates:
-        seeds = replicates if spec.most_merges else 0
-        candidates = {"merges": spec.most_merges + seeds}
-        candidates["checkpoints"] = search.checkpoints.budget
+        merges = spec.most_merges + (replicates if spec.most_merges else 0)
+        candidates = {"merges": merges, "checkpoints": search.checkpoints.budget}
     one = validation + test
-    shares = [
+    return [
         ("search", search.trials * training, f"{search.trials} trials x {training}"),
         ("replicates", replicates * training, f"{replicates} x {training}"),
         ("published baseline", training, f"1 x {training}"),
         ("held-out evaluation", evaluation, each),
         *[(name, count * one, f"{count} x {one}") for name, count in candidates.items() if count],
     ]
-    shares.append(("total", sum(count for _, count, _ in shares), ""))
-    return [(name, f"{count:,}".rjust(12), formula) for name, count, formula in shares]
 
 
-def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
+def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, int, str]]:
     """Return what a divided budget is expected to be spent on; hours are not in completions."""
     settings, search = spec.training, spec.search
     each, first, count = settings.completions_per_step, find_wide_step(spec), count_wide(spec) + 1
@@ -167,8 +170,7 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
     if replicates := search.replicates.max_trainings:
         most = replicates * settings.steps * each
         shares.append(("replicates", most, f"{replicates} x at most {settings.steps} steps"))
-    validation = settings.validation_completions
-    test = settings.test_prompts * settings.samples_per_prompt
+    validation, test = settings.validation_completions, settings.test_completions
     halvings = max(1, math.floor(math.log2(settings.steps / first)))
     rungs = count + long * halvings
     ends = long + replicates + len(spec.baselines) - 1
@@ -183,7 +185,7 @@ def _list_planned_completions(spec: SweepSpec) -> list[tuple[str, ...]]:
         if checkpoints := search.checkpoints.budget:
             total = f"at most {checkpoints} x {validation + test}"
             shares.append(("checkpoints", checkpoints * (validation + test), total))
-    return [(name, f"{number:,}".rjust(12), formula) for name, number, formula in shares]
+    return shares
 
 
 def _describe_start(start: StartSettings) -> str:

@@ -300,8 +300,8 @@ def estimate_outlook(
 ) -> Outlook:
     """Estimate what is still to come, at most; `hours` and `added` as for `find_next_trial`."""
     settings, search = spec.training, spec.search
-    each, validation = settings.completions_per_step, settings.validation_completions
-    test = settings.test_prompts * settings.samples_per_prompt
+    each = settings.completions_per_step
+    validation, test = settings.validation_completions, settings.test_completions
     trained = [r for r in records if r.is_training]
     replicates = [r for r in trained if r.role == "replicate"]
     spent = sum(r.cost.completions for r in trained if r.role != "replicate")
