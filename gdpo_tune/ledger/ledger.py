@@ -381,14 +381,12 @@ class Ledger(CloseableResource):
     def take_snapshot(self, now: float | None = None) -> SweepSnapshot:
         """Return the sweep as the rules of requests see it; `now`: Unix time, if it runs."""
         records = self.get_records()
-        hours = self._compute_hours(records, now)
+        hours = compute_hours(self.get_sessions(), records, now, self.steering.pauses)
         return SweepSnapshot(self._file_spec, records, self.get_requests(), hours)
 
     def compute_hours(self, now: float | None = None) -> float:
         """Return the running time of the sweep in hours, without pauses; `now` if it runs."""
-        return self._compute_hours(self.get_records(), now)
-
-    def _compute_hours(self, records: Sequence[TrialRecord], now: float | None) -> float:
+        records = self.get_records()
         return compute_hours(self.get_sessions(), records, now, self.steering.pauses)
 
     def refresh_checkpoints(self, numbers: Sequence[int]) -> None:

@@ -373,8 +373,8 @@ class Lifecycle:
                 for part in record.parts
             )
             measured = record.rungs[-1] if record.ends_at is not None else None
-            config = replace(config, start=find_start(records))
-            return replace(config, train=False, parts=parts, measured=measured)
+            start = find_start(records)
+            return replace(config, train=False, start=start, parts=parts, measured=measured)
         if record.role == "start":
             return spec.build_start_config(record.params, record.seed, directory)
         keep_at = list_kept_steps(spec, records, record)
