@@ -46,6 +46,7 @@ from gdpo_tune.core.files import (
 from gdpo_tune.core.object_store import find_cache_directory
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import is_task_file, split_task_file
+from gdpo_tune.core.text import join_first
 from gdpo_tune.core.trial_files import MARKER, TRAINER_STATE_FILE
 
 if TYPE_CHECKING:
@@ -196,10 +197,8 @@ def compare_starts(
 
 def describe_changes(changes: Mapping[str, str], place: object, recorded: float) -> str:
     """Return what changed in one line; `recorded`: when `place` was written, in Unix seconds."""
-    lines, hidden = list(changes.values())[:4], len(changes) - 4
-    more = f"; {hidden} more" if hidden > 0 else ""
     when = f"in {place} on {format_time(recorded)}"
-    return f"what decides results is not what it was {when}: {'; '.join(lines)}{more}"
+    return f"what decides results is not what it was {when}: {join_first([*changes.values()])}"
 
 
 def format_time(seconds: float) -> str:

@@ -155,6 +155,12 @@ def format_first(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def join_first(phrases: Sequence[str], most: int = 4) -> str:
+    """Return the first phrases and how many more there are: `a; b; c; d; 3 more`."""
+    more = [f"{len(phrases) - most} more"] if len(phrases) > most else []
+    return "; ".join([*phrases[:most], *more])
+
+
 def format_list(names: Sequence[str], last: str = "and") -> str:
     """Format names as a list: `a`, `a and b`, `a, b and c`; `last` is the word before the last."""
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

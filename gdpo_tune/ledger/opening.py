@@ -26,6 +26,7 @@ from gdpo_tune.core.errors import IdentityError, SpecError, UsageError
 from gdpo_tune.core.files import is_file, write_atomically
 from gdpo_tune.core.locks import LOCK, Lease, is_locked
 from gdpo_tune.core.object_store import JOURNAL, SPEC
+from gdpo_tune.core.text import join_first
 from gdpo_tune.ledger.journal import Journal, archive_directory, truncate_torn_write
 from gdpo_tune.ledger.requests import find_user
 from gdpo_tune.ledger.sweep_store import LedgerCopy, SweepStore, download_ledger, fetch_spec
@@ -108,8 +109,6 @@ SWEEP_ID = "sweep_id"
 """Attribute of the study: a random id, by which MLflow's runs of this ledger are found."""
 PLACE = "directory"
 """Attribute of the study: the directory in which it was last written."""
-MAX_DIFFERENCES = 4
-"""Number of differences between two sweeps that a message lists."""
 
 
 def open_study(storage: JournalStorage, spec: SweepSpec, *, writable: bool) -> optuna.Study:
@@ -191,8 +190,7 @@ def describe_differences(spec: SweepSpec) -> str:
         keys = list_differences(list_decisive_values(stored), list_decisive_values(spec))
     if not keys:
         return "another task, policy, space or training, or other objectives"
-    hidden = len(keys) - MAX_DIFFERENCES
-    return "; ".join(keys[:MAX_DIFFERENCES]) + (f"; {hidden} more" if hidden > 0 else "")
+    return join_first(keys)
 
 
 def create_study(

@@ -6,6 +6,7 @@ Shapes: B completions, b of them still grow, E entries of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,11 @@ import torch
 from torch import Tensor
 
 from gdpo_tune.training.progress import TRAINING
+
+
+def keep_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Return a block after which the global generators of CPU and device are as before."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from gdpo_tune.core.engines import EngineName, check_compiler, find_vllm, select_engine
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import takes_argument
-from gdpo_tune.training.decoding import Decoding, cut_after_end, draw_completions, pad_left
+from gdpo_tune.training.decoding import (
+    Decoding,
+    cut_after_end,
+    draw_completions,
+    keep_random_state,
+    pad_left,
+)
 from gdpo_tune.training.distributed import gather_weights
 from gdpo_tune.training.fast_cpu import LlamaDecoder, is_small_llama
 from gdpo_tune.training.shared_prompts import PromptDecoder, find_obstacle
@@ -172,8 +178,7 @@ def _generate_with_transformers(
         **drawing,
     )
     network: Any = model
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with keep_random_state(model.device):
         torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         output: Tensor = network.generate(
             tokens.to(model.device),

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from gdpo_tune.core.errors import EngineDiedError, TrialFailure
 from gdpo_tune.policies.load_policy import takes_argument
 from gdpo_tune.training import distributed
-from gdpo_tune.training.decoding import Decoding, cut_after_end
+from gdpo_tune.training.decoding import Decoding, cut_after_end, keep_random_state
 from gdpo_tune.training.distributed import gather_weights
 from gdpo_tune.training.fast_cpu import LlamaDecoder
 from gdpo_tune.training.rollout import (
@@ -87,8 +87,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
     policy = trainer.policy
     limit, precision = choose_limit(trainer)
     training = policy.training
-    devices = [policy.device] if policy.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+    with torch.no_grad(), keep_random_state(policy.device):
         policy.train(training and not dropout)
         differences = _compare(trainer, batch)
         policy.train(training)
@@ -149,8 +148,7 @@ def check_following(trainer: Any, prompts: Sequence[Sequence[int]]) -> None:
 
     prompts = sorted(prompts, key=len)
     prompts = prompts[:: max(1, len(prompts) - 1)]
-    devices = [trainer.policy.device] if trainer.policy.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+    with keep_random_state(trainer.policy.device):
         figures = measure_following(trainer, prompts, TOKENS)
     parts = distributed.gather(figures)
     names = ("changed", "cached", "restored")

@@ -16,6 +16,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.policies.load_policy import PROBE, load_policy
 from gdpo_tune.training import distributed
 from gdpo_tune.training.checkpoints import create_draft
+from gdpo_tune.training.decoding import keep_random_state
 from gdpo_tune.training.lora import GatheredPolicy, gather_policy, save_policy
 from gdpo_tune.training.self_check import TOKENS, change_weights, choose_limit, read_completions
 from gdpo_tune.training.worker_cache import WorkerCache
@@ -47,11 +48,10 @@ def check_written_policy(trainer: Any, cache: WorkerCache, directory: Path) -> N
     """
     ids: list[int] = trainer.processing_class(PROBE, add_special_tokens=False)["input_ids"]
     pairs = [(ids[:1], ids[1:TOKENS])]
-    devices = [trainer.policy.device] if trainer.policy.device.type == "cuda" else []
     has_adapters = hasattr(trainer.policy, "peft_config")
     with (
         torch.no_grad(),
-        torch.random.fork_rng(devices=devices),
+        keep_random_state(trainer.policy.device),
         change_weights(trainer, pairs),
         explain_full_disk(directory, "the self-check of what is written"),
     ):
