@@ -19,7 +19,7 @@ from harness import load_space, run, time_cpu
 
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Role, State, TrialRecord
-from gdpo_tune.figures import write_report
+from gdpo_tune.figures.report_page import write_report
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.spec import SweepSpec
 

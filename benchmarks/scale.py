@@ -88,7 +88,8 @@ def measure_end(trials: int, slots: int) -> dict[str, Any]:
     """Measure reading, drawing and reporting a sweep whose trials have ended."""
     from restart_cost import STEPS, KilledSweep
 
-    from gdpo_tune.figures import write_front_png, write_report
+    from gdpo_tune.figures.front_png import write_front_png
+    from gdpo_tune.figures.report_page import write_report
     from gdpo_tune.ledger import Ledger
     from gdpo_tune.results.open_sweep import Sweep
 

@@ -450,7 +450,8 @@ def prepare_machine(spec: SweepSpec, processes: int = 1) -> None:
 def write_figures(sweep: Sweep) -> None:
     """Write the report of a sweep, the figure of its front and its table."""
     # Only now: plotting libraries take a second to import, and a refusal needs none.
-    from gdpo_tune.figures import write_front_png, write_report
+    from gdpo_tune.figures.front_png import write_front_png
+    from gdpo_tune.figures.report_page import write_report
     from gdpo_tune.results.front_table import write_front_csv
 
     write_report(sweep)

@@ -43,7 +43,7 @@ def compare_named(sweep: str, other: str | None, modes: Sequence[str] | None) ->
     first, second = find_sweep(sweep), None if other is None else find_sweep(other)
 
     from gdpo_tune.display import print_comparison
-    from gdpo_tune.figures import write_comparison
+    from gdpo_tune.figures.report_page import write_comparison
     from gdpo_tune.results.comparison_report import compare_modes, compare_sweeps
 
     found = compare_sweeps(first, second) if second else compare_modes(first, *modes or ())

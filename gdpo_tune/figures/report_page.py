@@ -9,6 +9,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple
 
+# plotly uses pandas if it is in `sys.modules`, even while the tracking thread has imported only a
+# part of it. This import waits until pandas is complete.
+import pandas as pandas
 import plotly.graph_objects as go
 from markupsafe import Markup
 

@@ -13,7 +13,8 @@ import pytest
 from mlflow import MlflowClient
 
 from gdpo_tune.core.events import SweepFinished, SweepStarted
-from gdpo_tune.figures import write_front_png, write_report
+from gdpo_tune.figures.front_png import write_front_png
+from gdpo_tune.figures.report_page import write_report
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.tracking import MlflowTracker
 from gdpo_tune.tracking.server import create_database

@@ -9,8 +9,8 @@ from axe_playwright_python.sync_playwright import Axe
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.trial_files import shorten_completion, write_completions
 from gdpo_tune.core.trials import Rung
-from gdpo_tune.figures import write_report
 from gdpo_tune.figures.front_plotly import draw_pairs
+from gdpo_tune.figures.report_page import write_report
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.model import Constraint

@@ -33,7 +33,8 @@ from gdpo_tune.display.tables import (
     build_front_table,
     explain_marks,
 )
-from gdpo_tune.figures import write_front_png, write_report
+from gdpo_tune.figures.front_png import write_front_png
+from gdpo_tune.figures.report_page import write_report
 from gdpo_tune.results.front_table import list_rows
 from gdpo_tune.results.live import LiveState
 from gdpo_tune.results.open_sweep import Sweep

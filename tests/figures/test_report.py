@@ -12,9 +12,9 @@ from plotly.offline import get_plotlyjs
 from gdpo_tune.analysis.front import build_front, find_parents, summarize_origins
 from gdpo_tune.core.events import Incident
 from gdpo_tune.core.text import format_number, format_percent, get_mode
-from gdpo_tune.figures import style, write_front_png, write_report
-from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg
-from gdpo_tune.figures.report_page import build_report
+from gdpo_tune.figures import style
+from gdpo_tune.figures.front_png import DPI, draw_front, draw_front_svg, write_front_png
+from gdpo_tune.figures.report_page import build_report, write_report
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import list_result_warnings
 from tests.support.figures import NASTY, add_candidates, make_records, make_spec, write_steps
@@ -288,7 +288,7 @@ threading.Thread(target=__import__, args=("pandas",)).start()
 halfway.wait()
 threading.Thread(target=finish_once_somebody_waits).start()
 
-from gdpo_tune.figures import write_report
+from gdpo_tune.figures.report_page import write_report
 import plotly.graph_objects as go
 
 go.Figure(go.Scatter(x=[1, 2], y=[3, 4]))
