@@ -106,15 +106,15 @@ def main(arguments: Sequence[str]) -> int:
     with cli.hold_directory(config.directory, LOCK):
         config = record_request(asked.spec, config)
         status, config = _prepare_start(asked, config, accept=options.accept_changes)
-        if status:
-            print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
-            return status
-        _compare_content(config, accept=options.accept_changes)
-        if (config.directory / RESULT).exists():
-            print("already finished: nothing was started")
-        elif status := _train_to_end(asked, config):
-            print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
-            return status
+        if not status:
+            _compare_content(config, accept=options.accept_changes)
+            if (config.directory / RESULT).exists():
+                print("already finished: nothing was started")
+            else:
+                status = _train_to_end(asked, config)
+    if status:
+        print(f"Interrupted. Resume with:\n  {command}", file=sys.stderr)
+        return status
     encoded = json.loads((config.directory / RESULT).read_text(encoding="utf-8"))
     columns = {name: decode_estimates(encoded[name]) for name in ("validation", "test")}
     print_result(asked.spec.list_objectives(), columns)

@@ -48,9 +48,8 @@ def read_figures(sweep: ScheduledSweep, run: str, earlier: str | None) -> RunFig
         return RunFigures(None, text, {"unknown": str(error)})
     gpus = found.spec.resources.total_gpus
     hours = sum(count_gpu_hours(record.cost, gpus) for record in found.records)
-    front = summarize_front(found.front)
-    text = describe_summary(front) + (f", {hours:.2f} GPU-hours." if hours else ".")
-    details = {**front, "gpu_hours": hours}
+    text = describe_summary(found.front) + (f", {hours:.2f} GPU-hours." if hours else ".")
+    details = {**summarize_front(found.front), "gpu_hours": hours}
     if earlier is not None:
         sentence, details["comparison"] = _compare(sweep, run, earlier)
         text += f" {sentence}"

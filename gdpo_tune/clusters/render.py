@@ -124,7 +124,7 @@ def build_job_script(
         name=name,
         command=command,
         backend=backend,
-        log=_quote_log(directory, "log.txt"),
+        log=_quote_log(directory),
         job_directory=shlex.quote(str(directory)),
         root=str(sweep.root),
         setup=backend.setup or f"export PATH={path}:$PATH",
@@ -170,13 +170,13 @@ def _escape_cron(command: str) -> str:
     return re.sub(r"\\(?=[\\%])", r"\\''", command).replace("%", r"\%")
 
 
-def _quote_log(directory: Path, name: str) -> str:
-    """Return the path of a log as a line of sbatch's options has it.
+def _quote_log(directory: Path) -> str:
+    """Return the path of a job's log as a line of sbatch's options has it.
 
     A `%` is doubled. Where a backslash is, no `%` has a meaning: sbatch(1), filename pattern.
     """
     path, plain = str(directory), "\\" not in str(directory)
     path = path.replace("%", "%%") if plain else path.replace("\\", "\\\\")
-    path = f"{path}/{name}"
+    path = f"{path}/log.txt"
     # a backslash keeps a mark as it is, but not a blank, which needs quotes
     return path if PLAIN_PATH.fullmatch(path) else '"' + re.sub(r'(["\\#])', r"\\\1", path) + '"'

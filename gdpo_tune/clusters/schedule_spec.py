@@ -187,18 +187,10 @@ Image = Annotated[
         r"[!-~]+", "not the name of an image", "write it like registry.example.org/search:1"
     ),
 ]
-Memory = Annotated[
-    str,
-    require_pattern(
-        r"[1-9][0-9]{0,14}([KMGT]i?)?", "not an amount of memory", "write it like 512Mi or 32Gi"
-    ),
-]
-OptionalMemory = Annotated[
-    str,
-    require_pattern(
-        r"([1-9][0-9]{0,14}([KMGT]i?)?)?", "not an amount of memory", "write it like 512Mi or 32Gi"
-    ),
-]
+AMOUNT = r"[1-9][0-9]{0,14}([KMGT]i?)?"
+MEMORY_ERROR = ("not an amount of memory", "write it like 512Mi or 32Gi")
+Memory = Annotated[str, require_pattern(AMOUNT, *MEMORY_ERROR)]
+OptionalMemory = Annotated[str, require_pattern(f"({AMOUNT})?", *MEMORY_ERROR)]
 SlurmName = Annotated[
     str, require_pattern(r"[!-~]+", "not one word", "write it without blanks, or remove the key")
 ]

@@ -70,7 +70,7 @@ def export_axolotl(setup: TrainingSetup) -> Exported:
         library=LIBRARY.name,
         file="axolotl.yaml",
         text=library.format_yaml(settings, setup.note, library.START),
-        install=library.format_install("axolotl==0.19.0", setup.list_extras(vllm="vllm")),
+        install=library.format_install("axolotl==0.19.0", setup.list_extras()),
         run=_format_run(setup),
         result=setup.name,
         training=replace(trl.build_training_files(setup), others=plugin),

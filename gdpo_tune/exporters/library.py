@@ -142,7 +142,7 @@ class Library:
             yield build("sandbox.type", setup.spec.sandbox.type, reason, "--set sandbox.type=local")
 
 
-def format_install(package: str, extras: Sequence[str] = ()) -> str:
+def format_install(package: str, extras: Sequence[str]) -> str:
     """Return the command that installs a package such as `trl==1.16.0` with extras."""
     name, _, version = package.partition("==")
     return (

@@ -69,7 +69,7 @@ def export_ms_swift(setup: TrainingSetup) -> Exported:
         library=LIBRARY.name,
         file="ms_swift.yaml",
         text=library.format_yaml(settings, setup.note, library.START),
-        install=" ".join([INSTALL, *setup.list_extras(vllm="vllm")]),
+        install=" ".join([INSTALL, *setup.list_extras()]),
         run=trl.format_command(setup, "swift rlhf ms_swift.yaml"),
         required_inputs=_list_supplies(setup),
         result=f"{setup.name}/checkpoint-{setup.optimizer_steps}",

@@ -166,11 +166,6 @@ class TrainingSetup:
         return min(longest, self.context_length or longest)
 
     @property
-    def max_prompt_length(self) -> int:
-        """Most tokens of a prompt."""
-        return self.max_sequence_length - self.spec.training.max_completion_length
-
-    @property
     def lora_alpha(self) -> float:
         """Scale of the adapters, an int if whole; a setting of 0 stands for twice the rank."""
         scale = self.spec.model.lora_alpha or 2 * self.spec.model.lora_rank
@@ -199,10 +194,10 @@ class TrainingSetup:
         settings = spec.training, spec.sandbox, spec.data, self.params, spec.scoring
         return build_task(spec.task, *settings)
 
-    def list_extras(self, peft: str = "", vllm: str = "") -> list[str]:
-        """Return those of a package's extras that it needs: for adapters, and for the engine."""
-        needs = {peft: self.spec.model.lora_rank > 0, vllm: self.spec.rollout.engine == "vllm"}
-        return [name for name, needed in needs.items() if name and needed]
+    def list_extras(self, *adapters: str) -> list[str]:
+        """Return those of a package's extras that it needs: `adapters`, and that of the engine."""
+        extras = list(adapters) if self.spec.model.lora_rank else []
+        return extras + ["vllm"] * (self.spec.rollout.engine == "vllm")
 
     def get_number(self, name: str) -> float:
         """Return a parameter that is a number."""

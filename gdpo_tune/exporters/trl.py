@@ -44,7 +44,7 @@ def export_trl(setup: TrainingSetup) -> Exported:
         **build_correction(setup),
         "output_dir": setup.name,
     }
-    install = library.format_install("trl==1.16.0", setup.list_extras("peft", "vllm"))
+    install = library.format_install("trl==1.16.0", setup.list_extras("peft"))
     return Exported(
         library=LIBRARY.name,
         file="grpo.yaml",

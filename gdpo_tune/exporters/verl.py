@@ -56,6 +56,7 @@ def export_verl(setup: TrainingSetup) -> Exported:
     problem = SpecProblem(setup.note, "training.mini_batch_size", str(size), reason, fix)
     LIBRARY.check(setup, *((problem,) if size % group else ()))
     kwargs = dict(setup.spec.model.chat_template_kwargs)
+    longest = setup.spec.training.max_completion_length
     settings: dict[str, object] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
@@ -75,9 +76,9 @@ def export_verl(setup: TrainingSetup) -> Exported:
             **({"apply_chat_template_kwargs": kwargs} if kwargs else {}),
             "shuffle": False,
             "train_batch_size": setup.prompts_per_step,
-            "max_prompt_length": setup.max_prompt_length,
+            "max_prompt_length": setup.max_sequence_length - longest,
             "filter_overlong_prompts": True,
-            "max_response_length": setup.spec.training.max_completion_length,
+            "max_response_length": longest,
             "seed": setup.request.seed,
         },
         "actor_rollout_ref": {

@@ -168,7 +168,7 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     for title, seconds in spans.items():
         length, unit = choose_time_unit(max(seconds))
         axes[title.format(unit)] = [value / length for value in seconds]
-    kinds = [_classify(record, ENDED_MARKS, "failed or stopped") for record in ended]
+    kinds = [_classify(record) for record in ended]
     figure: go.Figure = make_subplots(
         rows=1, cols=len(axes), shared_yaxes=True, horizontal_spacing=0.03
     )
@@ -201,7 +201,8 @@ def draw_hypervolume(front: Front, gpus: float = 0.0) -> go.Figure:
     return figure
 
 
-def _classify(record: TrialRecord, kinds: Mapping[str, object], otherwise: str) -> str:
-    is_special = record.state == "complete" and record.role in kinds
-    kind = record.role if is_special else record.state
-    return kind if kind in kinds else otherwise
+def _classify(record: TrialRecord) -> str:
+    """Return a key of `ENDED_MARKS`."""
+    if record.state != "complete":
+        return "failed or stopped"
+    return record.role if record.role in ENDED_MARKS else "complete"

@@ -24,7 +24,7 @@ from gdpo_tune.core.addresses import MANIFEST
 from gdpo_tune.core.errors import HubError, UsageError, get_first_line
 from gdpo_tune.core.text import format_first
 from gdpo_tune.publishing.publication import CARD, Publication
-from gdpo_tune.publishing.repositories import RepositoryContent, parse_manifest
+from gdpo_tune.publishing.repositories import RepositoryContent, describe_manifest, parse_manifest
 
 EMPTY = {".gitattributes"}
 """Files of a new repository."""
@@ -56,7 +56,7 @@ def log_in(target: str) -> HfApi:
             "token that may write; --dry-run needs none"
         )
     api = HfApi()
-    with explain_refusals("nothing was uploaded"):
+    with explain_refusals():
         user: Any = api.whoami()
         try:
             name = str(user["name"])
@@ -79,8 +79,9 @@ def log_in(target: str) -> HfApi:
 
 
 @contextmanager
-def explain_refusals(state: str) -> Generator[None]:
-    """Turn an error of the Hub before the first upload into a usage error; `state` follows it."""
+def explain_refusals() -> Generator[None]:
+    """Turn an error of the Hub before the first upload into a usage error."""
+    state = "nothing was uploaded"
     try:
         yield
     except HfHubHTTPError as error:
@@ -116,7 +117,7 @@ def check_names(
     found: dict[str, FoundRepository] = {}
     for content in contents:
         repository = content.repository
-        with explain_refusals("nothing was uploaded"):
+        with explain_refusals():
             try:
                 info: Any = api.repo_info(repository.id, repo_type=repository.kind)
             except RepositoryNotFoundError:
@@ -146,7 +147,7 @@ def check_cards(api: HfApi, contents: Sequence[RepositoryContent]) -> None:
     for content in contents:
         card, repository = content.files[CARD], content.repository
         assert isinstance(card, bytes), "cards are written here"
-        with explain_refusals("nothing was uploaded"):
+        with explain_refusals():
             answer = get_session().post(
                 f"{api.endpoint}/api/validate-yaml",
                 json={"content": card.decode(), "repoType": repository.kind},
@@ -188,8 +189,7 @@ def upload(
         *(CommitOperationAdd(name, file) for name, file in content.files.items()),
         *(CommitOperationDelete(name) for name in sorted(gone)),
     ]
-    candidate = content.manifest["candidate"]
-    message = f"Publish {f'candidate {candidate}' if candidate else 'the record'} of a sweep"
+    message = f"Publish {describe_manifest(content.manifest)} of a sweep"
     with explain_interruptions(repository.path):
         if earlier is None:
             api.create_repo(repository.id, repo_type=repository.kind, private=private)

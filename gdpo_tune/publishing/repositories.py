@@ -49,15 +49,16 @@ class RepositoryContent:
     def find_conflict(self, manifest: Mapping[str, Any]) -> str:
         """Return why this must not replace what a manifest describes; empty if it may."""
         if manifest.get("sweep") != self.manifest["sweep"]:
-            return f"{_describe(manifest)} of another sweep"
+            return f"{describe_manifest(manifest)} of another sweep"
         mine, others = self.manifest, manifest
         is_same = mine["candidate"] == others.get("candidate") or (
             mine["pick"] == others.get("pick") and mine["candidate"] and others.get("candidate")
         )
-        return "" if is_same else f"{_describe(manifest)} of this sweep"
+        return "" if is_same else f"{describe_manifest(manifest)} of this sweep"
 
 
-def _describe(manifest: Mapping[str, Any]) -> str:
+def describe_manifest(manifest: Mapping[str, Any]) -> str:
+    """Return `candidate 7`, or `the record`."""
     candidate = manifest.get("candidate")
     return f"candidate {candidate}" if candidate else "the record"
 

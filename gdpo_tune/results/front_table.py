@@ -167,18 +167,18 @@ def summarize_front(front: Front) -> dict[str, Any]:
     return figures
 
 
-def describe_summary(figures: Mapping[str, Any]) -> str:
-    """Return what `summarize_front` found, without a full stop: `3 trials, 2 on the front, ...`."""
-    return f"{format_count(figures['trials'], 'trial')}, {describe_front(figures)}"
-
-
-def describe_front(figures: Mapping[str, Any]) -> str:
-    """Return the part of `describe_summary` about the front alone."""
-    text = f"{figures['front']} on the front"
-    if "hypervolume" in figures:
-        volume = format_hypervolume(figures["hypervolume"], figures["hypervolume_interval"])
+def describe_front(front: Front) -> str:
+    """Return `2 on the front, hypervolume ...`, without a full stop."""
+    text = f"{len(front.members)} on the front"
+    if front.members:
+        volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
         text += f", hypervolume {volume}"
     return text
+
+
+def describe_summary(front: Front) -> str:
+    """Return `3 trials`, then what `describe_front` says."""
+    return f"{format_count(len(front.records), 'trial')}, {describe_front(front)}"
 
 
 def build_knee(front: Front) -> dict[str, Any]:

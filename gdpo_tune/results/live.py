@@ -160,9 +160,7 @@ class LiveState:
             done = self._measure_work()
             left = self.outlook.work - (done - self._outlook_done)
         seconds = self._clock() - self._began
-        found = estimate_seconds_left(left, done - self._done_before, seconds)
-        hours = self.outlook.hours
-        return found if hours is None or found is None else min(found, hours * HOUR)
+        return estimate_seconds_left(left, done - self._done_before, seconds, self.outlook.hours)
 
     def _measure_work(self) -> float:
         latest = {number: measurement.cost for number, measurement in self._latest.items()}
@@ -174,7 +172,12 @@ def measure_work(records: Iterable[TrialRecord], latest: Mapping[int, Cost]) -> 
     return sum(latest.get(record.number, record.cost).work for record in records)
 
 
-def estimate_seconds_left(left: float, done: float, seconds: float) -> float | None:
-    """Return the time that some work takes at the pace of the last `seconds`; None: unknown."""
+def estimate_seconds_left(
+    left: float, done: float, seconds: float, hours: float | None = None
+) -> float | None:
+    """Return the time of some work at the pace of `seconds`, at most `hours`; None: unknown."""
     left = max(0.0, left)
-    return None if done <= LEAST_SHARE * (done + left) else left * seconds / done
+    if done <= LEAST_SHARE * (done + left):
+        return None
+    found = left * seconds / done
+    return found if hours is None else min(found, hours * HOUR)

@@ -10,11 +10,11 @@ names count equally; if conditions name all, all count.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from shlex import quote
 
-from gdpo_tune.analysis.merge_choice import Aim, Merge, MergeChooser, list_merge_parents
+from gdpo_tune.analysis.merge_choice import Aim, MergeChooser, list_merge_parents
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import Condition
 from gdpo_tune.core.task_files import load_task_info
@@ -136,7 +136,11 @@ def choose_wished_merge(sweep: Sweep, wish: Wish, source: str) -> WishedMerge:
         )
     merge, is_hopeful = chosen
     parts = tuple(Part(*policy, weight) for policy, weight in sorted(merge.mixture.items()))
-    prediction = _read_estimates(merge, aim.metrics)
+    losses = zip(aim.metrics, merge.losses, merge.errors, strict=True)
+    prediction = {
+        metric.name: Estimate(float(-x if metric.direction == "maximize" else x), float(error))
+        for metric, x, error in losses
+    }
     if not is_hopeful:
         broken = [c for c in aim.limits if not c.holds(prediction[c.metric].mean)]
         names = dict.fromkeys(condition.metric for condition in broken)
@@ -149,11 +153,3 @@ def choose_wished_merge(sweep: Sweep, wish: Wish, source: str) -> WishedMerge:
             f"is evaluated by python -m gdpo_tune.merge {quote(source)} --weights {weights}"
         )
     return WishedMerge(parts, prediction, aim.limits)
-
-
-def _read_estimates(merge: Merge, metrics: Sequence[Objective]) -> dict[str, Estimate]:
-    values = zip(metrics, merge.losses, merge.errors, strict=True)
-    return {
-        metric.name: Estimate(float(-x if metric.direction == "maximize" else x), float(error))
-        for metric, x, error in values
-    }

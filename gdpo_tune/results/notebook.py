@@ -89,7 +89,7 @@ class LoadedSweep:
             link = f'<a href="{address}" target="_blank">{REPORT_FILE}</a>'
         parts = [
             f"<p><b>{escape(spec.name)}</b>{escape(f': {state}' if state else '')}<br>",
-            f"{escape(counts)}<br>{escape(front_table.describe_front(front_table.summarize_front(front)))}</p>",
+            f"{escape(counts)}<br>{escape(front_table.describe_front(front))}</p>",
             table.to_html(index=False, border=0) if len(table) else "",
             f"{more}<code>.front</code></p>" if hidden else "",
             f"<p>{link}</p>",

@@ -128,7 +128,7 @@ def _format_note(spec: SweepSpec, front: Front, site: views.Site) -> str:
         f"`{REPORT_FILE}` {place} shows all.\n\n"
         f"Sweep **{spec.name}**: task `{spec.task}`, policy `{spec.policy}`; {goals}.\n\n"
         f"{states.count('complete')} trials complete, {states.count('failed')} failed; "
-        f"{front_table.describe_front(front_table.summarize_front(front))}.\n\n{origins}"
+        f"{front_table.describe_front(front)}.\n\n{origins}"
         "The trials are the children of this run: filter by `tags.pareto = 'true'`, sort by "
         f"`metrics.pareto/order`. Artifacts: {report}`{FRONT_FILE}`, `{front_table.TABLE_FILE}`, "
         f"`{SPEC}`.\n"

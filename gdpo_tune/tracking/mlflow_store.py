@@ -164,7 +164,8 @@ class MlflowStore:
         refused: dict[str, None] = {}
 
         def send(kind: str, entries: list[Any], size: int) -> None:
-            for batch in _split(entries, size):
+            for start in range(0, len(entries), size):
+                batch = entries[start : start + size]
                 named: Any = {kind: batch}
                 try:
                     with translate_errors():
@@ -289,7 +290,3 @@ def _search(client: MlflowClient, experiment: str, query: str) -> Iterator[HeldR
         page = client.search_runs([experiment], query, ViewType.ALL, 1000, order, token)
         yield from map(HeldRun.read, page)
         token = page.token or ""
-
-
-def _split(items: list[Any], size: int) -> Iterator[list[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

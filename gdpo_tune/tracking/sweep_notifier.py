@@ -108,7 +108,7 @@ class SweepNotifier:
         from gdpo_tune.results.wording import REPORT_FILE
 
         front = build_front(ending.records, self._spec.list_objectives())
-        figures, knee = summarize_front(front), build_knee(front)
+        knee = build_knee(front)
         occasion: SweepOccasion = "finished" if front.members else "failed"
         text = f"finished: {ending.reason}"
         if ending.interrupted:
@@ -118,9 +118,9 @@ class SweepNotifier:
             all_failed = all(record.state == "failed" for record in trained)
             reason = "every trial failed" if all_failed else "no trial satisfies all constraints"
             text = f"failed: {reason}"
-        parts = [text, describe_summary(figures), *([describe_knee(knee)] if knee else [])]
+        parts = [text, describe_summary(front), *([describe_knee(knee)] if knee else [])]
         report = str(self._spec.directory.absolute() / REPORT_FILE)
-        details = {**figures, "knee": knee, "report": report}
+        details = {**summarize_front(front), "knee": knee, "report": report}
         self._send(occasion, ". ".join(parts), **details)
 
     def _send(self, occasion: SweepOccasion, text: str, **details: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -65,18 +65,11 @@ HEIGHTS = (260, 430)
 class View:
     """State and figures of one sweep as the bytes that are sent. For one thread at a time."""
 
-    def __init__(
-        self,
-        sweep: LiveSweep,
-        plan: Planner,
-        target: str,
-        read_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, sweep: LiveSweep, plan: Planner, target: str) -> None:
         """Show `sweep`, which `target` names for `Steering`."""
         self._sweep = sweep
         self._plan = plan
         self._target = target
-        self._read_clock = read_clock
         self._snapshot: Snapshot | None = None
         self._status: tuple[str, str] | None = None
         self._state = b""
@@ -89,7 +82,8 @@ class View:
         """Return the present state as JSON."""
         snapshot = self._sweep.refresh()
         # A driver on another machine becomes silent as time passes, without any change.
-        status = describe_sweep(snapshot, self._read_clock())
+        now = time.time()
+        status = describe_sweep(snapshot, now)
         records = snapshot.records
         ended = [(r.number, r.state) for r in records if not r.is_open]
         is_front_due = ended != self._ended and self._front.is_due
@@ -107,7 +101,7 @@ class View:
             front.objectives, records, snapshot.steps, snapshot.spec.training.steps
         )
         self._figures["running"] = _dump(curves)
-        now, steering = self._read_clock(), snapshot.steering
+        steering = snapshot.steering
         hours = compute_hours(snapshot.sessions, records, now, steering.pauses)
         plan = self._plan(snapshot.spec, records, hours, steering.list_waiting(records))
         state = build_state(snapshot, front, plan, now)
@@ -259,10 +253,8 @@ def _estimate_end(snapshot: Snapshot, plan: Outlook, now: float) -> float | None
     latest = {number: steps[-1].cost for number, steps in snapshot.steps.items() if steps}
     under_way = sum(c.work for c in latest.values()) - sum(records[n].cost.work for n in latest)
     done = measure_work(records, latest) - measure_work(before, {})
-    left = estimate_seconds_left(plan.work - under_way, done, hours * HOUR)
-    if left is None:
-        return None
-    return now + (left if plan.hours is None else min(left, plan.hours * HOUR))
+    left = estimate_seconds_left(plan.work - under_way, done, hours * HOUR, plan.hours)
+    return None if left is None else now + left
 
 
 def _build_running_row(snapshot: Snapshot, record: TrialRecord, *, live: bool) -> dict[str, Any]:

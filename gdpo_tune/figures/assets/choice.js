@@ -1,5 +1,5 @@
 "use strict";
-// The rules of --pick, as gdpo_tune.results.picking and gdpo_tune.analysis.front have them.
+// The rules of --pick, as gdpo_tune.results.picks and gdpo_tune.analysis.front have them.
 
 // Members that satisfy every limit; limits are {name, comparison, value}.
 function listFitting(members, limits) {
