@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         parse_shares,
         parse_wish,
     )
-    from gdpo_tune.results.open_sweep import find_sweep
+    from gdpo_tune.results.open_sweep import find_sweep, override_storage
     from gdpo_tune.results.steering import Steering
     from gdpo_tune.steer import print_answer
     from gdpo_tune.sweep import main as run_sweep
@@ -94,7 +94,8 @@ def main(arguments: Sequence[str]) -> int:
                 f"  python -m gdpo_tune.steer {quote(options.sweep)} resume\nand this command again"
             )
             return ExitCode.DONE
-        words = [str(steering.file), "--name", sweep.spec.name, "--set", sweep.storage_override]
+        storage = override_storage(sweep.spec.storage)
+        words = [str(steering.file), "--name", sweep.spec.name, "--set", storage]
         if status := run_sweep(words):
             return status
         sweep = find_sweep(options.sweep)

@@ -28,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from gdpo_tune import cli
 from gdpo_tune.core.files import is_file, write_atomically
+from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.web.guard import HOST_NAME, Guard, is_loopback, list_own_names
 
 if TYPE_CHECKING:
@@ -112,11 +113,11 @@ def _parse_host_name(text: str) -> str:
 
 def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
     """Return a function that reads the spec of a sweep, and the sweep's location."""
-    from gdpo_tune.results.open_sweep import SPEC, is_space, resolve_location, resolve_spec_file
+    from gdpo_tune.results import open_sweep
 
-    if not is_space(named):
-        location = resolve_location(named)
-        file, storage = resolve_spec_file(location, named)
+    if not open_sweep.is_space(named):
+        location = open_sweep.resolve_location(named)
+        file, storage = open_sweep.resolve_spec_file(location, named)
 
         from gdpo_tune.spec import load_spec
 
@@ -130,7 +131,8 @@ def find_spec(named: str) -> tuple[Callable[[], SweepSpec], str]:
         file = asked.directory / SPEC
         if not is_file(file):
             return asked
-        return load_spec(file, [f"storage={asked.storage}"], asked.name, to_run=False)
+        storage = open_sweep.override_storage(asked.storage)
+        return load_spec(file, [storage], asked.name, to_run=False)
 
     return load, asked.location
 

@@ -48,11 +48,6 @@ class Sweep:
     """Candidate that a person picked."""
 
     @property
-    def storage_override(self) -> str:
-        """Override, such as `storage="runs"`, that states where the sweep is now."""
-        return f"storage={json.dumps(self.spec.storage)}"
-
-    @property
     def ending(self) -> str:
         """Why nothing was left to run; empty if something was."""
         return self.sessions[-1].get("ending", "") if self.sessions else ""
@@ -109,7 +104,7 @@ class Sweep:
 
         search = self.spec.search.model_dump(include={"merges", "checkpoints", "seed"})
         alone = dump_flow({"trials": 1, "scheduler": {"type": "fifo"}, **search})
-        words = [self.storage_override, "search=", f"search={alone}", *changes]
+        words = [override_storage(self.spec.storage), "search=", f"search={alone}", *changes]
         file, name = self.spec.directory / SPEC, self.spec.name
         return load_spec(file, words, name, needs=None if to_run else [])
 
@@ -135,8 +130,13 @@ def split_source(source: str, pick: str | None) -> tuple[str, str | None]:
     return source, None
 
 
+def override_storage(storage: str) -> str:
+    """Return the override of `storage:`; without quotes YAML would misread some paths."""
+    return f"storage={json.dumps(storage)}"
+
+
 def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
-    """Return a sweep's resolved file and its `storage_override`.
+    """Return a sweep's resolved file and its `override_storage`.
 
     `location` is a directory, or an address, whose file is downloaded. The UsageError where there
     is no sweep names `source`, what the person wrote.
@@ -151,7 +151,7 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
         directory = find_local_copy(address)
         if not fetch_spec(address, directory, patience=READ_PATIENCE):
             raise UsageError(missing)
-        return directory / SPEC, f"storage={json.dumps(address.rpartition('/')[0])}"
+        return directory / SPEC, override_storage(address.rpartition("/")[0])
     path = expand_path(location).absolute()
     if not is_file(path / SPEC):
         before, _, after = location.rpartition(":")
@@ -167,7 +167,7 @@ def resolve_spec_file(location: str, source: str) -> tuple[Path, str]:
                 f"{suggest(path.name, names)}name the directory that a sweep has made, or its file"
             )
         raise UsageError(f"{missing}\n    fix: {fix}")
-    return path / SPEC, f"storage={json.dumps(str(path.parent))}"
+    return path / SPEC, override_storage(str(path.parent))
 
 
 def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep:

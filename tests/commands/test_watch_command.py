@@ -175,3 +175,15 @@ def test_a_file_names_the_sweep_that_it_will_start(tmp_path, monkeypatch):
     start_sweep(load_code_spec(tmp_path / "runs", ["name=code", "search.trials=5"], SPACE)).close()
     (tmp_path / "runs" / "sweep").rename(tmp_path / "runs" / "code")
     assert load().search.trials == 5
+
+
+def test_a_storage_that_yaml_would_misread_stays_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = tmp_path / "own.yaml"
+    space.write_text(f"extends: {SPACE}\nname: code\nstorage: 'runs #1'\n")
+    load, location = watch.find_spec(str(space))
+    start_sweep(load_code_spec(tmp_path / "runs", ["search.trials=5"], SPACE)).close()
+    (tmp_path / "runs #1").mkdir()
+    (tmp_path / "runs" / "sweep").rename(tmp_path / "runs #1" / "code")
+    assert load().search.trials == 5
+    assert load().location == location == "runs #1/code"
