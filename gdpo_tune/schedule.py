@@ -113,18 +113,18 @@ def _show_next(options: argparse.Namespace) -> int:
 
 
 def _tick(options: argparse.Namespace) -> int:
-    from gdpo_tune.clusters.console import ScheduleTicker
+    from gdpo_tune.clusters.console import ConsolePrinter, tick_sweeps
 
-    return ScheduleTicker(options.sweeps, read_clock).tick_all()
+    return tick_sweeps(options.sweeps, read_clock, ConsolePrinter())
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from gdpo_tune.clusters.console import ScheduleTicker
+    from gdpo_tune.clusters.console import ConsolePrinter, tick_sweeps
 
-    ended, ticker = threading.Event(), ScheduleTicker(options.sweeps, read_clock)
+    ended, printer = threading.Event(), ConsolePrinter()
     with stop_on_signals(lambda _: ended.set()):
         while not ended.is_set():
-            ticker.tick_all()
+            tick_sweeps(options.sweeps, read_clock, printer)
             ended.wait(options.every)
     return 0
 

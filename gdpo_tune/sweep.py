@@ -134,7 +134,7 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-def _print_dry_run(spec: SweepSpec, needs: Sequence[SpecProblem] = ()) -> int:
+def _print_dry_run(spec: SweepSpec, needs: Sequence[SpecProblem]) -> int:
     from gdpo_tune.policies.load_policy import describe_policy, measure_policy
     from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.spec.dry_run import render_dry_run, render_needs

@@ -61,35 +61,27 @@ class ConsolePrinter:
         scheduler.events, scheduler.backend_errors = [], []
 
 
-class ScheduleTicker:
-    """Repeated ticks of every sweep of a directory."""
-
-    def __init__(self, directory: str, clock: Clock) -> None:
-        self.directory = directory
-        self._clock = clock
-        self._printer = ConsolePrinter()
-
-    def tick_all(self) -> int:
-        """Tick every sweep once; return the exit status."""
+def tick_sweeps(directory: str, clock: Clock, printer: ConsolePrinter) -> int:
+    """Tick every sweep of a directory once; return the exit status."""
+    try:
+        loaded = load_sweeps(directory)
+    except GdpoTuneError as error:
+        printer.print_messages("error", [str(error)])
+        return error.exit_status
+    errors: list[tuple[ScheduledSweep, GdpoTuneError]] = []
+    for sweep in loaded.sweeps:
         try:
-            loaded = load_sweeps(self.directory)
-        except GdpoTuneError as error:
-            self._printer.print_messages("error", [str(error)])
-            return error.exit_status
-        errors = [(sweep, error) for sweep in loaded.sweeps for error in self._tick(sweep)]
-        return self._printer.print_errors(loaded, errors)
-
-    def _tick(self, sweep: ScheduledSweep) -> list[GdpoTuneError]:
-        """Tick one sweep; return its errors, which do not stop other sweeps."""
-        try:
-            scheduler = SweepScheduler.open(sweep, self._clock)
+            scheduler = SweepScheduler.open(sweep, clock)
             try:
                 scheduler.tick()
             finally:
                 print_events(scheduler)
-        except (GdpoTuneError, OSError) as error:
-            return [error if isinstance(error, GdpoTuneError) else GdpoTuneError(str(error))]
-        return scheduler.backend_errors
+            errors += [(sweep, error) for error in scheduler.backend_errors]
+        except GdpoTuneError as error:  # it does not stop other sweeps
+            errors.append((sweep, error))
+        except OSError as error:
+            errors.append((sweep, GdpoTuneError(str(error))))
+    return printer.print_errors(loaded, errors)
 
 
 def find_errors(sweep: ScheduledSweep) -> list[GdpoTuneError]:

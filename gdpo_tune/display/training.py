@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -22,9 +21,9 @@ from gdpo_tune.display.tables import build_console, format_metrics, make_table
 class TrainingDisplay(CloseableResource):
     """Display of the measurements that `train()` reports. Use it as a context manager."""
 
-    def __init__(self, steps: int, console: Console | None = None) -> None:
+    def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._console = console or build_console()
+        self._console = build_console()
         self._bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),

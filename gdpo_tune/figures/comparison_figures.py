@@ -12,7 +12,7 @@ from gdpo_tune.analysis.comparison import Arm, Comparison
 from gdpo_tune.analysis.pareto import Floats, mark_front
 from gdpo_tune.core.text import abbreviate_parameter
 from gdpo_tune.figures import style
-from gdpo_tune.figures.layout import make_layout, make_panels, title_axes
+from gdpo_tune.figures.layout import make_layout, make_panels, wrap_title
 
 LEFT = style.Mark("#0072b2", "circle", "o")
 RIGHT = style.Mark("#d55e00", "square", "s")
@@ -31,7 +31,9 @@ def draw_sides(comparison: Comparison) -> go.Figure:
             points = side.points[:, list(pair)]
             traces += _trace_side(side, points, signs, mark, legend=cell == cells[0])
         figure.add_traces(traces, rows=cell["row"], cols=cell["col"])
-        title_axes(figure, goals, cell)
+        for update, goal in zip((figure.update_xaxes, figure.update_yaxes), goals, strict=True):
+            towards = "reversed" if goal.direction == "minimize" else True  # to better values
+            update(title_text=wrap_title(style.title_axis(goal)), autorange=towards, **cell)
     return figure
 
 

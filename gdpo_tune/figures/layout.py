@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -11,7 +10,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gdpo_tune.core.metrics import HOUR
-from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import style
 
 WIDTH = 1120
@@ -81,13 +79,6 @@ def make_panels(count: int) -> tuple[go.Figure, list[dict[str, Any]]]:
     return figure, [
         {"row": index // columns + 1, "col": index % columns + 1} for index in range(count)
     ]
-
-
-def title_axes(figure: go.Figure, goals: Sequence[Objective], cell: Mapping[str, Any]) -> None:
-    """Title the axes of one panel with its objectives (x, y) and point them to better values."""
-    for update, goal in zip((figure.update_xaxes, figure.update_yaxes), goals, strict=True):
-        towards = "reversed" if goal.direction == "minimize" else True
-        update(title_text=wrap_title(style.title_axis(goal)), autorange=towards, **cell)
 
 
 def wrap_title(title: str) -> str:
