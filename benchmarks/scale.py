@@ -128,7 +128,7 @@ def draw_display(spec: Any, records: Any) -> None:
     from rich.console import Console
 
     from gdpo_tune.core.events import SweepStarted
-    from gdpo_tune.display import LiveDisplay
+    from gdpo_tune.display.live_table import LiveDisplay
 
     with Path(os.devnull).open("w") as null:
         console = Console(file=null, force_terminal=True, width=120)

@@ -189,7 +189,7 @@ class Ours:
     def __init__(self, uri: str, directory: Path, load: Load) -> None:
         from gdpo_tune.core.events import SweepStarted
         from gdpo_tune.spec import load_spec
-        from gdpo_tune.tracking import MlflowTracker
+        from gdpo_tune.tracking.mlflow_sink import MlflowTracker
 
         path = directory / "tracked.yaml"
         path.write_text(SPACE.format(uri=uri, directory=directory, steps=load.steps))

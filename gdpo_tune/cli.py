@@ -357,7 +357,7 @@ def preflight(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
     from gdpo_tune.policies.load_policy import check_policy_available
     from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.tasks.dataset import check_data
-    from gdpo_tune.tracking import check_server
+    from gdpo_tune.tracking.server import check_server
 
     check_policy_available(spec.policy, spec.model.revision)
     template = read_chat_template(spec.policy, spec.model.revision)

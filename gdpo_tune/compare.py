@@ -42,7 +42,7 @@ def compare_named(sweep: str, other: str | None, modes: Sequence[str] | None) ->
         raise UsageError("name two sweeps, or one sweep with two --modes")
     first, second = find_sweep(sweep), None if other is None else find_sweep(other)
 
-    from gdpo_tune.display import print_comparison
+    from gdpo_tune.display.console_summary import print_comparison
     from gdpo_tune.figures.report_page import write_comparison
     from gdpo_tune.results.comparison_report import compare_modes, compare_sweeps
 

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
     spec, pick = _load_named(options)  # first: a refusal needs none of the imports below
 
-    from gdpo_tune.display import print_summary
+    from gdpo_tune.display.console_summary import print_summary
     from gdpo_tune.ledger import Ledger
     from gdpo_tune.results.open_sweep import Sweep, download_artifacts
     from gdpo_tune.results.picks import parse_pick, pick_trial

@@ -58,9 +58,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int:
-    from gdpo_tune.display import LiveDisplay, print_summary
+    from gdpo_tune.display.console_summary import print_summary
+    from gdpo_tune.display.live_table import LiveDisplay
     from gdpo_tune.results.open_sweep import Sweep
-    from gdpo_tune.tracking import MlflowTracker, SweepNotifier
+    from gdpo_tune.tracking.mlflow_sink import MlflowTracker
+    from gdpo_tune.tracking.sweep_notifier import SweepNotifier
     from gdpo_tune.tuning.runner import run_sweep
 
     try:

@@ -2,9 +2,3 @@
 
 Neither ever delays the sweep.
 """
-
-from gdpo_tune.tracking.mlflow_sink import MlflowTracker
-from gdpo_tune.tracking.server import check_server
-from gdpo_tune.tracking.sweep_notifier import SweepNotifier
-
-__all__ = ["MlflowTracker", "SweepNotifier", "check_server"]

@@ -16,7 +16,7 @@ from gdpo_tune.core.events import SweepFinished, SweepStarted
 from gdpo_tune.figures.front_png import write_front_png
 from gdpo_tune.figures.report_page import write_report
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.tracking import MlflowTracker
+from gdpo_tune.tracking.mlflow_sink import MlflowTracker
 from gdpo_tune.tracking.server import create_database
 from tests.support.browser import WEBGL, open_browser, wait
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps

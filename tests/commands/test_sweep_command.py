@@ -96,7 +96,7 @@ def test_five_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
     sink = MagicMock(**{"__enter__.return_value.state.return_value": state})
     sink.__enter__.return_value.link.return_value = ""
     frames = []
-    monkeypatch.setattr("gdpo_tune.tracking.MlflowTracker", lambda spec: sink)
+    monkeypatch.setattr("gdpo_tune.tracking.mlflow_sink.MlflowTracker", lambda spec: sink)
     monkeypatch.setattr("gdpo_tune.cli.write_figures", lambda sweep: None)
     monkeypatch.setattr("gdpo_tune.tuning.ray.tune.Tuner", FakeTuner)
     monkeypatch.setattr(cluster, "open_cluster", open_cluster)

@@ -24,7 +24,8 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.text import format_estimate, format_hypervolume, format_number
 from gdpo_tune.core.trials import Cost, Estimate, Measurement
-from gdpo_tune.display import LiveDisplay, print_summary
+from gdpo_tune.display.console_summary import print_summary
+from gdpo_tune.display.live_table import LiveDisplay
 from gdpo_tune.display.tables import (
     MAX_ROWS,
     ONE_SEED,

@@ -21,7 +21,8 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
-from gdpo_tune.tracking import MlflowTracker, check_server
+from gdpo_tune.tracking.mlflow_sink import MlflowTracker
+from gdpo_tune.tracking.server import check_server
 from tests.support.tracking import make_tiny_spec
 
 TRIALS = 4

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from gdpo_tune.core.events import SweepFinished, SweepStarted, TrialFinished
 from gdpo_tune.policies.load_policy import resolve_policy
-from gdpo_tune.tracking import MlflowTracker
+from gdpo_tune.tracking.mlflow_sink import MlflowTracker
 from gdpo_tune.tracking.server import create_database
 from tests.support import tracking_driver
 from tests.support.mlflow_checks import check_whole_sweep, find_runs

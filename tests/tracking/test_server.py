@@ -17,9 +17,10 @@ from mlflow.entities import ViewType
 
 from gdpo_tune.core.errors import TrackingError
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tracking import check_server, server
+from gdpo_tune.tracking import server
 from gdpo_tune.tracking.server import (
     ServerUnavailable,
+    check_server,
     find_uri_problem,
     make_absolute,
     set_environment,
@@ -256,7 +257,7 @@ def test_artifacts_follow_a_database_that_has_moved(tmp_path, empty_database, ca
 
 def test_the_check_imports_neither_mlflow_nor_numpy():
     code = (
-        "import sys; from gdpo_tune.tracking import MlflowTracker, check_server;"
+        "import sys; from gdpo_tune.tracking import mlflow_sink, server, sweep_notifier;"
         "assert not {'mlflow', 'numpy', 'torch', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

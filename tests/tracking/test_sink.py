@@ -16,7 +16,8 @@ from gdpo_tune.core.events import (
 )
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.trial_files import append_step
-from gdpo_tune.tracking import MlflowTracker, desired_runs, mlflow_sink, mlflow_store
+from gdpo_tune.tracking import desired_runs, mlflow_sink, mlflow_store
+from gdpo_tune.tracking.mlflow_sink import MlflowTracker
 from tests.support.fake_mlflow import REFUSED, FakeMlflow
 from tests.support.tracking import (
     make_complete_trial,

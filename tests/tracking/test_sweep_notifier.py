@@ -12,7 +12,8 @@ from gdpo_tune.core.events import SweepFinished, SweepStarted, TrialFinished, Tr
 from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.machine import find_unset_webhook
 from gdpo_tune.spec.model import EVERY_SWEEP_OCCASION, SweepNotify
-from gdpo_tune.tracking import SweepNotifier, sweep_notifier
+from gdpo_tune.tracking import sweep_notifier
+from gdpo_tune.tracking.sweep_notifier import SweepNotifier
 from tests.support.figures import make_records, make_spec
 from tests.support.tuning import SPACE
 

@@ -14,7 +14,8 @@ from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
-from gdpo_tune.tracking import MlflowTracker, mlflow_sink
+from gdpo_tune.tracking import mlflow_sink
+from gdpo_tune.tracking.mlflow_sink import MlflowTracker
 from tests.support.tracking import make_measurement, make_tiny_spec
 
 pytestmark = [
