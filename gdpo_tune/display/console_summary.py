@@ -10,13 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gdpo_tune.core.redaction import redact_passwords
-from gdpo_tune.core.text import (
-    abbreviate_parameter,
-    format_count,
-    format_hypervolume,
-    format_number,
-    format_parameter,
-)
+from gdpo_tune.core.text import format_count, format_hypervolume, format_number
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.tables import MAX_ROWS, build_console, build_front_table, explain_marks
 from gdpo_tune.results.comparison_report import ComparisonReport
@@ -27,6 +21,7 @@ from gdpo_tune.results.wording import (
     REPORT_FILE,
     describe_effects,
     describe_origins,
+    describe_parameters,
     describe_states,
     describe_work,
     list_incidents,
@@ -113,11 +108,7 @@ def _print_labelled(out: Console, sweep: Sweep) -> None:
     for member in sorted(front.members, key=lambda member: member is not front.knee):
         content = format_parts(member.parts)
         if len(member.parts) < 2:
-            content = ", ".join(
-                f"{abbreviate_parameter(name)} {format_parameter(member.params[name])}"
-                for name in sweep.spec.space.dimensions
-                if name in member.params
-            )
+            content = describe_parameters(member.params, sweep.spec.space.dimensions)
         if labels := front.list_labels(member, ties=True):
             rows.append((title_candidate(member.name), f"{content}: {', '.join(labels)}"))
     if rows:

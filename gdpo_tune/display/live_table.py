@@ -15,18 +15,12 @@ from rich.text import Text
 
 from gdpo_tune.core import events
 from gdpo_tune.core.system import CloseableResource
-from gdpo_tune.core.text import (
-    abbreviate_parameter,
-    format_duration,
-    format_estimate,
-    format_number,
-    format_parameter,
-)
+from gdpo_tune.core.text import format_duration, format_estimate, format_number
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.tables import build_console, build_front_table, build_running_table
 from gdpo_tune.results.front_table import build_front_row
 from gdpo_tune.results.live import ENDED, LiveState
-from gdpo_tune.results.wording import describe_role, name_state
+from gdpo_tune.results.wording import describe_parameters, describe_role, name_state
 from gdpo_tune.spec import SweepSpec
 
 MAX_MEMBERS = 12
@@ -190,10 +184,6 @@ def _describe_trial(record: TrialRecord) -> str:
         return f"the {describe_role(record)}"
     if record.parts:
         return f"evaluates {format_parts(record.parts)}"
-    shown = ("normalization", "group_size", "learning_rate")
-    params = ", ".join(
-        f"{abbreviate_parameter(name)} {format_parameter(value)}"
-        for name, value in record.params.items()
-        if name in shown or name.startswith("reward_weights.")
-    )
-    return f"{describe_role(record)}; {params}"
+    kinds = ("normalization", "group_size", "learning_rate")
+    shown = [n for n in record.params if n in kinds or n.startswith("reward_weights.")]
+    return f"{describe_role(record)}; {describe_parameters(record.params, shown)}"

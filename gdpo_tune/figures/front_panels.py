@@ -76,7 +76,7 @@ class Axis(NamedTuple):
 
 
 class LayerStyle(NamedTuple):
-    """LayerStyle of a layer: lengths in pixels (HTML) and in points (PNG)."""
+    """Look of a layer: lengths in pixels (HTML) and in points (PNG)."""
 
     pixels: float
     points: float

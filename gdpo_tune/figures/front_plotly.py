@@ -11,17 +11,11 @@ import plotly.graph_objects as go
 
 from gdpo_tune.analysis.front import Front
 from gdpo_tune.analysis.replicates import Configuration
-from gdpo_tune.core.text import (
-    CANDIDATE_COLORS,
-    abbreviate_parameter,
-    format_count,
-    format_estimate,
-    format_parameter,
-)
+from gdpo_tune.core.text import CANDIDATE_COLORS, format_count, format_estimate
 from gdpo_tune.core.trials import Objective
 from gdpo_tune.figures import front_panels, style
 from gdpo_tune.figures.layout import get_panel_size, make_panels, wrap_title
-from gdpo_tune.results.wording import name_configuration
+from gdpo_tune.results.wording import describe_parameters, name_configuration
 from gdpo_tune.spec.model import Constraint
 
 FONT_SIZE = 11
@@ -98,9 +92,9 @@ def describe_configuration(
     lines += [f"{o.name}: {format_estimate(configuration.mean[o.name])}" for o in objectives]
     if not configuration.is_initial:
         params = configuration.params
-        names = sorted(params) if dimensions is None else [n for n in dimensions if n in params]
-        settings = [f"{abbreviate_parameter(n)} {format_parameter(params[n])}" for n in names]
-        lines += wrap(", ".join(settings), MAX_LETTERS, break_long_words=False)
+        names = sorted(params) if dimensions is None else dimensions
+        settings = describe_parameters(params, names)
+        lines += wrap(settings, MAX_LETTERS, break_long_words=False)
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = ["\N{HORIZONTAL ELLIPSIS}"]
     title, *others = (escape(line) for line in lines)

@@ -50,10 +50,9 @@ class RepositoryContent:
         """Return why this must not replace what a manifest describes; empty if it may."""
         if manifest.get("sweep") != self.manifest["sweep"]:
             return f"{describe_manifest(manifest)} of another sweep"
-        mine, others = self.manifest, manifest
-        is_same = mine["candidate"] == others.get("candidate") or (
-            mine["pick"] == others.get("pick") and mine["candidate"] and others.get("candidate")
-        )
+        mine, other = self.manifest, manifest.get("candidate")
+        has_pick = mine["candidate"] and other and mine["pick"] == manifest.get("pick")
+        is_same = mine["candidate"] == other or has_pick
         return "" if is_same else f"{describe_manifest(manifest)} of this sweep"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -26,11 +26,13 @@ from gdpo_tune.core.text import (
     format_interval,
     format_list,
     format_number,
+    format_parameter,
     format_percent,
 )
 from gdpo_tune.core.trials import (
     MERGE_PREFIX,
     PROMPTS_LEFT_OUT,
+    Params,
     TrialRecord,
     format_parts,
     title_candidate,
@@ -83,6 +85,12 @@ def name_state(state: str) -> str:
 def describe_work(records: Sequence[TrialRecord], unit: str) -> str:
     """Return the time of all trials as `unit`."""
     return f"{format_duration(sum(record.cost.seconds for record in records))} of {unit}"
+
+
+def describe_parameters(params: Params, names: Iterable[str]) -> str:
+    """Return `group size 8, w format 0.5`: those of `names` that the parameters have."""
+    shown = [(name, params[name]) for name in names if name in params]
+    return ", ".join(f"{abbreviate_parameter(n)} {format_parameter(v)}" for n, v in shown)
 
 
 def describe_states(records: Sequence[TrialRecord]) -> tuple[int, str]:

@@ -138,16 +138,15 @@ function startPanel({ objectives, limits, members, chosen }) {
 
   controls.forEach((control, index) => {
     const [slider, field] = control.querySelectorAll("input");
-    const apply = (from, to) => {
-      to();
-      from.dataset.active = field.value !== "";
+    const apply = (follow) => {
+      follow();
       byHand = null;
       update();
     };
-    slider.addEventListener("input", () => apply(slider, () => {
+    slider.addEventListener("input", () => apply(() => {
       field.value = Number(slider.value) === limits[index].loosest ? "" : slider.value;
     }));
-    field.addEventListener("input", () => apply(field, () => {
+    field.addEventListener("input", () => apply(() => {
       slider.value = field.value === "" ? limits[index].loosest : field.value;
     }));
   });
