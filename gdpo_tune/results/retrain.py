@@ -216,13 +216,21 @@ def build_request_from_sweep(
     request = dataclasses.replace(request, trial_lines=tuple(lines), transfer=transfer)
     if not is_same:
         return request
-    if is_merge and record.checkpoint is None:
+    start = find_start(sweep.records)
+    if is_merge:
+        start = _find_merged_policy(sweep, record, location)
+    start = fetch_policy(sweep.spec, start)
+    return dataclasses.replace(request, start=start, begins_merged=is_merge)
+
+
+def _find_merged_policy(sweep: Sweep, record: TrialRecord, location: str) -> Path:
+    """Return the directory of a merge's weights; a UsageError says that none can be trained on."""
+    if record.checkpoint is None:
         raise UsageError(explain_missing_policy(sweep, record, location))
-    if is_merge and sweep.spec.model.lora_rank:
+    if sweep.spec.model.lora_rank:
         why = "its weights are those of adapters, and a training begins at whole weights"
         raise UsageError(explain_missing_policy(sweep, record, location, why))
-    start = fetch_policy(sweep.spec, record.checkpoint if is_merge else find_start(sweep.records))
-    return dataclasses.replace(request, start=start, begins_merged=is_merge)
+    return record.checkpoint
 
 
 def _list_changes(
