@@ -176,10 +176,9 @@ def _check_file(file: str, overrides: Sequence[str]) -> Iterator[Row]:
         problems = [*needs, *cli.find_problems(spec)]
         if not spec.address and not os.access(place, os.W_OK):
             problems += [f"{place} is not writable\n    fix: name another one with storage:"]
-        found = {} if problems else cli.preflight(spec)
         if not problems:
-            text = ", ".join((f"{file} could start", *map(": ".join, found.items())))
-            yield _build_row("file", text, fine=True)
+            found = map(": ".join, cli.preflight(spec).items())
+            yield _build_row("file", ", ".join((f"{file} could start", *found)), fine=True)
     except GdpoTuneError as error:
         problems = getattr(error, "problems", [error])
     yield from (_build_row("file", str(problem), fine=False) for problem in problems)

@@ -123,8 +123,8 @@ def main(arguments: Sequence[str]) -> int:
     command = f"{exported.environment} bash {quote(str(directory / RUN))}"
     print(f"start it: {command.lstrip()}")
     if exported.training is not None:
-        options = f"--collect {quote(str(directory))} in place of --to and --out"
-        print(f"compare what it trained: the same command with {options}")
+        change = f"--collect {quote(str(directory))} in place of --to and --out"
+        print(f"compare what it trained: the same command with {change}")
     return 0
 
 
