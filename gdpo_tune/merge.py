@@ -23,7 +23,7 @@ from gdpo_tune.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trials import Estimate, TrialRecord
-    from gdpo_tune.results.merge_request import WishedMerge
+    from gdpo_tune.results.merge_request import RequestedMerge
     from gdpo_tune.results.open_sweep import Sweep
 
 
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str]) -> int:
     from gdpo_tune.core.trials import format_parts
     from gdpo_tune.ledger.requests import read_parts
     from gdpo_tune.results.merge_request import (
-        WishedMerge,
-        choose_wished_merge,
+        RequestedMerge,
+        choose_next_merge,
         parse_shares,
-        parse_wish,
+        parse_target,
     )
     from gdpo_tune.results.open_sweep import find_sweep, override_storage
     from gdpo_tune.results.steering import Steering
@@ -74,10 +74,10 @@ def main(arguments: Sequence[str]) -> int:
     steering, sweep = Steering(options.sweep), find_sweep(options.sweep)
     if options.weights:
         shares = parse_shares(options.weights, "--weights", "7=0.3,12@40=0.7")
-        chosen = WishedMerge(read_parts(sweep.records, shares), {}, ())
+        chosen = RequestedMerge(read_parts(sweep.records, shares), {}, ())
     else:
-        wish = parse_wish(options.toward, options.prefer)
-        chosen = choose_wished_merge(sweep, wish, options.sweep)
+        target = parse_target(options.toward, options.prefer)
+        chosen = choose_next_merge(sweep, target, options.sweep)
     print(f"merge: {format_parts(chosen.parts)}", flush=True)
     if options.dry_run:
         _print_values(sweep, chosen, {})
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     return _print_result(sweep, chosen, record)
 
 
-def _print_result(sweep: Sweep, chosen: WishedMerge, record: TrialRecord) -> int:
+def _print_result(sweep: Sweep, chosen: RequestedMerge, record: TrialRecord) -> int:
     from gdpo_tune.core.text import format_estimate, format_first, format_number
 
     print(f"{record.name}: {' '.join(filter(None, [record.state, record.reason]))}")
@@ -139,7 +139,7 @@ def _is_over(sweep: Sweep) -> bool:
 
 
 def _print_values(
-    sweep: Sweep, chosen: WishedMerge, measured: Mapping[str, Mapping[str, Estimate]]
+    sweep: Sweep, chosen: RequestedMerge, measured: Mapping[str, Mapping[str, Estimate]]
 ) -> None:
     """Print values of a merge beside those of its parts; `measured` is by split."""
     from gdpo_tune.core.text import abbreviate_parameter, format_estimate

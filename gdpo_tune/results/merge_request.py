@@ -1,4 +1,4 @@
-"""The merge of a sweep's policies that best meets the wish of a person.
+"""The merge of a sweep's policies that best meets a target.
 
     --toward "length >= 0.6, format >= 0.8"    conditions, as in a pick
     --prefer correctness=2,length=1            weights of objectives in what is maximised
@@ -26,7 +26,7 @@ from gdpo_tune.spec import SweepSpec
 
 
 @dataclass(frozen=True)
-class Wish:
+class MergeTarget:
     """Conditions that a merge has to meet, and what it maximises beyond them."""
 
     toward: str
@@ -38,14 +38,14 @@ class Wish:
 
     @property
     def text(self) -> str:
-        """The wish, for a person."""
+        """The target, for a person."""
         return " and ".join(filter(None, [self.toward, self.prefer and f"prefer {self.prefer}"]))
 
 
-def parse_wish(toward: str, prefer: str) -> Wish:
-    """Parse a wish; either text may be empty, and a wrong one raises a UsageError."""
+def parse_target(toward: str, prefer: str) -> MergeTarget:
+    """Parse a target; either text may be empty, and a wrong one raises a UsageError."""
     preferences = parse_shares(prefer, "--prefer", "correctness=2,length=1") if prefer else {}
-    return Wish(toward, prefer, parse_conditions(toward) if toward else (), preferences)
+    return MergeTarget(toward, prefer, parse_conditions(toward) if toward else (), preferences)
 
 
 def parse_shares(text: str, option: str, example: str) -> dict[str, float]:
@@ -66,8 +66,8 @@ def parse_shares(text: str, option: str, example: str) -> dict[str, float]:
     return shares
 
 
-def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
-    """Return a wish in numbers; the constraints of the sweep count among its conditions.
+def build_aim(target: MergeTarget, spec: SweepSpec) -> Aim:
+    """Return a target in numbers; the constraints of the sweep count among its conditions.
 
     Training costs are ignored; a merge has none. A relative constraint without a measured baseline
     limits nothing. A UsageError names an unknown metric, or a preference that is no objective.
@@ -75,35 +75,35 @@ def build_aim(wish: Wish, spec: SweepSpec) -> Aim:
     measured = load_task_info(spec.task, spec.space.domains).metrics
     goals = {goal.name: goal for goal in spec.list_objectives() if goal.name in measured}
     names = [*goals, *sorted(measured.keys() - goals)]
-    for condition in wish.conditions:
+    for condition in target.conditions:
         if condition.metric not in names:
             guess = suggest(condition.metric, names)
             reason = f"{condition.metric!r}: {guess}a merge has no such metric"
             fix = f"the metrics of this task are {join_names(names)}"
-            raise PickError(wish.toward, condition.position, reason, fix)
-    for name in wish.preferences:
+            raise PickError(target.toward, condition.position, reason, fix)
+    for name in target.preferences:
         if name not in goals:
             raise UsageError(
-                f"--prefer {wish.prefer!r}: {name!r}: {suggest(name, goals)}this is no objective\n"
-                f"    fix: name some of {join_names(goals)}"
+                f"--prefer {target.prefer!r}: {name!r}: {suggest(name, goals)}this is no objective"
+                f"\n    fix: name some of {join_names(goals)}"
             )
-    own = {condition.metric for condition in wish.conditions}
+    own = {condition.metric for condition in target.conditions}
     constraints = (
         Condition(name, constraint.op, constraint.limit)
         for name, constraint in spec.constraints.items()
         if name in names and constraint.is_known
     )
-    limits = (*wish.conditions, *constraints)
+    limits = (*target.conditions, *constraints)
     others = sorted({limit.metric for limit in limits} - goals.keys(), key=names.index)
     metrics = [*goals.values(), *(Objective(n, measured[n].direction, 0.0) for n in others)]
     free = [name for name in goals if name not in own]
-    preferences = wish.preferences or dict.fromkeys(free or goals, 1.0)
+    preferences = target.preferences or dict.fromkeys(free or goals, 1.0)
     return Aim(tuple(metrics), limits, tuple(preferences.get(m.name, 0.0) for m in metrics))
 
 
 @dataclass(frozen=True)
-class WishedMerge:
-    """A merge that was chosen for a wish, or given by its weights."""
+class RequestedMerge:
+    """A merge that was chosen for a target, or given by its weights."""
 
     parts: tuple[Part, ...]
     prediction: Mapping[str, Estimate]
@@ -112,14 +112,14 @@ class WishedMerge:
     """Conditions that it has to meet; none if it was given."""
 
 
-def choose_wished_merge(sweep: Sweep, wish: Wish, source: str) -> WishedMerge:
+def choose_next_merge(sweep: Sweep, target: MergeTarget, source: str) -> RequestedMerge:
     """Choose the merge to evaluate next; `source` names the sweep in errors.
 
     Raises:
         UsageError: fewer than two policies lie near the front, none of their merges is expected to
-            meet the wish, or all are evaluated.
+            meet the target, or all are evaluated.
     """
-    aim = build_aim(wish, sweep.spec)
+    aim = build_aim(target, sweep.spec)
     parents, known = list_merge_parents(sweep.records, aim.metrics)
     if len(parents) < 2:
         has = "one policy" if parents else "no policies"
@@ -147,9 +147,9 @@ def choose_wished_merge(sweep: Sweep, wish: Wish, source: str) -> WishedMerge:
         has = ", ".join(f"{name} {format_estimate(prediction[name])}" for name in names)
         weights = ",".join(f"{part.trial}@{part.step}={show(part.weight)}" for part in parts)
         raise UsageError(
-            f"{wish.text!r}: no merge of the policies of {source} is expected to meet this: the "
+            f"{target.text!r}: no merge of the policies of {source} is expected to meet this: the "
             f"closest, {weights}, is expected to have {has} on validation prompts\n    fix: loosen "
             f"{' and '.join(map(str, broken))}, or search with them as `constraints:`; the closest "
             f"is evaluated by python -m gdpo_tune.merge {quote(source)} --weights {weights}"
         )
-    return WishedMerge(parts, prediction, aim.limits)
+    return RequestedMerge(parts, prediction, aim.limits)

@@ -12,7 +12,7 @@ from importlib import import_module
 import mlflow
 import pytest
 
-from gdpo_tune.results.merge_request import parse_wish
+from gdpo_tune.results.merge_request import parse_target
 from gdpo_tune.results.open_sweep import read_sweep
 from gdpo_tune.results.picks import parse_pick
 from gdpo_tune.spec import load_spec
@@ -176,7 +176,7 @@ def test_the_readme_commands_exist(line, tmp_path, run_here):
         # What these read is what a sweep of above leaves.
         parsed = import_module(words[2]).build_parser().parse_args(words[3:])
         assert getattr(parsed, "pick", None) is None or parse_pick(parsed.pick)
-        assert words[2] != "gdpo_tune.merge" or parse_wish(parsed.toward, parsed.prefer)
+        assert words[2] != "gdpo_tune.merge" or parse_target(parsed.toward, parsed.prefer)
         return
     (file,) = [word for word in words if word.endswith(".yaml")]
     assert (ROOT / file).exists()

@@ -20,7 +20,7 @@ from gdpo_tune.figures.report_page import (
     list_preferences,
     list_sliders,
 )
-from gdpo_tune.results.merge_request import parse_shares, parse_wish
+from gdpo_tune.results.merge_request import parse_shares, parse_target
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.model import Constraint
@@ -85,16 +85,16 @@ def test_an_empty_front_has_no_panel(spec):
     assert build_cards(Sweep(spec, ())) == ""
 
 
-def list_commands(html, pick, wish):
+def list_commands(html, pick, target):
     """Return the commands of a page as words."""
     templates = map(unescape, re.findall(r'data-template="([^"]*)"', html))
-    return [shlex.split(t.replace("{pick}", pick).replace("{wish}", wish)) for t in templates]
+    return [shlex.split(t.replace("{pick}", pick).replace("{target}", target)) for t in templates]
 
 
 def test_every_command_is_one_that_exists(spec, sweep):
-    pick, wish = "'knee where length >= 0.5'", "--toward 'length >= 0.5 and format >= 0.25'"
+    pick, target = "'knee where length >= 0.5'", "--toward 'length >= 0.5 and format >= 0.25'"
     html = build_choose_panel(sweep) + build_cards(sweep)
-    commands = list_commands(html, pick, wish)
+    commands = list_commands(html, pick, target)
     assert {command[2] for command in commands} == PARSERS.keys()
     for _, _, module, *arguments in commands:
         options = PARSERS[module]().parse_args(arguments)
@@ -102,7 +102,7 @@ def test_every_command_is_one_that_exists(spec, sweep):
         if getattr(options, "pick", None):
             parse_pick(options.pick)
         if getattr(options, "toward", None):
-            assert len(parse_wish(options.toward, "").conditions) == 2
+            assert len(parse_target(options.toward, "").conditions) == 2
         if getattr(options, "weights", None):
             shares = parse_shares(options.weights, "--weights", "")
             assert sum(shares.values()) == 1

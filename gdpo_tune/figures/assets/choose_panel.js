@@ -64,13 +64,13 @@ function startPanel({ objectives, limits, members, chosen }) {
 
   function writeCommands(active, pick, hasPick) {
     const merge = active.filter((limit) => limit.merges);
-    const wish = merge.length ? `--toward ${quote(writeConditions(merge))}` : "";
-    document.getElementById("choose-merge").hidden = !wish;
+    const target = merge.length ? `--toward ${quote(writeConditions(merge))}` : "";
+    document.getElementById("choose-merge").hidden = !target;
     for (const code of document.querySelectorAll("code[data-template]")) {
       const card = code.closest("article.card");
       // No rule picks the closest member, so its card names it.
       const text = card && (!hasPick || card.dataset.candidate !== state.selected) ? card.dataset.candidate : pick;
-      code.textContent = code.dataset.template.replace("{pick}", () => quote(text)).replace("{wish}", () => wish);
+      code.textContent = code.dataset.template.replace("{pick}", () => quote(text)).replace("{target}", () => target);
     }
     const selected = [...cards].find((card) => card.dataset.candidate === state.selected);
     panel.querySelector(".command").hidden = !hasPick || !selected.querySelector(".command");

@@ -1,4 +1,4 @@
-"""Wishes as a person writes them."""
+"""Targets of merges as a person writes them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import Condition
-from gdpo_tune.results.merge_request import build_aim, parse_shares, parse_wish
+from gdpo_tune.results.merge_request import build_aim, parse_shares, parse_target
 from tests.support.tuning import load_code_spec
 
 
 def list_limits(spec, toward: str, prefer: str = ""):
-    return build_aim(parse_wish(toward, prefer), spec)
+    return build_aim(parse_target(toward, prefer), spec)
 
 
 @pytest.mark.parametrize("joint", [", ", " and ", ","])
@@ -47,11 +47,11 @@ def test_constraints_of_the_sweep_are_conditions_too_but_not_costs(tmp_path: Pat
 
 def test_a_constraint_on_a_baseline_counts_once_the_baseline_is_measured(tmp_path: Path):
     spec = load_code_spec(tmp_path, ['constraints={correctness: ">= untrained - 0.02"}'])
-    wish = parse_wish("length >= 0.6", "")
-    assert [str(limit) for limit in build_aim(wish, spec).limits] == ["length >= 0.6"]
+    target = parse_target("length >= 0.6", "")
+    assert [str(limit) for limit in build_aim(target, spec).limits] == ["length >= 0.6"]
     measured = spec.constraints["correctness"].model_copy(update={"value": 0.5})
     spec = spec.model_copy(update={"constraints": {"correctness": measured}})
-    assert [str(limit) for limit in build_aim(wish, spec).limits][1:] == ["correctness >= 0.48"]
+    assert [str(limit) for limit in build_aim(target, spec).limits][1:] == ["correctness >= 0.48"]
 
 
 def test_a_condition_may_name_any_metric_of_the_task(tmp_path: Path):
