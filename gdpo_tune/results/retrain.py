@@ -52,13 +52,11 @@ class Parent(NamedTuple):
     """True if there is an adapter alone."""
 
 
-def list_parents(
-    records: Sequence[TrialRecord], parts: Sequence[Part], sweep: str, steps: int
-) -> list[Parent]:
-    """List the parents of a merge; `sweep` is the sweep's location, `steps` those of its trials."""
+def list_parents(sweep: Sweep, parts: Sequence[Part], location: str) -> list[Parent]:
+    """List the parents of a merge in the sweep at a location."""
     parents: list[Parent] = []
     for part in parts:
-        training, name = records[part.trial], f"{CHECKPOINT_PREFIX}{part.step}"
+        training, name = sweep.records[part.trial], f"{CHECKPOINT_PREFIX}{part.step}"
         path = training.directory and training.directory.absolute() / name
         policy = str(path) if path and path.is_dir() else ""
         # On an object store: of that, this machine has the marker, which lists the files.
@@ -66,9 +64,9 @@ def list_parents(
         listed = json.loads(marker.read_bytes()).get("files", {}) if is_file(marker) else {}
         is_adapter = ADAPTER_CONFIG in listed or bool(path and is_file(path / ADAPTER_CONFIG))
         policy = f"{training.address}/{name}" if training.address else policy
-        is_end = part.step == (training.ends_at or steps)
+        is_end = part.step == (training.ends_at or sweep.spec.training.steps)
         pick = f"{part.trial}" if is_end else f"{part.trial}@{part.step}"
-        parents.append(Parent(f"{sweep}:{pick}", part.weight, policy, is_adapter))
+        parents.append(Parent(f"{location}:{pick}", part.weight, policy, is_adapter))
     return parents
 
 
@@ -78,7 +76,7 @@ def explain_missing_policy(sweep: Sweep, record: TrialRecord, source: str, why: 
     `source` names the sweep. Default of `why`: the policy was not kept.
     """
     parts = record.parts if len(record.parts) > 1 else ()
-    parents = list_parents(sweep.records, parts, source, sweep.spec.training.steps)
+    parents = list_parents(sweep, parts, source)
     missing = [parent.source for parent in parents if not parent.policy]
     if parents and not missing:
         weights = ",".join(f"{p.source.rpartition(':')[2]}={p.weight!r}" for p in parents)
@@ -178,7 +176,7 @@ def build_request_from_sweep(
             raise UsageError(f"{option} {source}: {reason}\n    fix: leave it out")
         refuse_parameters(read_overrides(overrides), option)
         spec = sweep.reload(overrides, to_run=to_run)
-        parents = list_parents(sweep.records, record.parts, location, sweep.spec.training.steps)
+        parents = list_parents(sweep, record.parts, location)
         start = fetch_policy(sweep.spec, find_start(sweep.records))
         return dataclasses.replace(request, spec=spec, parents=tuple(parents), start=start)
     main = find_main_part(record.parts) if record.parts else Part(record.number, 0, 1.0)

@@ -21,6 +21,7 @@ from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.exporters.write_export import MERGERS
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.policies.adapters import save_initial_policy
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.retrain import Parent, list_parents
 from tests.support.export import export_to, make_recipe, parse_settings
 from tests.support.tuning import build_outcome, load_code_spec
@@ -113,7 +114,7 @@ def test_an_adapter_on_this_machine_is_known(sweep):
     parts = (Part(0, 30, 0.25), Part(1, 60, 0.75))
     (find_directory(sweep, parts[0]) / "adapter_config.json").touch()
     with Ledger.open(sweep, read_only=True) as ledger:
-        parents = list_parents(ledger.get_records(), parts, "runs/code", 60)
+        parents = list_parents(Sweep(sweep, ledger.get_records()), parts, "runs/code")
     assert [parent.is_adapter for parent in parents] == [True, False]
 
 
@@ -133,7 +134,7 @@ def test_an_adapter_on_an_object_store_is_merged_into_the_policy_below_it(sweep)
     parts = (Part(0, 30, 0.25), Part(1, 60, 0.75))
     with Ledger.open(sweep, read_only=True) as ledger:
         records = [replace(record, address="s3://b/t") for record in ledger.get_records()]
-    parents = list_parents(records, parts, "s3://b", 60)
+    parents = list_parents(Sweep(sweep, records), parts, "s3://b")
     assert [parent.is_adapter for parent in parents] == [True, False]
     exported = export_to("mergekit", make_recipe("policy=a/b", parents=tuple(parents)))
     first, second = (model["model"] for model in parse_settings(exported)["models"])
