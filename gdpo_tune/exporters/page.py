@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gdpo_tune.core.task_files import is_task_file, load_task_info
 from gdpo_tune.core.text import render_table
-from gdpo_tune.core.trials import Objective
 from gdpo_tune.exporters.library import PROMPTS_FILE, REWARDS_FILE, Exported
 from gdpo_tune.exporters.reward_files import TASK_COPY
 from gdpo_tune.exporters.training_prompts import REFERENCE_FILE
@@ -22,13 +21,7 @@ What is "measured" was computed by the code of both on one batch: see "Measured 
 """
 
 
-def format_page(
-    setup: TrainingSetup,
-    exported: Exported,
-    objectives: Sequence[Objective],
-    *,
-    references_data: bool = False,
-) -> str:
+def format_page(setup: TrainingSetup, exported: Exported, *, references_data: bool = False) -> str:
     """Return the page as Markdown."""
     verb = "repeats" if setup.request.transfer is None else "adapts"
     chosen = "".join(f"- {line}\n" for line in setup.request.trial_lines)
@@ -36,7 +29,8 @@ def format_page(
     supplies = render_table(("key", "what it needs"), supply) if supply else "Nothing."
     rows = [(row.topic, row.ours, row.theirs) for row in exported.differences]
     sizes = SIZES if any("measured" in theirs for _, _, theirs in rows) else ""
-    goals = ", ".join(f"`{goal.name}` ({goal.direction})" for goal in objectives)
+    objectives = setup.spec.objectives.items()
+    goals = ", ".join(f"`{name}` ({goal.direction})" for name, goal in objectives)
     metrics = f"""
 Not exported: held-out evaluation. A sweep compares unweighted metrics ({goals}) on test prompts. \
 A reward that the library logs is none of them.

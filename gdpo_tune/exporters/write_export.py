@@ -93,8 +93,7 @@ def export_training(
     if ships:
         copied = list_policy_files(start) if start else POLICIES[request.spec.policy].iterdir()
         files |= {f"{POLICY_COPY}/{file.name}": file.read_bytes() for file in copied}
-    goals = request.spec.list_objectives()
-    page = format_page(setup, exported, goals, references_data=references_data)
+    page = format_page(setup, exported, references_data=references_data)
     write_files(directory, {**files, PAGE: page.encode()})
     return exported, directory
 

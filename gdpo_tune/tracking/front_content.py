@@ -213,12 +213,12 @@ def register_versions(
     name: str,
     contents: Iterable[Mapping[str, Any]],
     runs: Mapping[str, str],
-    parent: str,
 ) -> None:
     """Make the registry hold these versions and no others of this sweep.
 
-    `runs` is key -> run id, `parent` the id of the sweep's run.
+    `runs` is `SWEEP` or a trial's number -> id of its run.
     """
+    parent = runs[run_content.SWEEP]
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name, description="Front of a gdpo_tune sweep.")
     versions = {

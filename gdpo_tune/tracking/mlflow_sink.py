@@ -200,7 +200,7 @@ class MlflowTracker:
             try:
                 store.write_files(key, self._files[key])
                 if key == SWEEP and self._desired.is_final:
-                    store.register(self._spec.name, self._desired.versions)
+                    store.register(self._desired.versions)
             except (ServerUnavailable, ContentRefused) as error:
                 name = "the sweep" if key == SWEEP else f"trial {key}"
                 self._problem = f"files of {name} could not be stored: {error}"

@@ -261,13 +261,13 @@ class MlflowStore:
         if refused:
             raise ContentRefused("; ".join(refused))
 
-    def register(self, name: str, versions: Iterable[Mapping[str, Any]]) -> None:
+    def register(self, versions: Iterable[Mapping[str, Any]]) -> None:
         """Make the registry hold these versions and no others of this sweep."""
         from gdpo_tune.tracking.front_content import register_versions
 
         with translate_errors():
             ids = {key: run.id for key, run in self.runs.items()}
-            register_versions(self.client, name, versions, ids, self.runs[SWEEP].id)
+            register_versions(self.client, self._tags["sweep"], versions, ids)
 
 
 def build_dataset_inputs(entries: Iterable[Mapping[str, str]]) -> list[DatasetInput]:

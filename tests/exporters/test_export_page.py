@@ -161,11 +161,11 @@ def test_the_page_describes_the_shaping_of_the_rewards():
 def test_the_page_begins_with_the_candidate_and_ends_where_the_policy_is(library):
     recipe = make_recipe(trial_lines=("chosen by 'knee': trial 7: correctness 0.5", "one seed"))
     exported = export_to(library, recipe)
-    page = format_page(recipe, exported, [])
+    page = format_page(recipe, exported)
     assert "- chosen by 'knee': trial 7: correctness 0.5\n- one seed\n" in page
     assert f"\n    {exported.start}\n" in page
     assert f"Then the policy is in `{exported.result}`." in page
     settings = map(str, flatten(parse_settings(exported)).values())
     written = "".join(settings) + exported.run + exported.conversion
     assert exported.result.removesuffix("/checkpoint-60") in written
-    assert "make_prompts.py FILE" in format_page(recipe, exported, [], references_data=True)
+    assert "make_prompts.py FILE" in format_page(recipe, exported, references_data=True)

@@ -73,7 +73,7 @@ def make_page(library: str, *overrides: str) -> str:
     """Return the page of a training with every value fixed."""
     request = make_request(overrides)
     recipe = make_recipe(request=request)
-    return format_page(recipe, export_to(library, recipe), request.spec.list_objectives())
+    return format_page(recipe, export_to(library, recipe))
 
 
 def parse_settings(exported: Exported) -> dict[str, object]:
