@@ -107,7 +107,7 @@ _SAMPLING = '''
 
 def _format_run(setup: TrainingSetup) -> str:
     command = "axolotl train axolotl.yaml --launcher python"
-    started = trl.format_command(setup, command, "--bf16", "--gradient-checkpointing")
+    started = trl.format_command(setup, command, "--gradient-checkpointing")
     return f'export PYTHONPATH="$PWD:${{PYTHONPATH-}}"\n{started}'
 
 

@@ -104,10 +104,7 @@ def _list_items(setup: TrainingSetup, transfer: Transfer) -> Iterator[str]:
     before, here = transfer.searched.training, setup.spec.training
     if reward not in {each.name for each in setup.rewards}:
         return
-    searched, wanted = (
-        describe_length(setup.params, each.length_limit, each.max_completion_length)
-        for each in (before, here)
-    )
+    searched, wanted = (describe_length(setup.params, each) for each in (before, here))
     if searched == wanted:
         return
     shape = setup.params.get("length_shape", "step")

@@ -9,6 +9,7 @@ from typing import Any
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import NO_CONDITION, PARTIAL_CREDIT
+from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trials import Params
@@ -242,8 +243,7 @@ def _describe_shaping(
     if reward == info.partial_reward and params.get(PARTIAL_CREDIT):
         sentences.append("partial credit: the share of tests that pass")
     if reward == info.length_reward:
-        longest = spec.training.max_completion_length
-        sentences.append(describe_length(params, spec.training.length_limit, longest))
+        sentences.append(describe_length(params, spec.training))
     condition = str(params.get(f"conditioning.{reward}", NO_CONDITION))
     if condition != NO_CONDITION:
         low, high = info.rewards[condition]
@@ -252,8 +252,9 @@ def _describe_shaping(
     return tuple(sentences)
 
 
-def describe_length(params: Mapping[str, object], limit: int, longest: int) -> str:
+def describe_length(params: Mapping[str, object], training: TrainingSettings) -> str:
     """Return the shape of the length reward, in tokens with the end token."""
+    limit, longest = training.length_limit, training.max_completion_length
     match params.get("length_shape", "step"):
         case "ramp":
             return f"1 up to {limit} tokens, then in a line to 0 at {longest}"

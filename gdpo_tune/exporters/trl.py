@@ -70,20 +70,16 @@ def build_training_files(setup: TrainingSetup) -> TrainingFiles:
 
 
 def format_command(
-    setup: TrainingSetup,
-    command: str,
-    bf16: str = "--bf16",
-    gradient_checkpointing: str = "--gradient_checkpointing",
+    setup: TrainingSetup, command: str, checkpointing: str = "--gradient_checkpointing"
 ) -> str:
-    """Return the lines that start a command, whose switches are named, in float32 on a CPU."""
-    lines = ["gpu=$(python -c 'import torch; print(torch.cuda.is_available())')"]
+    """Return the lines that start a command in float32 on a CPU; `checkpointing` is its switch."""
     flags = ""
     if setup.spec.model.dtype == "auto":
-        flags += f' {bf16} "$gpu"'
+        flags += ' --bf16 "$gpu"'
     if setup.spec.model.gradient_checkpointing == "auto":
-        flags += f' {gradient_checkpointing} "$gpu"'
-    command = f'exec {command}{flags} "$@"'
-    return "\n".join([*lines, command] if flags else [command])
+        flags += f' {checkpointing} "$gpu"'
+    check = "gpu=$(python -c 'import torch; print(torch.cuda.is_available())')\n" if flags else ""
+    return f'{check}exec {command}{flags} "$@"'
 
 
 def build_aggregation(setup: TrainingSetup) -> dict[str, object]:

@@ -25,6 +25,7 @@ from gdpo_tune.core.trials import Estimate, Params, TrialRecord
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.public_record import list_public_versions, name_policy
+from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.space import Space
 
 NUMBERS = "sweep.json"
@@ -150,7 +151,6 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
 
     Of an adapter alone these are the small files: `publish` writes its policy whole.
     """
-    base, revision = name_policy(sweep.spec.policy), sweep.spec.model.revision
     files: dict[str, Path | bytes] = {}
     is_adapter, has_base = (directory / ADAPTER_CONFIG).is_file(), sweep.spec.start is None
     # An adapter would need the start below it, which is published nowhere.
@@ -160,8 +160,7 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
                 if is_adapter and path.name.startswith("adapter_"):
                     continue
                 is_config = path.suffix == ".json" and path.name != "tokenizer.json"
-                names = base, sweep.spec.policy, revision
-                files[prefix + path.name] = _clean_config(path, *names) if is_config else path
+                files[prefix + path.name] = _clean_config(path, sweep.spec) if is_config else path
     if not any(directory.glob("*.safetensors")):
         raise UsageError(
             f"{directory} has no weights as *.safetensors\n    fix: train the policy again"
@@ -174,13 +173,14 @@ def collect_policy_files(sweep: Sweep, directory: Path) -> PolicyFiles:
     )
 
 
-def _clean_config(path: Path, base: str, policy: str, revision: str) -> bytes:
+def _clean_config(path: Path, spec: SweepSpec) -> bytes:
     """Return a JSON file in which the base has its name for others, and its revision."""
     content: Any = json.loads(path.read_bytes())
     if not isinstance(content, dict):
         return path.read_bytes()
+    place, revision = resolve_policy(spec.policy), spec.model.revision
     changed = {
-        key: base if value in (policy, resolve_policy(policy)) else name_policy(str(value))
+        key: name_policy(spec.policy if value == place else str(value))
         for key, value in content.items()
         if key in NAMES_OF_BASE and value
     }
