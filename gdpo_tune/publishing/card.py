@@ -45,8 +45,8 @@ def build_model_card(
     assert member is not None, "only what was measured is published"
     below = publication.sweep.spec.policy if policy.is_adapter else ""
     base = find_local_directory(below, spec.model.revision) if below else None
-    baselines = [column for column in publication.front.baselines if column is not member]
-    row = build_front_row(publication.front, member)
+    baselines = [column for column in publication.sweep.front.baselines if column is not member]
+    row = build_front_row(publication.sweep.front, member)
     own_warnings = [f"This policy is {text}." for text in row.shortfalls]
     if not member.is_on_front:
         own_warnings.append("This policy is not on the front of its sweep.")
@@ -96,7 +96,7 @@ def build_record_card(
 def _render(
     template: str, publication: Publication, own_warnings: Sequence[str] = (), **values: Any
 ) -> str:
-    spec, front = publication.spec, publication.front
+    spec, front = publication.spec, publication.sweep.front
     findings = list_result_warnings(publication.sweep.spec, front)
     points = ", ".join(f"{goal.name} {goal.reference:g}" for goal in front.objectives)
     packages = {"gdpo-tune": __version__}
@@ -210,7 +210,7 @@ def build_member_rows(
     """
     first: list[list[str]] = []
     rows: list[list[str]] = []
-    for row in list_rows(publication.front):
+    for row in list_rows(publication.sweep.front):
         name, title = row.policy.name, row.title
         if name in published and publication.is_front:
             repository = publication.name_repository(name)

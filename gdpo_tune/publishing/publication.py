@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gdpo_tune.analysis.front import Front
 from gdpo_tune.core.addresses import Repository, find_id_problem
 from gdpo_tune.core.errors import UsageError, get_first_line
 from gdpo_tune.core.files import is_directory
@@ -44,7 +43,6 @@ class Publication:
     target: str
     """`USER/NAME`."""
     licence: Licence
-    front: Front
     is_front: bool
     """True if each member of the front gets a repository."""
 
@@ -113,7 +111,7 @@ def open_publication(
     found = find_licence(policy, revision, licence)
     records = [hide_texts(record) for record in sweep.records]
     sweep = replace(sweep, records=records)
-    return Publication(sweep, source, target, found, sweep.front, is_front)
+    return Publication(sweep, source, target, found, is_front)
 
 
 def check_published(publication: Publication, chosen: PickedCandidate) -> None:
@@ -133,7 +131,7 @@ def list_members(publication: Publication) -> tuple[list[PickedCandidate], list[
     """Return the members of the front whose policies were kept, and why the others are missing."""
     kept: list[PickedCandidate] = []
     missing: list[str] = []
-    for member in publication.front.members:
+    for member in publication.sweep.front.members:
         record = publication.sweep.records[member.first]
         if record.checkpoint is None:
             missing.append(explain_missing_policy(publication.sweep, record, publication.source))
