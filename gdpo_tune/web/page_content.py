@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from shlex import quote
 from typing import Any
 
 from plotly.subplots import make_subplots
@@ -181,7 +182,7 @@ def build_state(snapshot: Snapshot, front: Front, plan: Outlook, now: float) -> 
         ],
         "mlflow": {
             "href": uri if has_address else "",
-            "text": uri if has_address else f"mlflow ui --backend-store-uri {uri}",
+            "text": uri if has_address else f"mlflow ui --backend-store-uri {quote(uri)}",
         },
     }
 

@@ -1,6 +1,7 @@
 """What the live page shows, and that it is made again only after a change."""
 
 import json
+import shlex
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -180,6 +181,14 @@ def test_a_budget_leaves_the_number_of_trials_to_the_sweep(tmp_path):
     view, sweep = build_view(divided)
     with closing(sweep):
         assert get_state(view)["trials"] is None
+
+
+def test_the_command_for_mlflow_can_be_pasted_into_a_shell(tmp_path):
+    database = f"sqlite:///{tmp_path}/of the team.db"
+    view, sweep = build_view(load_code_spec(tmp_path, [f"tracking.uri={database}"]))
+    with closing(sweep):
+        command = shlex.split(get_state(view)["mlflow"]["text"])
+        assert command == ["mlflow", "ui", "--backend-store-uri", database]
 
 
 def test_a_state_without_news_is_equal_byte_for_byte(spec):
