@@ -225,7 +225,7 @@ def test_small_gradients_are_clipped_alike(find_source, compute_own):
         source = find_source("ms-swift")
         theirs = library_losses.compute_swift_loss(source, written, batch, ours.advantages)
         torch.testing.assert_close(2 * theirs.gradient, ours.gradient)
-        assert written["max_grad_norm"] == make_recipe().training.max_grad_norm / 2
+        assert written["max_grad_norm"] == make_recipe().spec.training.max_grad_norm / 2
 
 
 VLLM = ("rollout.engine=vllm", "resources.gpus=1", "rollout.importance_sampling_cap=1.1")
