@@ -51,7 +51,7 @@ class RewardScorer:
             SandboxUnavailable: this machine offers no isolation, so no program was run.
         """
         read = [Problem(**json.loads(text)) for text in problems]
-        task, shaping = _open_task(os.getpid(), self)
+        task, shaping = _load_task(os.getpid(), self)
         scores = task.score(read, completions, lengths)
         rewards = shaping.apply(scores.rewards, lengths, scores.partial)
         return {name: rewards[name] for name in self.weights}
@@ -70,10 +70,13 @@ class RewardScorer:
 
 
 @functools.cache
-def _open_task(process: int, scorer: RewardScorer) -> tuple[Any, Shaping]:
-    """Open the task of a training when it is first used, in each process: a fork has its own."""
+def _load_task(process: int, scorer: RewardScorer) -> tuple[Any, Shaping]:
+    """Build the task of a training when it is first used, in each process: a fork has its own.
+
+    It is not entered, because a task in a file would read its rows, which an export has not.
+    """
     settings = scorer.training, scorer.sandbox, scorer.data, scorer.params, scorer.scoring
-    task = build_task(scorer.task, *settings).__enter__()
+    task = build_task(scorer.task, *settings)
     atexit.register(task.close)
     info = load_task_info(scorer.task, scorer.params)
     return task, build_shaping(scorer.params, scorer.training, info)

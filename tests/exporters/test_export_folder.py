@@ -310,6 +310,8 @@ def test_an_export_names_the_start_of_a_large_policy(tmp_path):
 
 
 OWN = """
+from pathlib import Path
+
 from gdpo_tune.rewards import integer, length
 from gdpo_tune.tasks.custom import RewardFunctionTask
 
@@ -317,7 +319,8 @@ class Mine(RewardFunctionTask):
     reward_funcs = [integer, length]
 
     def rows(self):
-        return [{"prompt": f"{a} + {b} = "} for a in range(40) for b in range(40)]
+        sums = Path(__file__).with_name("sums.txt").read_text()
+        return [{"prompt": line} for line in sums.splitlines()]
 """
 OWN_SPACE = """
 task: mine.py:Mine
@@ -335,9 +338,12 @@ print(json.dumps(rewards.SCORER.score([problem] * 2, texts, [5, 500])))
 """
 
 
-def test_an_own_task_scores_with_the_library_that_the_export_has(tmp_path, monkeypatch):
+def test_an_own_task_scores_with_the_library_that_the_export_has_and_without_its_rows(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "sums.txt").write_text("\n".join(f"{n // 40} + {n % 40} = " for n in range(1600)))
     (tmp_path / "mine.yaml").write_text(OWN_SPACE)
     assert export.main(["mine.yaml", "--to", "trl", "--out", "exported"]) == 0
     done = subprocess.run(
