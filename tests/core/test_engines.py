@@ -278,6 +278,9 @@ def with_vllm(monkeypatch):
     monkeypatch.setattr(gpu, "find_vllm", lambda: GOOD_VLLM)
 
 
+GPU = "resources.gpus=1"
+
+
 def policy_of(numbers):
     """A policy whose names tell nothing but how many numbers it has."""
     return PolicyShapes({"all": (numbers,)})
@@ -290,12 +293,12 @@ def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
         return measure_trial(spec, policy).least_room / device
 
     # The engine decides: half a GiB of graphs and 2 bytes a number, in .45 of the trial's memory.
-    assert measure(load(), small) == pytest.approx((GIB / 2 + 2 * 10**6) / 0.45 / device)
+    assert measure(load(GPU), small) == pytest.approx((GIB / 2 + 2 * 10**6) / 0.45 / device)
     # The trainer decides: half a GiB, 4 numbers of 4 bytes, and a copy in bfloat16.
-    assert measure(load()) == pytest.approx((GIB / 2 + 18 * 10**9) / 0.55 / device)
+    assert measure(load(GPU)) == pytest.approx((GIB / 2 + 18 * 10**9) / 0.55 / device)
     spec = load("rollout.engine=transformers")
     assert measure(spec) == pytest.approx((GIB / 2 + 18 * 10**9) / device)
-    wide = measure(load("model.dtype=float32"))
+    wide = measure(load(GPU, "model.dtype=float32"))
     assert wide == pytest.approx((GIB / 2 + 16 * 10**9) / 0.55 / device)
     adapters = spec.model_copy(update={"model": ModelSettings(lora_rank=8)})  # peft may be missing
     assert measure(adapters) == pytest.approx((GIB / 2 + 2 * 10**9) / device)
