@@ -302,6 +302,11 @@ class Arm:
         owners = np.array(self.owners, dtype=np.int64)
         return [np.flatnonzero(owners == index) for index in range(self.tried_count)]
 
+    @property
+    def front(self) -> Floats:
+        """The non-dominated rows of `points`."""
+        return select_front(self.points)
+
     def get_points(self, trainings: Indices) -> Floats:
         """Return the rows of `points` of some trainings, each as often as it is named."""
         rows = [self._rows[index] for index in trainings]
