@@ -451,6 +451,20 @@ def test_a_head_that_does_not_let_us_in(head, monkeypatch, error, token, message
         cluster.connect_to_cluster({}, {})
 
 
+def test_a_head_that_has_not_told_its_versions_is_waited_for(head, monkeypatch):
+    """Source: `put_cluster_metadata` of Ray, which a head calls after its server listens."""
+    fake_client(monkeypatch, None)
+    told = ray._raylet.GcsClient("").internal_kv_get()
+    answers = itertools.chain([None, None], itertools.repeat(told))
+    client = SimpleNamespace(internal_kv_get=lambda *_, **__: next(answers))
+    monkeypatch.setattr("ray._raylet.GcsClient", lambda address: client)
+    cluster.check_head(head)
+    client.internal_kv_get = lambda *_, **__: None
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.3)
+    with pytest.raises(ClusterError, match="is still starting\n    fix: run the command again"):
+        cluster.check_head(head)
+
+
 @pytest.mark.parametrize("other", [{"python_version": "3.11.99"}, {"ray_version": "2.1.0"}])
 def test_a_head_of_other_versions_is_refused_with_both(head, monkeypatch, other):
     """ray-project/ray#7648, #44063: `check_version_info` of Ray raises a RuntimeError."""

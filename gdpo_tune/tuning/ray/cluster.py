@@ -427,12 +427,30 @@ def describe_access(address: str) -> str:
     return "is open: everyone who reaches its ports can run programs there"
 
 
+def _read_versions(head: str) -> dict[str, Any]:
+    """Read the versions of a head, which it tells last while it starts."""
+    from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
+    from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
+
+    client = registry.load("ray._raylet:GcsClient")(address=head)
+    deadline = time.monotonic() + ANSWER_SECONDS
+    asked = {"namespace": KV_NAMESPACE_CLUSTER}
+    while not (found := client.internal_kv_get(CLUSTER_METADATA_KEY, **asked)):
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"the head of the Ray cluster at {head} is still starting\n"
+                "    fix: run the command again once `ray status` shows the cluster's nodes"
+            )
+        time.sleep(0.1)
+    versions: dict[str, Any] = json.loads(found)
+    return versions
+
+
 def check_head(head: str) -> None:
     """Raise a `ClusterError` for a head at `HOST:PORT` that Ray would not join from this process.
 
     Nothing answers there, it wants another token, or it has another Python or Ray.
     """
-    from ray._common.usage.usage_lib import get_cluster_metadata
     from ray._private.utils import check_version_info
     from ray.exceptions import AuthenticationError, RayError
 
@@ -443,8 +461,7 @@ def check_head(head: str) -> None:
             f"    fix: start the cluster; or correct or unset {addresses.RAY_ADDRESS}"
         )
     try:
-        client = registry.load("ray._raylet:GcsClient")(address=head)
-        check_version_info(get_cluster_metadata(client), "here")
+        check_version_info(_read_versions(head), "here")
     except RuntimeError as error:  # of the versions
         raise ClusterError(
             f"the Ray cluster at {head} cannot be joined: {' '.join(str(error).split())}\n"
