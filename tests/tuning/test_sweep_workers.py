@@ -12,7 +12,7 @@ import pytest
 from gdpo_tune.core.system import count_local_cpus
 from gdpo_tune.core.trial_files import STEPS_FILE, read_steps
 from gdpo_tune.spec import SweepSpec, load_spec
-from gdpo_tune.tuning.runner import run_sweep
+from gdpo_tune.tuning.runner import TRAIN, run_sweep
 from tests.support.ray_sweeps import MARKS, SPACE, start_sweep, wait_until
 from tests.support.tuning import ENDS_ONLY
 
@@ -73,7 +73,7 @@ def test_a_killed_worker_costs_an_attempt_and_an_interruption_nothing(tmp_path: 
     steps = "training.steps=40"
     spec = load_small_spec(tmp_path, steps)
     directory = get_trial_directory(spec, 1)
-    with start_sweep("", f"storage={tmp_path}", *SMALL, steps) as process:
+    with start_sweep(TRAIN, f"storage={tmp_path}", *SMALL, steps) as process:
         wait_until(lambda: list(directory.glob("checkpoint-*")))
         list_workers(process)[-1].kill()
         lines = len((directory / STEPS_FILE).read_text().splitlines())
