@@ -1,5 +1,5 @@
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check docs system slow fault adam8bit vllm real image-check bench bench-small gpu-check
+.PHONY: check docs system slow fault mutants adam8bit vllm real image-check bench bench-small gpu-check
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -13,6 +13,9 @@ slow:             ## every shipped YAML in full, and what CI tries a short form 
 	pytest -n 0 -m slow
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it
 	pytest -n 0 -m fault
+mutants:          ## does a test notice a fault? make mutants ROOM=analysis; all tests run first, once
+	test -f .coverage || pytest -q --cov=gdpo_tune --cov-context=test --cov-report=
+	python -m tests.mutants $${ROOM:?name a room}
 adam8bit:         ## 8-bit moments; torchao costs every other training seconds at its start, so it comes last
 	pip install -q --disable-pip-version-check -e '.[adam8bit]'
 	pytest -q -n 0 -m '' tests/training/test_adam_8bit.py tests/training/test_trial.py -k '8bit or optimizer'

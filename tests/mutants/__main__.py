@@ -1,0 +1,126 @@
+"""Put faults into a room, one at a time, and see whether a test notices.
+
+    python -m tests.mutants ROOM
+
+The faults are a sample by a seed. Each runs the tests that cover its line, in a copy of the tree.
+What became of them is written to tests/mutants/ROOM.txt; those that no test can notice are named,
+with the reason, in equivalent.yaml.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from coverage import CoverageData
+from ruamel.yaml import YAML
+
+from tests.mutants.faults import Fault, list_faults
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+PACKAGE = ROOT / "gdpo_tune"
+SKIPPED = shutil.ignore_patterns(".*", "runs", "build", "site", "__pycache__", "*.egg-info")
+MOST_TESTS = 60
+"""Tests of other rooms that a fault runs at most."""
+LONGEST = 300
+"""Seconds after which a fault counts as noticed: it hangs."""
+
+
+def main() -> int:
+    """Run the faults of a room; return 1 if one survives that nobody has looked at."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("room", help="a room of the package, such as analysis, or a file in one")
+    parser.add_argument("-n", "--count", type=int, default=60, help="faults in the sample")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--coverage", default=ROOT / ".coverage", type=Path)
+    options = parser.parse_args()
+    place = PACKAGE / options.room
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    faults = [fault for file in files for fault in list_faults(file, PACKAGE)]
+    chosen = random.Random(options.seed).sample(faults, min(options.count, len(faults)))
+    chosen.sort(key=lambda fault: (fault.file, fault.line))
+    equivalent = YAML(typ="safe").load(HERE / "equivalent.yaml") or {}
+    tests = CoveringTests(options.coverage, files[0].relative_to(PACKAGE).parts[0])
+    lines = []
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(os.cpu_count() or 1):
+            copies.put(copy := Path(scratch, str(number)))
+            shutil.copytree(ROOT, copy, ignore=SKIPPED)
+
+        def judge(fault: Fault) -> str:
+            if fault.name in equivalent:
+                return "equivalent"
+            copy = copies.get()
+            try:
+                return run_tests(fault, copy, tests.find(fault))
+            finally:
+                copies.put(copy)
+
+        for fault, fate in zip(chosen, pool.map(judge, chosen), strict=True):
+            lines.append(f"{fate:<11}{fault.name}")
+            print(f"{fate:<11}{fault.file.relative_to(ROOT)}:{fault.line} {fault.name}", flush=True)
+    fates = Counter(line.split()[0] for line in lines)
+    shares = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
+    title = (
+        f"# {options.room}: {len(faults):,} faults, {len(chosen)} by seed {options.seed}: {shares}"
+    )
+    (HERE / f"{options.room.replace('/', '-')}.txt").write_text("\n".join([title, *lines, ""]))
+    print(title)
+    return 1 if fates["survived"] else 0
+
+
+class CoveringTests:
+    """The tests that run a line, from a run of all tests under coverage with their names."""
+
+    def __init__(self, file: Path, room: str) -> None:
+        self._data = CoverageData(str(file))
+        self._data.read()
+        self._room = f"tests/{room}/"
+        self._files = {Path(name).relative_to(ROOT): name for name in self._data.measured_files()}
+
+    def find(self, fault: Fault) -> list[str]:
+        """Return the identifiers of tests for pytest; those of the room come first."""
+        by_line = self._data.contexts_by_lineno(self._files[fault.file.relative_to(ROOT)])
+        found = _name_tests(by_line.get(fault.line, ()))
+        if not found:  # it runs while the module is imported
+            found = _name_tests(name for names in by_line.values() for name in names)
+        own = sorted(test for test in found if test.startswith(self._room))
+        others = sorted(found.difference(own))
+        return own + random.Random(0).sample(others, min(len(others), MOST_TESTS))
+
+
+def _name_tests(contexts) -> set[str]:
+    return {context.partition("|")[0] for context in contexts if context}
+
+
+def run_tests(fault: Fault, copy: Path, tests: list[str]) -> str:
+    """Return how the tests end with the fault in `copy`."""
+    if not tests:
+        return "survived"
+    target = copy / fault.file.relative_to(ROOT)
+    original = target.read_text(encoding="utf-8")
+    target.write_text(fault.source, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [*command, *tests], cwd=copy, env=environment, capture_output=True, timeout=LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return "killed"
+    finally:
+        target.write_text(original, encoding="utf-8")
+    return "killed" if done.returncode else "survived"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
