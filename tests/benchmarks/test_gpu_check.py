@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import gpu_check
@@ -98,12 +97,10 @@ def test_a_step_that_dies_hangs_or_raises_ends_alone(tmp_path: Path):
         processes.call("dies", "os:_exit", 3, seconds=30)
     with pytest.raises(StepError, match="SIGABRT"):
         processes.call("aborts", "os:abort", seconds=30)
-    started = time.monotonic()
     with pytest.raises(StepError, match="no end after 6 s") as late:
         processes.call("hangs", "time:sleep", 100, seconds=6)
     assert "in _serve" in processes.find_log("hangs").read_text(), "its stacks are in the log"
     assert not isinstance(late.value, OutOfTimeError)
-    assert time.monotonic() - started < 50
 
 
 def test_the_time_of_the_whole_check_counts_apart(tmp_path: Path):

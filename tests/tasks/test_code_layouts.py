@@ -290,7 +290,7 @@ def test_every_test_has_the_time_that_the_data_set_states(judge, monkeypatch):
             text = f"```python\n{endless}\n```"
             [result] = run_programs(sandbox, settings, [convert_limited(0.1, 20)], [text])
         assert result.status == "timeout"
-        assert result.cpu_seconds < 0.4
+        assert result.cpu_seconds < 20 * 0.1 / 2  # the other tests are not run
 
 
 def test_limits_are_scaled_and_never_lower_than_the_configured():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,20 +18,14 @@ from tests.vllm.conftest import SHAPE, ShapeTask
 pytestmark = pytest.mark.vllm
 
 ADAPTERS = ModelSettings(lora_rank=4)
-MOST_SECONDS = 2.0
-"""Of the check, on a CPU."""
 
 
 @pytest.mark.parametrize("settings", [ModelSettings(), ADAPTERS], ids=["every weight", "adapters"])
-def test_the_check_is_quick_and_changes_no_result(
-    build_config, train_and_report, monkeypatch, settings
-):
-    seconds, figures, own = [], [], self_check.measure_following
+def test_the_check_changes_no_result(build_config, train_and_report, monkeypatch, settings):
+    figures, own = [], self_check.measure_following
 
     def measure(*arguments):
-        started = time.perf_counter()
         figures.append(own(*arguments))
-        seconds.append(time.perf_counter() - started)
         return figures[-1]
 
     results = []
@@ -42,9 +35,7 @@ def test_the_check_is_quick_and_changes_no_result(
         outcome, reports = train_and_report(build_config(model=settings))
         steps = [{k: v for k, v in m.metrics.items() if "time" not in k} for m in reports]
         results.append((steps, outcome.validation, outcome.test))
-    print(f"  {seconds[0]:.2f} s, {figures[0]}")
     assert len(figures) == 1
-    assert seconds[0] < MOST_SECONDS
     assert results[0] == results[1]
 
 
