@@ -25,11 +25,12 @@ from pydantic_core import PydanticUndefined
 from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.parameters import FAMILIES, NO_LIMIT, PARAMETERS, TRL_FIELDS, ParameterInfo
 from gdpo_tune.core.settings import Section
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, render_table, show
 from gdpo_tune.core.trial_files import MOST_POINTS
+from gdpo_tune.core.trl_fields import OWN_KEYS, REFUSALS
 from gdpo_tune.spec.model import SweepSpec
 
 T = TypeVar("T")
@@ -55,6 +56,20 @@ def render_reference() -> str:
             _describe_parameter,
             lambda info: f"`{show(info.default)}`",
             doc,
+        ),
+        trl_fields=_tabulate(
+            ("parameter", "values", "default", "meaning"),
+            TRL_FIELDS,
+            _describe_parameter,
+            lambda info: "no limit" if info.default == NO_LIMIT else f"`{show(info.default)}`",
+            doc,
+        ),
+        other_trl_fields=render_table(
+            ("fields", "written as, or why not"),
+            [
+                *((_list_code(fields), f"`{key}`") for key, fields in OWN_KEYS.items()),
+                *((_list_code(fields), reason) for reason, fields in REFUSALS.items()),
+            ],
         ),
         tasks="\n\n".join(map(_describe_task, registry.TASKS)),
         costs=_tabulate_metrics(COST_METRICS),
@@ -192,6 +207,10 @@ def _tabulate_metrics(metrics: Mapping[str, MetricInfo]) -> str:
 def _tabulate(head: tuple[str, ...], infos: Mapping[str, T], *columns: Callable[[T], str]) -> str:
     rows = [(f"`{name}`", *(column(i) for column in columns)) for name, i in infos.items()]
     return render_table(head, rows)
+
+
+def _list_code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def fill_schedule_page(page: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
+from gdpo_tune.core.parameters import TRL_FIELDS
 from gdpo_tune.core.text import join_names, show
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.runtime_prompts import ExportedPrompt
@@ -89,6 +90,8 @@ class Library:
     """True if it can load a revision of a model other than the newest."""
     accepts_fractional_alpha: bool = True
     """True if it accepts a `lora_alpha` that is not an integer."""
+    takes_trl_fields: bool = False
+    """True if its configuration is TRL's."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     """Mode -> why the library lacks it although it seems to have it."""
 
@@ -125,6 +128,11 @@ class Library:
         if setup.gamma > 0:
             reason = "no library makes the weights depend on how saturated a reward is"
             yield build("gamma", setup.gamma, reason, "pick a trial with gamma: 0")
+        for trl_name in () if self.takes_trl_fields else TRL_FIELDS:
+            value = setup.params.get(trl_name, default := TRL_FIELDS[trl_name].default)
+            if value != default:
+                reason = f"a field of TRL, which {name} does not have"
+                yield build(trl_name, value, reason, "export to trl")
         if setup.spec.model.revision and not self.loads_revisions:
             fix = "download that revision, and set its directory with --set policy="
             reason = f"{name} loads the newest revision"

@@ -5,7 +5,12 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
-from gdpo_tune.core.parameters import LOSSES, STEP_LOSSES, TRANSFORMERS_SCHEDULES
+from gdpo_tune.core.parameters import (
+    LOSSES,
+    STEP_LOSSES,
+    TRANSFORMERS_SCHEDULES,
+    select_trl_fields,
+)
 from gdpo_tune.exporters import library
 from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
 from gdpo_tune.exporters.runtime_prompts import build_trl_row
@@ -13,9 +18,7 @@ from gdpo_tune.exporters.training_setup import NEUTRAL, TrainingSetup
 
 SCALE = {"grpo": "group", "grpo_no_std": "none", "grpo_batch": "batch"}
 """Mode that sums first -> `scale_rewards`."""
-CORRECTED_KL = {"use_bias_correction_kl": True}
-"""Key that Axolotl shares: it pins a TRL before 1.10, whose default is false."""
-LIBRARY = Library("TRL 1.16.0", ("gdpo", *SCALE), LOSSES)
+LIBRARY = Library("TRL 1.16.0", ("gdpo", *SCALE), LOSSES, takes_trl_fields=True)
 
 
 def export_trl(setup: TrainingSetup) -> Exported:
@@ -37,8 +40,8 @@ def export_trl(setup: TrainingSetup) -> Exported:
         **build_aggregation(setup),
         **build_algorithm(setup),
         **build_generation_kwargs(setup),
-        **CORRECTED_KL,
         **build_schedule(setup),
+        **select_trl_fields(setup.params),
         **_build_adapters(setup),
         **build_sampler(setup, setup.spec.rollout.vllm_server, "vllm_max_model_length"),
         **build_correction(setup),

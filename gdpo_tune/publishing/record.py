@@ -16,7 +16,7 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import HUB_ID
 from gdpo_tune.core.metrics import COST_METRICS
-from gdpo_tune.core.parameters import ParameterInfo, list_parameters
+from gdpo_tune.core.parameters import TRL_FIELDS, ParameterInfo, list_parameters
 from gdpo_tune.core.registry import POLICIES, TASKS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.task_info import TaskInfo
@@ -76,7 +76,9 @@ def _build_trial(record: TrialRecord, space: Space, info: TaskInfo) -> dict[str,
         "replicate_of": record.replicate_of,
         "feasible": record.feasible,
         "ends_at": record.ends_at,
-        "params": _select_params(space.drop_inactive(record.trained_params), list_parameters(info)),
+        "params": _select_params(
+            space.drop_inactive(record.trained_params), list_parameters(info) | TRL_FIELDS
+        ),
         "parts": [asdict(part) for part in record.parts],
         "cost": _select_numbers(asdict(record.cost)),
         "validation": _select_estimates(record.validation, metrics),

@@ -15,7 +15,6 @@ from gdpo_tune.analysis.front import Front, name_extreme, summarize_origins
 from gdpo_tune.analysis.replicates import Configuration
 from gdpo_tune.core import trial_files
 from gdpo_tune.core.events import Incident
-from gdpo_tune.core.parameters import FAMILIES, PARAMETERS
 from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
@@ -39,7 +38,7 @@ from gdpo_tune.core.trials import (
 )
 from gdpo_tune.results.front_table import BASELINES, title_policy
 from gdpo_tune.spec import SweepSpec
-from gdpo_tune.spec.space import Uniform, format_domain
+from gdpo_tune.spec.space import Uniform, format_domain, get_parameter_info
 
 REPORT_FILE = "report.html"
 FRONT_FILE = "front.png"
@@ -412,7 +411,7 @@ def _count_at_limit(
 
 
 def _widen(name: str, domain: Uniform, side: str) -> Uniform | None:
-    info = PARAMETERS.get(name) or FAMILIES[name.partition(".")[0]]
+    info = get_parameter_info(name)
     step = domain.step or (1 if domain.integer else None)
     low, high = float(domain.low), float(domain.high)
     grow = math.ceil((high - low) / 2 / step) * step if step else (high - low) / 2

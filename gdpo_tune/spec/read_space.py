@@ -13,10 +13,17 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.parameters import (
+    FAMILIES,
+    PARAMETERS,
+    TRL_FIELDS,
+    TRL_PREFIX,
+    ParameterInfo,
+)
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.text import join_names, show, suggest
 from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.core.trl_fields import explain_field
 from gdpo_tune.spec.document import DOMAIN_KEYS, KINDS, KeyPath, Problems, ReportedError
 from gdpo_tune.spec.space import (
     Choices,
@@ -175,6 +182,10 @@ def explain_bad_value(value: Any, info: ParameterInfo) -> tuple[str, str] | None
     return None
 
 
+def _fix(info: ParameterInfo) -> Fixed:
+    return Fixed(value=info.default)
+
+
 @dataclass(frozen=True)
 class SpaceReader:
     """Reads the parts of a file that name parameters."""
@@ -192,7 +203,9 @@ class SpaceReader:
         written = dict(self._flatten(data, ("space",)))
         domains: dict[str, Domain] = {}
         for name, info in self.parameters.items():
-            domains[name] = Fixed(value=info.default)
+            if name in TRL_FIELDS and name not in written:
+                continue
+            domains[name] = _fix(info)
             with suppress(ReportedError):
                 if name in written:
                     reader = DomainReader(info, ("space", name), self.problems)
@@ -217,7 +230,8 @@ class SpaceReader:
             path = ("space", circle[0], "when")
             self.problems.note(path, reason, "remove one of these when:")
             domains = {name: each.model_copy(update={"when": {}}) for name, each in domains.items()}
-        return Space(domains=domains)
+        idle = {name for name, info in TRL_FIELDS.items() if domains.get(name) == _fix(info)}
+        return Space(domains={name: each for name, each in domains.items() if name not in idle})
 
     def _flatten(
         self, entries: Mapping[str, Any], path: KeyPath, prefix: str = ""
@@ -233,11 +247,22 @@ class SpaceReader:
             elif members:
                 fix = f"give a value to each of {join_names(members)}"
                 self.problems.note((*path, name), "a group of parameters, not one", fix)
-            elif self.parameters is not PARAMETERS or name not in FAMILIES:
-                fix = (
-                    f"{suggest(name, self.parameters)}parameters are {join_names(self.parameters)}"
-                )
+            elif name.startswith(TRL_PREFIX):
+                self.problems.note((*path, name), *self._explain_field(name))
+            elif self.parameters is not PARAMETERS or name not in (*FAMILIES, "trl"):
+                known = [each for each in self.parameters if each not in TRL_FIELDS]
+                fix = f"{suggest(name, known)}parameters are {join_names(known)}"
                 self.problems.note((*path, name), "unknown parameter", fix)
+
+    @staticmethod
+    def _explain_field(name: str) -> tuple[str, str]:
+        """Return why a field of TRL is not taken, and the fix."""
+        field = name.removeprefix(TRL_PREFIX)
+        if known := explain_field(field):
+            return known
+        fields = [each.removeprefix(TRL_PREFIX) for each in TRL_FIELDS]
+        fix = f"{suggest(field, fields)}fields that a sweep takes are {join_names(fields)}"
+        return "no field of TRL's GRPOConfig", fix
 
     def _read_when(
         self, path: KeyPath, data: Any, domains: Mapping[str, Domain]
@@ -249,6 +274,10 @@ class SpaceReader:
             return {}
         conditions: dict[str, tuple[ParamValue, ...]] = {}
         for parent, child in self._flatten(data, path):
+            if parent not in domains:
+                fix = f"add {parent} to space:, or remove this condition"
+                self.problems.note((*path, parent), "this sweep does not set it", fix)
+                continue
             domain, elements = domains[parent], child if isinstance(child, tuple) else (child,)
             if not elements:
                 reason = "no value, so it never holds"

@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 
 from pydantic import BaseModel, ConfigDict
 
-from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, TRL_FIELDS, ParameterInfo
 from gdpo_tune.core.text import show
 from gdpo_tune.core.trials import Params, ParamValue
 
@@ -154,7 +154,7 @@ def is_on_grid(distance: Number, step: Number) -> bool:
 class Space(BaseModel):
     """Domains by dotted parameter name: every parameter of the task, in the registry's order.
 
-    A parameter that the file does not name is fixed at its default.
+    A parameter that the file does not name is fixed at its default; TRL's are left out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -268,7 +268,7 @@ class Space(BaseModel):
 def get_parameter_info(name: str) -> ParameterInfo:
     """Return the registry's entry of a dotted parameter name, whatever the task."""
     family, dot, _ = name.partition(".")
-    return FAMILIES[family] if dot else PARAMETERS[name]
+    return TRL_FIELDS.get(name) or (FAMILIES[family] if dot else PARAMETERS[name])
 
 
 def convert_to_notation(domain: Domain) -> object:

@@ -297,6 +297,8 @@ class StepJudge:
         columns += (weights, torch.ones_like(weights))
         sums: Any = trainer.accelerator.reduce(torch.stack([c.sum() for c in columns]))
         missing, total, tokens, weight, weighed = sums.tolist()
+        if not tokens:  # every completion was cut, and left out of the loss
+            return 0.0
         where = trainer._describe_step()
         if missing:
             raise EngineDiedError(
@@ -330,10 +332,11 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
     places = torch.linspace(0, len(lengths) - 1, min(_ROWS, len(lengths))).long()
     rows = lengths.argsort(stable=True)[places.to(lengths.device)]  # short and long prompts
     width = min(TOKENS, batch["completion_ids"].shape[1])
-    ids, mask = (
-        torch.cat([batch[f"prompt_{kind}"][rows], batch[f"completion_{kind}"][rows, :width]], dim=1)
-        for kind in ("ids", "mask")
-    )
+    masked = batch["completion_mask"]
+    # One without a token was cut and left out of the loss: it has the full length.
+    masked = masked.masked_fill(masked.sum(dim=1, keepdim=True) == 0, 1)
+    ids = torch.cat([batch["prompt_ids"][rows], batch["completion_ids"][rows, :width]], dim=1)
+    mask = torch.cat([batch["prompt_mask"][rows], masked[rows, :width]], dim=1)
     of_trainer = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
     present = mask[:, -width:].bool()
     policy.eval()

@@ -24,7 +24,6 @@ n of them predict a token; H heads, D their size; a group has g completions, the
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -84,7 +83,7 @@ class Group:
         width = self.places.shape[1]
         rows = enumerate(self.completions)
         kept = [row * width + step for row, (_, count) in rows for step in range(count)]
-        return torch.tensor(kept, device=self.device)
+        return torch.tensor(kept, dtype=torch.long, device=self.device)  # also of none
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,8 @@ def build_row(
         for first in range(0, len(indices), most)
     ]
     padded = max(len(p) + sum(lengths[i] for i in part) for p, part in parts) if limit else 0
-    lists: dict[str, list[int]] = defaultdict(list)
+    names = ("tokens", "positions", "segments", "sources", "targets", "slots")
+    lists: dict[str, list[int]] = {name: [] for name in names}
     groups: list[Group] = []
     device, row = input_ids.device, lists["tokens"]
     for prompt, indices in parts:
@@ -269,7 +269,8 @@ def build_row(
         lists["positions"] += [0] * padding
         lists["segments"] += [-1] * padding
         groups.append(Group(start, len(prompt), completions, device))
-    tensors = {name: torch.tensor(values, device=device) for name, values in lists.items()}
+    # A long type also where no completion has a token, as those that were cut may have none.
+    tensors = {n: torch.tensor(v, dtype=torch.long, device=device) for n, v in lists.items()}
     return Row(groups=tuple(groups), **tensors)
 
 

@@ -15,7 +15,7 @@ import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.core.parameters import TRANSFORMERS_SCHEDULES
+from gdpo_tune.core.parameters import TRANSFORMERS_SCHEDULES, select_trl_fields
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import measure_policy, resolve_policy
@@ -44,8 +44,6 @@ def build_trainer_arguments(
         learning_rate=float(params["learning_rate"]),
         temperature=float(params["temperature"]),
         beta=float(params["beta"]),
-        # TRL's default since 1.10: the KL's gradient is that of the reverse KL, not that of k3.
-        use_bias_correction_kl=True,
         epsilon=float(params["epsilon"]),
         # A distance from 1, but for CISPO TRL takes the bound itself.
         epsilon_high=float(params["epsilon_high"]) + (params["loss_type"] == "cispo"),
@@ -66,6 +64,7 @@ def build_trainer_arguments(
         # policy is; by default what the GPU has no room for would stay on the CPU, and be slow.
         model_init_kwargs={"device_map": None, "revision": config.model.revision or "main"},
         **build_common_arguments(config),
+        **select_trl_fields(params),
         **(engine or {}),
     )
     set_precision(arguments)

@@ -122,6 +122,10 @@ REFUSED = [
         *(("trl", "axolotl", "verl"), "baseline = leave_one_out"),
     ),
     (("policy=a/b", "model.revision=main"), ("verl", "nemo-rl"), "model.revision = main"),
+    (
+        ("space.trl.weight_decay=0.1",),
+        *(("axolotl", "ms-swift", "nemo-rl", "verl"), "trl.weight_decay = 0.1: a field of TRL"),
+    ),
     # Source: llama.cpp#1170. Three of the libraries declare lora_alpha as an integer.
     (
         (LORA, "model.lora_alpha=0.4"),
@@ -139,6 +143,13 @@ def test_a_setting_that_a_library_would_ignore_is_refused(overrides, library, me
         export_to(library, make_recipe(*overrides))
     assert message in str(caught.value)
     assert all(problem.fix and problem.reason for problem in caught.value.problems)
+
+
+def test_fields_of_trl_are_those_of_its_configuration():
+    fields = "space.trl={weight_decay: 0.1, importance_sampling_level: sequence, delta: 2}"
+    settings = parse_settings(export_to("trl", make_recipe(fields)))
+    names = ("weight_decay", "importance_sampling_level", "delta", "use_bias_correction_kl")
+    assert [settings[name] for name in names] == [0.1, "sequence", 2.0, True]
 
 
 def test_every_reason_is_given_at_once():
