@@ -51,6 +51,7 @@ COMMANDS = {
     "score": "score texts with the rewards of a search space, without training",
     "sweep": "search for the Pareto front of a multi-reward RL run",
     "train": "train one policy, without a search",
+    "evaluate": "evaluate a policy on the test prompts of a sweep, beside its front",
     "report": "regenerate a sweep's report, or pick one of its candidates",
     "compare": "compare two sweeps, or two normalization modes of one",
     "watch": "watch a sweep in a browser while it runs, and steer it",

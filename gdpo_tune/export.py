@@ -149,10 +149,10 @@ def _collect(options: argparse.Namespace) -> int:
     if not (saved / ADAPTER_CONFIG).is_file():
         config = replace(config, model=config.model.replace(lora_rank=0))
     cli.prepare_machine(request.spec)
-    from gdpo_tune.training import train
+    from gdpo_tune.training.trial import evaluate_policy
 
     policy = _write_policy(saved, config)
-    test = train(config, resume=policy, report=lambda _step, _path: None).test
+    test = evaluate_policy(config, policy, config.training.steps)
     values: Mapping[str, Estimate] = {}
     if request.name:
         found = load_and_pick(options.source, options.pick, "export")[1].configuration

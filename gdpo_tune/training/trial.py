@@ -37,6 +37,7 @@ from gdpo_tune.core.trials import (
     UNSHARED,
     WITHOUT_ENGINE,
     Cost,
+    Estimate,
     Measurement,
     Outcome,
     Report,
@@ -206,6 +207,20 @@ def _run(config: TrialConfig, cache: WorkerCache, resume: Path | None, report: R
         # after the evaluations, which load prompts
         environment={**cache.environment, **notes, **describe_device(config)},
     )
+
+
+def evaluate_policy(config: TrialConfig, checkpoint: Path | None, step: int) -> dict[str, Estimate]:
+    """Estimate every metric of a policy on test prompts, as a trial does at its end.
+
+    `checkpoint` is one that a trial of this configuration wrote, after `step` steps of training; of
+    None, the policy is that of the configuration. Seed and step decide what is sampled. A few
+    completions are written to `config.directory`. Errors are those of `train`.
+    """
+    _prepare_process(config)
+    with explain_out_of_memory(config), open_worker_cache(config) as cache:
+        set_seed(config.seed)
+        model, sampler = load_for_evaluation(config, cache, checkpoint)
+        return Evaluator(config, cache, sampler).evaluate_test(model, step)
 
 
 def sample_policy(

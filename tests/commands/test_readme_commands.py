@@ -37,6 +37,7 @@ NOT_RUN = {
     "gdpo-tune COMMAND": "no command",
     "python -m gdpo_tune.COMMAND": "no command",
     "python -m gdpo_tune.train my.yaml --seed 3": "the reader's own file",
+    "python -m gdpo_tune.evaluate trained/elsewhere runs/code": "what another library trained",
     "python -m gdpo_tune.watch runs/code": "serves a page until Ctrl-C",
     "python -m gdpo_tune.schedule sweeps/ serve": "runs until Ctrl-C",
 }

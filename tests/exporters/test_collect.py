@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gdpo_tune import export
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.trials import Cost, Estimate, Outcome
+from gdpo_tune.core.trials import Estimate
 from gdpo_tune.ledger import Ledger
 from tests.support.tuning import build_outcome, load_code_spec
 
@@ -104,12 +104,12 @@ def test_a_policy_is_collected_and_compared_with_its_candidate(tmp_path, monkeyp
         shutil.copy(shipped / name, trained)
     seen = []
 
-    def train(config, *, resume, report):
-        seen.append((config.seed, resume))
-        test = {"correctness": Estimate(0.8, 0.03), "format": Estimate(0.2, 0.0)}
-        return Outcome({}, test, Cost(), resume)
+    def evaluate(config, checkpoint, step):
+        seen.append((config.seed, checkpoint))
+        assert step == spec.training.steps
+        return {"correctness": Estimate(0.8, 0.03), "format": Estimate(0.2, 0.0)}
 
-    monkeypatch.setattr("gdpo_tune.training.trial.train", train)
+    monkeypatch.setattr("gdpo_tune.training.trial.evaluate_policy", evaluate)
     words = [f"{spec.directory}:0", "--collect", str(trained.parent), "--out", str(tmp_path / "o")]
     assert export.main(words) == 0
     ((seed, policy),) = seen
