@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("room", help="a room of the package, such as analysis, or a file in one")
     parser.add_argument("-n", "--count", type=int, default=60, help="faults in the sample")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="faults at a time")
     parser.add_argument("--coverage", default=ROOT / ".coverage", type=Path)
     options = parser.parse_args()
     place = PACKAGE / options.room
@@ -50,9 +51,9 @@ def main() -> int:
     equivalent = YAML(typ="safe").load(HERE / "equivalent.yaml") or {}
     tests = CoveringTests(options.coverage, files[0].relative_to(PACKAGE).parts[0])
     lines = []
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(os.cpu_count() or 1):
+        for number in range(options.jobs):
             copies.put(copy := Path(scratch, str(number)))
             shutil.copytree(ROOT, copy, ignore=SKIPPED)
 
