@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gdpo_tune.analysis.comparison import (
     ALPHA,
+    PERMUTATIONS,
     build_arm,
     compare_arms,
     compute_interval,
@@ -268,6 +269,7 @@ def test_permutations_equal_all_of_them_counted():
     found = compute_permutation_p(3, 3, lambda rows: values[rows[:, :3]].sum(axis=1))
     assert found == pytest.approx(exact, abs=0.03)
     assert compute_smallest_p(3, 3) == pytest.approx(2 / 20)
+    assert compute_smallest_p(50, 50) == 2 / (PERMUTATIONS + 1)  # not all of them are drawn
 
 
 @pytest.mark.parametrize("scale", [1e-15, 1.0, 1e12])
