@@ -1,5 +1,6 @@
+LIBRARIES = ray[default,tune] optuna trl transformers accelerate datasets peft mlflow pydantic plotly
 # Slow suites and benchmarks. The default test run is plain `pytest`; CI runs the short forms.
-.PHONY: check docs system slow fault mutants adam8bit vllm real image-check bench bench-small gpu-check
+.PHONY: check docs system slow fault mutants newest adam8bit vllm real image-check bench bench-small gpu-check
 check:            ## lint, format, types, rooms
 	ruff check .
 	ruff format --check .
@@ -16,6 +17,11 @@ fault:            ## processes killed, nodes cut off and stores lost on purpose,
 mutants:          ## does a test notice a fault? make mutants ROOM=analysis; all tests run first, once
 	test -f .coverage || pytest -q --cov=gdpo_tune --cov-context=test --cov-report=
 	python -m tests.mutants $${ROOM:?name a room}
+newest:           ## the quick tests with the newest libraries, beyond our bounds, in .venv-newest
+	test -d .venv-newest || python3 -m venv .venv-newest
+	.venv-newest/bin/pip install -q -e '.[dev]'
+	.venv-newest/bin/pip install -q --upgrade $(LIBRARIES)
+	.venv-newest/bin/pytest -q -W default
 adam8bit:         ## 8-bit moments; torchao costs every other training seconds at its start, so it comes last
 	pip install -q --disable-pip-version-check -e '.[adam8bit]'
 	pytest -q -n 0 -m '' tests/training/test_adam_8bit.py tests/training/test_trial.py -k '8bit or optimizer'
