@@ -25,12 +25,12 @@ from pydantic_core import PydanticUndefined
 from gdpo_tune.clusters import schedule_spec
 from gdpo_tune.core import registry
 from gdpo_tune.core.metrics import COST_METRICS, MetricInfo
-from gdpo_tune.core.parameters import FAMILIES, NO_LIMIT, PARAMETERS, TRL_FIELDS, ParameterInfo
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.settings import Section
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, render_table, show
 from gdpo_tune.core.trial_files import MOST_POINTS
-from gdpo_tune.core.trl_fields import OWN_KEYS, REFUSALS
+from gdpo_tune.core.trl_fields import OWN_KEYS, REFUSALS, TRL_FIELDS
 from gdpo_tune.spec.model import SweepSpec
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def render_reference() -> str:
             ("parameter", "values", "default", "meaning"),
             TRL_FIELDS,
             _describe_parameter,
-            lambda info: "no limit" if info.default == NO_LIMIT else f"`{show(info.default)}`",
+            lambda info: f"`{show(info.default)}`",
             doc,
         ),
         other_trl_fields=render_table(

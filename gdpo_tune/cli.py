@@ -37,6 +37,7 @@ from gdpo_tune.core.files import (
     expand_path,
     explain_no_space,
     find_path_problem,
+    is_directory,
     is_disk_full,
 )
 from gdpo_tune.core.http import bypass_proxies_on_loopback
@@ -51,7 +52,7 @@ COMMANDS = {
     "score": "score texts with the rewards of a search space, without training",
     "sweep": "search for the Pareto front of a multi-reward RL run",
     "train": "train one policy, without a search",
-    "evaluate": "evaluate a policy on the test prompts of a sweep, beside its front",
+    "evaluate": "evaluate a policy on the test prompts of a sweep",
     "report": "regenerate a sweep's report, or pick one of its candidates",
     "compare": "compare two sweeps, or two normalization modes of one",
     "watch": "watch a sweep in a browser while it runs, and steer it",
@@ -473,6 +474,15 @@ def limit_devices(spec: SweepSpec, processes: int = 1) -> None:
 def set_written_variables(spec: SweepSpec) -> None:
     """Set the variables in this process whose values the file has: it fetches policies and data."""
     os.environ.update(spec.resources.written_variables)
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Refuse a file that could not be written at the end; a `UsageError` names its option."""
+    if path and (is_directory(path) or not is_directory(path.absolute().parent)):
+        raise UsageError(
+            f"{option} {path}: it is a directory, or its directory is missing\n"
+            "    fix: name a file in a directory that exists"
+        )
 
 
 def check_trainable(spec: SweepSpec) -> None:

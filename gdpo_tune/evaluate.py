@@ -1,18 +1,20 @@
-"""Evaluate a policy on the test prompts of a sweep, and compare it with the sweep's front.
+"""Evaluate a policy on the test prompts of a sweep, and compare it with the knee of the sweep.
 
-    python -m gdpo_tune.evaluate exported/code-knee runs/code
+    python -m gdpo_tune.evaluate trained/elsewhere runs/code
     python -m gdpo_tune.evaluate runs/code:7
     python -m gdpo_tune.evaluate HuggingFaceTB/SmolLM2-135M-Instruct search_spaces/code.yaml
 
 The policy is a directory that `from_pretrained` loads, such as one that another library has trained
 with an export; an id on the Hub; the name of one that ships; or a candidate of a sweep. Task, data,
-lengths and sandbox are those of the sweep, or of a file. Completions are sampled anew, so a
-candidate that the sweep chose for its values is measured without luck; with the seed of its trial,
-its values are those of the sweep, to the bit on a CPU.
+lengths and sandbox are those of the sweep, or of a file. Completions are sampled with another seed
+than in the sweep, so the values of a candidate are free of the optimism of its choice; with the
+seed of its trial they are those of the sweep, to the bit on a CPU. --json writes
+{"policy": ..., "seed": ..., "test": {metric: {"mean", "se", "low", "high", "df"}}}.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune import cli
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.files import explain_write_errors, is_file, write_atomically
-from gdpo_tune.core.trial_files import ADAPTER_CONFIG
+from gdpo_tune.core.files import expand_path, explain_write_errors, is_file, write_atomically
+from gdpo_tune.core.object_store import SPEC
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrialConfig
@@ -36,25 +38,25 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class EvaluatedPolicy:
-    """What is evaluated, and with what it is compared."""
+class EvaluationRequest:
+    """Request for one evaluation."""
 
     spec: SweepSpec
     sweep: Sweep | None
-    """None where a file is given."""
+    """Sweep with which the policy is compared; None where a file is given."""
     config: TrialConfig
-    checkpoint: Path | None
+    checkpoint: Path | None = None
     """Checkpoint of a candidate of the sweep; None for a policy by its name or directory."""
-    step: int
+    step: int = 0
     """Steps that a candidate was trained for; with the seed they decide what is sampled."""
-    recorded_seed: int | None
+    recorded_seed: int | None = None
 
 
 def build_parser() -> cli.Parser:
     """Build the command line."""
     parser = cli.Parser(__name__)
     parser.add_argument("policy", metavar="POLICY", help="directory, id on the Hub, or SWEEP:WHICH")
-    text = "its test prompts are used (default: the sweep of the candidate)"
+    text = "whose test prompts are used; left out for a candidate of a sweep"
     parser.add_argument("source", metavar="SWEEP|FILE.yaml", nargs="?", help=text)
     text = f"seed of the completions (default: {SEED}; that of a trial repeats its values)"
     parser.add_argument("--seed", type=cli.integer(0, 2**32 - 1), default=SEED, help=text)
@@ -67,13 +69,16 @@ def main(arguments: Sequence[str]) -> int:
     """Evaluate the policy that `arguments` name, show the values, and return the exit status.
 
     Raises:
-        UsageError: there is no such policy or sweep, or a candidate was not kept.
+        UsageError, SpecError, PolicyError: there is no such policy, sweep or file, or a candidate
+            was not kept; before anything is sampled.
     """
     options = build_parser().parse_args(arguments)
+    cli.check_output("--json", options.json)
     with tempfile.TemporaryDirectory() as scratch:
-        asked = _read_request(
-            options.policy, options.source, options.overrides, options.seed, Path(scratch)
-        )
+        if options.source is None:
+            asked = _read_candidate(options.policy, options.overrides, options.seed, Path(scratch))
+        else:
+            asked = _read_policy(options, Path(scratch))
         cli.prepare_machine(asked.spec)
         count = asked.spec.training.test_completions
         print(f"{count:,} completions of test prompts, seed {options.seed}", flush=True)
@@ -87,55 +92,90 @@ def main(arguments: Sequence[str]) -> int:
     print_result(asked.spec.list_objectives(), {"this policy": values, **compared})
     for line in _describe_differences(asked.spec, values, compared):
         print(line)
-    if asked.recorded_seed is not None and options.seed != asked.recorded_seed:
+    if asked.recorded_seed not in (None, options.seed):
         print(f"--seed {asked.recorded_seed} repeats the values that the sweep has of it")
     if options.json:
-        encoded = {name: asdict(estimate) for name, estimate in values.items()}
+        test = {name: asdict(estimate) for name, estimate in values.items()}
+        content = {"policy": options.policy, "seed": options.seed, "test": test}
         with explain_write_errors("the values"):
-            write_atomically(options.json, json.dumps({"seed": options.seed, "test": encoded}))
+            write_atomically(options.json, json.dumps(content, ensure_ascii=False))
     return 0
 
 
-def _read_request(
-    policy: str, source: str | None, overrides: Sequence[str], seed: int, scratch: Path
-) -> EvaluatedPolicy:
+def _read_candidate(
+    policy: str, overrides: Sequence[str], seed: int, scratch: Path
+) -> EvaluationRequest:
     from gdpo_tune.core.trials import find_start
-    from gdpo_tune.results.open_sweep import fetch_policy, is_space, read_sweep, split_source
+    from gdpo_tune.results.open_sweep import fetch_policy, split_source
     from gdpo_tune.results.picks import load_and_pick
     from gdpo_tune.results.retrain import explain_missing_policy
-    from gdpo_tune.spec import load_spec
 
     location, which = split_source(policy, None)
-    if source is None and which is None:
+    if which is None:
+        if is_file(expand_path(policy) / SPEC):
+            fix = f"name one of its candidates, such as {policy}:knee"
+            raise UsageError(f"{policy}: a sweep, not a policy\n    fix: {fix}")
         raise UsageError(
-            f"{policy}: on which prompts?\n"
-            f"    fix: python -m gdpo_tune.evaluate {policy} runs/code, or FILE.yaml after it; or "
-            "name a candidate of a sweep, such as runs/code:knee"
+            f"{policy}: on which prompts?\n    fix: name a sweep or a file after it: "
+            f"python -m gdpo_tune.evaluate {policy} runs/code"
         )
-    if source is None:
-        sweep, picked = load_and_pick(policy, None, "POLICY")
-        record = picked.record
-        checkpoint = fetch_policy(sweep.spec, record.checkpoint)
-        if checkpoint is None:
-            raise UsageError(explain_missing_policy(sweep, record, location))
-        spec = sweep.reload(overrides)
-        trained = sweep.records[record.parts[0].trial] if record.parts else record
-        config = spec.build_trial_config(trained.params, seed, scratch)
-        config = replace(config, start=fetch_policy(sweep.spec, find_start(sweep.records)))
-        # a merge, and a checkpoint, are evaluated as policies that were not trained
-        step = record.last_step or 0 if record.is_training else 0
-        return EvaluatedPolicy(spec, sweep, config, checkpoint, step, record.seed)
-    is_adapter = is_file(Path(policy) / ADAPTER_CONFIG)
-    words = [*overrides, *([] if is_adapter else [f"policy={json.dumps(policy)}"])]
-    sweep = None if is_space(source) else read_sweep(source, source)
-    spec = load_spec(source, words) if sweep is None else sweep.reload(words)
-    params = dict.fromkeys(spec.space.domains, 0)  # their names switch optional rewards on
-    config = spec.build_trial_config(params, seed, scratch)
-    if is_adapter:  # Transformers alone loads one with its base
-        rollout = config.rollout.replace(engine="transformers")
-        model = config.model.replace(lora_rank=0, revision="")
-        config = replace(config, policy=policy, rollout=rollout, model=model)
-    return EvaluatedPolicy(spec, sweep, config, None, 0, None)
+    sweep, picked = load_and_pick(policy, None, "POLICY")
+    record = picked.record
+    checkpoint = fetch_policy(sweep.spec, record.checkpoint)
+    if checkpoint is None:
+        raise UsageError(explain_missing_policy(sweep, record, location))
+    spec = _reload(sweep, overrides)
+    trained = sweep.records[record.parts[0].trial] if record.parts else record
+    config = spec.build_trial_config(trained.params, seed, scratch)
+    config = replace(config, start=fetch_policy(sweep.spec, find_start(sweep.records)))
+    step = record.last_step or 0  # of a merge, and of a checkpoint, 0
+    return EvaluationRequest(spec, sweep, config, checkpoint, step, record.seed)
+
+
+def _read_policy(options: argparse.Namespace, scratch: Path) -> EvaluationRequest:
+    from gdpo_tune.results.open_sweep import is_space, locate_sweep, read_sweep, split_source
+    from gdpo_tune.results.retrain import build_evaluation_config, override_policy
+    from gdpo_tune.spec import load_spec
+
+    policy, source, overrides = options.policy, options.source, options.overrides
+    location, which = split_source(policy, None)
+    if which is not None and is_file(expand_path(location) / SPEC):
+        reason = "a candidate is evaluated on the prompts of its own sweep"
+        raise UsageError(f"{policy}: {reason}\n    fix: leave out {source}, or name its directory")
+    if any(override.startswith("policy=") for override in overrides):
+        raise UsageError(f"--set policy: the policy is {policy}\n    fix: leave it out")
+    words = ["search.warm_start=[]", *overrides]
+    sweep = None
+    is_missing_file = source.endswith((".yaml", ".yml")) and not is_file(expand_path(source))
+    if is_space(source) or is_missing_file:
+        spec = load_spec(source, [*words, *override_policy(policy)])
+    else:
+        sweep = read_sweep(locate_sweep(source), source)
+        spec = _reload(sweep, [*overrides, *override_policy(policy)])
+    config = build_evaluation_config(spec, policy, options.seed, scratch)
+    return EvaluationRequest(spec, sweep, config)
+
+
+def _reload(sweep: Sweep, overrides: Sequence[str]) -> SweepSpec:
+    """Return a sweep's file with overrides that leave what is measured as it was.
+
+    Raises:
+        UsageError: other values would be compared with those of the sweep.
+    """
+    from gdpo_tune.spec.model import list_decisive_values, list_differences
+
+    spec = sweep.reload(overrides)
+    free = ("policy", "model.", "rollout.")
+    was, now = (
+        {n: v for n, v in list_decisive_values(each).items() if not n.startswith(free)}
+        for each in (sweep.spec, spec)
+    )
+    if changed := list_differences(was, now):
+        raise UsageError(
+            f"--set changes what is compared: {'; '.join(changed)}\n"
+            "    fix: leave it out, or name a file in place of the sweep"
+        )
+    return spec
 
 
 def _list_compared(sweep: Sweep | None) -> dict[str, Mapping[str, Estimate]]:
@@ -145,7 +185,7 @@ def _list_compared(sweep: Sweep | None) -> dict[str, Mapping[str, Estimate]]:
     if sweep is None:
         return {}
     front = sweep.front
-    found = {"untrained": find_untrained(front.baselines), "knee": front.knee}
+    found = {"the untrained policy": find_untrained(front.baselines), "the knee": front.knee}
     return {name: each.mean for name, each in found.items() if each is not None}
 
 
@@ -165,7 +205,7 @@ def _describe_differences(
             gap = subtract_estimates(values[name], others[name], len(goals) * len(compared))
             low, high = format_number(gap.low), format_number(gap.high)
             parts.append(f"{name} {gap.mean:+.3f} ({low} to {high})")
-        lines.append(f"against the {title} (95 % for all): {', '.join(parts)}")
+        lines.append(f"against {title} (95 % for all): {', '.join(parts)}")
     return lines
 
 

@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdpo_tune import cli
 from gdpo_tune.core import errors, task_files
-from gdpo_tune.core.files import explain_write_errors, is_directory, is_file, write_atomically
+from gdpo_tune.core.files import explain_write_errors, write_atomically
 from gdpo_tune.core.task_info import PROBLEM_SEED
 from gdpo_tune.core.text import (
     NO_VALUE,
@@ -34,7 +34,7 @@ from gdpo_tune.core.text import (
     format_number,
     make_printable,
 )
-from gdpo_tune.core.trial_files import ADAPTER_CONFIG, CUT
+from gdpo_tune.core.trial_files import CUT
 
 if TYPE_CHECKING:
     from gdpo_tune.spec import SweepSpec
@@ -87,25 +87,16 @@ def build_parser() -> cli.Parser:
 def main(arguments: Sequence[str]) -> int:
     """Score what `arguments` name, show and write the values, and return the exit status."""
     options = build_parser().parse_args(arguments)
-    is_adapter = is_file(Path(options.policy or "") / ADAPTER_CONFIG)
-    spec = _load_task_spec(options, "" if is_adapter else options.policy)
+    spec = _load_task_spec(options)
     output: Path | None = options.json
-    if output and (is_directory(output) or not is_directory(output.absolute().parent)):
-        raise errors.UsageError(
-            f"--json {output}: it is a directory, or its directory is missing\n"
-            "    fix: name a file in a directory that exists"
-        )
+    cli.check_output("--json", output)
     cli.set_written_variables(spec)
     if options.policy:
         cli.limit_devices(spec)  # before torch
+        from gdpo_tune.results.retrain import build_evaluation_config
         from gdpo_tune.training.trial import sample_policy
 
-        params = dict.fromkeys(spec.space.domains, 0)  # their names switch optional rewards on
-        config = spec.build_trial_config(params, spec.search.seed, Path())
-        if is_adapter:  # Transformers alone loads one with its base
-            rollout, model = config.rollout.replace(engine="transformers"), config.model
-            model = model.replace(lora_rank=0, revision="")
-            config = replace(config, policy=options.policy, rollout=rollout, model=model)
+        config = build_evaluation_config(spec, options.policy, spec.search.seed, Path())
         task, sampled = sample_policy(config, options.n or 16)
         texts = [ScoredText(number, *each) for number, each in enumerate(sampled, 1)]
     else:
@@ -141,12 +132,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _load_task_spec(options: argparse.Namespace, policy: str | None) -> SweepSpec:
+def _load_task_spec(options: argparse.Namespace) -> SweepSpec:
+    from gdpo_tune.results.retrain import override_policy
     from gdpo_tune.spec import load_spec
 
     overrides = ["search.warm_start=[]", *options.overrides]
-    if policy:
-        overrides.append(f"policy={json.dumps(policy)}")
+    overrides += override_policy(options.policy) if options.policy else []
     lacks: list[errors.SpecProblem] = []
     spec = load_spec(options.space, overrides, needs=lacks)
     sections = ("sandbox",) if options.completions else ("sandbox", "data")

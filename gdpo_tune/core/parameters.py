@@ -1,4 +1,4 @@
-"""Parameters that `space:` may search over or fix: of every task, of its rewards, and of TRL."""
+"""Parameters that `space:` may search over or fix: those of every task, and those of rewards."""
 
 from __future__ import annotations
 
@@ -138,80 +138,9 @@ FAMILIES: dict[str, ParameterInfo] = {
 }
 """Families of parameters: a task has one of each for each reward, `<family>.<reward>`."""
 
-NO_LIMIT = 1e30
-"""Value of a bound that nothing reaches, where TRL has None."""
-TRL_PREFIX = "trl."
-TRL_FIELDS: dict[str, ParameterInfo] = {
-    f"{TRL_PREFIX}{name}": info
-    for name, info in {
-        "delta": ParameterInfo(
-            "float",
-            NO_LIMIT,
-            "upper clip of the ratio that is not clipped by `epsilon_high`, of negative advantages",
-            low=1,
-            open_low=True,
-            needs=("loss_type", tuple(loss for loss in LOSSES if loss != "cispo")),
-        ),
-        "importance_sampling_level": ParameterInfo(
-            "choice",
-            "token",
-            "what has a ratio: each token, or a completion as in GSPO",
-            choices=("token", "sequence"),
-        ),
-        "off_policy_mask_threshold": ParameterInfo(
-            "float",
-            NO_LIMIT,
-            "mean difference of log-probabilities from which a completion with a negative "
-            "advantage is left out of the loss",
-            low=0,
-            open_low=True,
-        ),
-        "use_bias_correction_kl": ParameterInfo(
-            "choice", True, "multiply the KL by the ratio", choices=(False, True)
-        ),
-        "mask_truncated_completions": ParameterInfo(
-            "choice",
-            False,
-            "leave completions that were cut out of the loss",
-            choices=(False, True),
-        ),
-        "top_entropy_quantile": ParameterInfo(
-            "float",
-            1.0,
-            "share of tokens, those of the highest entropy in a micro-batch, that are in the loss",
-            low=0,
-            high=1,
-            open_low=True,
-        ),
-        "entropy_coef": ParameterInfo(
-            "float", 0.0, "weight of a bonus on the mean entropy of a micro-batch", low=0
-        ),
-        "weight_decay": ParameterInfo("float", 0.0, "AdamW's decay of weights", low=0),
-        "adam_beta1": ParameterInfo("float", 0.9, "AdamW's decay of the mean", low=0, high=0.9999),
-        "adam_beta2": ParameterInfo(
-            "float", 0.999, "AdamW's decay of the mean square", low=0, high=0.99999
-        ),
-        "adam_epsilon": ParameterInfo(
-            "float", 1e-8, "AdamW's addition to the denominator", low=0, open_low=True
-        ),
-        "cast_lm_head_to_fp32": ParameterInfo(
-            "choice", False, "compute logits in float32 under bfloat16", choices=(False, True)
-        ),
-    }.items()
-}
-"""Fields of TRL's GRPOConfig that are not parameters of our own, `trl.<field>`: part of a sweep
-only where its file names them. `trl_fields` says why it takes no others."""
-
-
-def select_trl_fields(params: Params) -> dict[str, ParamValue]:
-    """Return the fields of TRL's GRPOConfig among parameters, by TRL's names."""
-    given = {n.removeprefix(TRL_PREFIX): v for n, v in params.items() if n in TRL_FIELDS}
-    # TRL's default since 1.10: the KL's gradient is that of the reverse KL, not that of k3.
-    return {"use_bias_correction_kl": True, **given}
-
 
 def list_parameters(task: TaskInfo) -> dict[str, ParameterInfo]:
-    """Return every parameter of a task, those of its rewards included; TRL's are `TRL_FIELDS`."""
+    """Return every parameter of a task, those of its rewards included."""
     absent = {
         *(() if task.length_reward else LENGTH_PARAMETERS),
         *(() if task.partial_reward else (PARTIAL_CREDIT,)),

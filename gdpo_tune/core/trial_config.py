@@ -36,7 +36,8 @@ class TrialConfig:
     policy: str
     seed: int
     params: Params
-    """Complete: a value for every parameter of `parameters.PARAMETERS` that applies to the task."""
+    """Complete: a value for every parameter of `parameters.PARAMETERS` that applies to the task;
+    and the fields of TRL that the sweep sets."""
     training: TrainingSettings
     directory: Path
     """This trial's own directory: `steps.jsonl` and checkpoints."""

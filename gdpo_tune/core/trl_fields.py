@@ -1,10 +1,75 @@
-"""Fields of TRL's GRPOConfig that `space: {trl: ...}` does not take: the key instead, or why not.
+"""Fields of TRL's GRPOConfig: those that `space: {trl: ...}` takes, and why it takes no others.
 
-Those that it takes are `parameters.TRL_FIELDS`. The spec imports neither torch nor TRL, so their
-names stand here; a test compares both with TRL's own class.
+The spec imports neither torch nor TRL, so their names stand here; a test compares them with TRL's
+own class.
 """
 
 from __future__ import annotations
+
+from gdpo_tune.core.parameters import LOSSES, ParameterInfo
+from gdpo_tune.core.trials import Params, ParamValue
+
+TRL_PREFIX = "trl."
+NO_LIMIT = 1e30
+"""Value of a bound that nothing reaches, where TRL has None."""
+TRL_FIELDS: dict[str, ParameterInfo] = {
+    f"{TRL_PREFIX}{name}": info
+    for name, info in {
+        "delta": ParameterInfo(
+            "float",
+            NO_LIMIT,
+            "upper bound of the ratio where the advantage is negative; above 1 + `epsilon_high`",
+            low=1,
+            open_low=True,
+            needs=("loss_type", tuple(loss for loss in LOSSES if loss != "cispo")),
+        ),
+        "importance_sampling_level": ParameterInfo(
+            "choice",
+            "token",
+            "what has a ratio: each token, or a completion as in GSPO",
+            choices=("token", "sequence"),
+        ),
+        "off_policy_mask_threshold": ParameterInfo(
+            "float",
+            NO_LIMIT,
+            "mean difference of log-probabilities from which a completion with a negative "
+            "advantage is left out of the loss",
+            low=0,
+            open_low=True,
+        ),
+        "use_bias_correction_kl": ParameterInfo(
+            "choice", True, "multiply the KL by the ratio", choices=(False, True)
+        ),
+        "mask_truncated_completions": ParameterInfo(
+            "choice", False, "take no loss of completions that were cut", choices=(False, True)
+        ),
+        "top_entropy_quantile": ParameterInfo(
+            "float",
+            1.0,
+            "share of tokens, those of the highest entropy in a micro-batch, that are in the loss",
+            low=0,
+            high=1,
+            open_low=True,
+        ),
+        "entropy_coef": ParameterInfo(
+            "float", 0.0, "weight of a bonus on the mean entropy of a micro-batch", low=0
+        ),
+        "weight_decay": ParameterInfo("float", 0.0, "decay of weights in AdamW", low=0),
+        "adam_beta1": ParameterInfo(
+            "float", 0.9, "decay of AdamW's first moment", low=0, high=0.9999
+        ),
+        "adam_beta2": ParameterInfo(
+            "float", 0.999, "decay of AdamW's second moment", low=0, high=0.99999
+        ),
+        "adam_epsilon": ParameterInfo(
+            "float", 1e-8, "epsilon of AdamW's denominator", low=0, open_low=True
+        ),
+    }.items()
+}
+"""Fields that are not parameters of our own, `trl.<field>`: part of a sweep only where its file
+names them."""
+CORRECTED_KL = {"use_bias_correction_kl": True}
+"""TRL's default since 1.10: the KL's gradient is that of the reverse KL, not that of k3."""
 
 OWN_KEYS: dict[str, tuple[str, ...]] = {
     "storage": ("output_dir",),
@@ -24,7 +89,7 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
     "training.evaluate_every": ("eval_strategy", "eval_steps"),
     "training.checkpoint_every": ("save_strategy", "save_steps"),
     "model": ("model_init_kwargs",),
-    "model.dtype": ("bf16",),
+    "model.dtype": ("bf16", "fp16"),
     "model.gradient_checkpointing": ("gradient_checkpointing",),
     "model.dropout": ("disable_dropout",),
     "model.chat_template_kwargs": ("chat_template_kwargs",),
@@ -55,7 +120,7 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
 """Key of a sweep's file -> fields that it stands for."""
 
 REFUSALS: dict[str, tuple[str, ...]] = {
-    "another policy would sample than the one that is trained": (
+    "completions would come from another distribution than the one that is trained": (
         *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
         "vllm_structured_outputs_regex",
     ),
@@ -66,7 +131,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
         *("vllm_max_model_length", "vllm_tensor_parallel_size"),
     ),
     "a task has one turn": ("max_tool_calling_iterations",),
-    "no checkpoint holds what it changes, so a resumed training would be another one": (
+    "a sweep's checkpoints do not hold what it changes, so a resumed training would differ": (
         *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
         *("use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
         "entropy_target",
@@ -76,8 +141,12 @@ REFUSALS: dict[str, tuple[str, ...]] = {
         *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
     ),
     "the loss of GRPO does not read it": (
-        *("label_smoothing_factor", "neftune_noise_alpha", "average_tokens_across_devices"),
+        *("label_smoothing_factor", "average_tokens_across_devices"),
     ),
+    "log-probabilities would be random, so a policy would differ from itself": (
+        "neftune_noise_alpha",
+    ),
+    "TRL casts no head that is tied to the embeddings or has an adapter": ("cast_lm_head_to_fp32",),
     "the policy's config.json decides it": ("router_aux_loss_coef",),
     "it has no single value": (
         *("lr_scheduler_kwargs", "optim_args", "optim_target_modules", "accelerator_config"),
@@ -94,7 +163,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
         *("dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_in_order"),
         *("dataloader_multiprocessing_context", "remove_unused_columns", "label_names"),
     ),
-    "the sweep evaluates by itself": (
+    "the sweep trains and evaluates by itself": (
         *("eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_on_start"),
         *("eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps"),
         *("include_for_metrics", "batch_eval_metrics", "num_generations_eval", "do_eval"),
@@ -115,7 +184,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     ),
     "code of a repository would run": ("trust_remote_code",),
     "it is about the speed or the memory of a machine, not about the training": (
-        *("fp16", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
+        *("tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
         *("use_liger_kernel", "torch_empty_cache_steps", "auto_find_batch_size", "debug"),
         *("full_determinism", "skip_memory_metrics", "pad_to_multiple_of", "local_rank"),
         *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
@@ -123,6 +192,17 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Reason -> fields that no sweep sets."""
+
+
+def select_trl_fields(params: Params) -> dict[str, ParamValue]:
+    """Return the fields of TRL's GRPOConfig among parameters, by TRL's names."""
+    return {n.removeprefix(TRL_PREFIX): v for n, v in params.items() if n in TRL_FIELDS}
+
+
+def is_default(params: Params, name: str) -> bool:
+    """Return whether parameters have a field at its default, written or not."""
+    default = TRL_FIELDS[name].default
+    return params.get(name, default) == default
 
 
 def explain_field(field: str) -> tuple[str, str] | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from gdpo_tune.core.parameters import LOSSES, TRANSFORMERS_SCHEDULES, select_trl_fields
+from gdpo_tune.core.parameters import LOSSES, TRANSFORMERS_SCHEDULES
 from gdpo_tune.core.settings import EVERY_LINEAR
+from gdpo_tune.core.trl_fields import CORRECTED_KL
 from gdpo_tune.exporters import library, trl
 from gdpo_tune.exporters.library import Exported, Library
 from gdpo_tune.exporters.training_setup import TrainingSetup
@@ -40,7 +41,7 @@ def export_axolotl(setup: TrainingSetup) -> Exported:
             **sampling,
             # Completions that are sampled at once, if they are not one optimizer step's.
             **({"generation_batch_size": total} if setup.spec.training.mini_batches > 1 else {}),
-            **select_trl_fields({}),  # it pins a TRL with other defaults
+            **CORRECTED_KL,  # it pins a TRL with another default
             **_build_sampler(setup),
         },
         # An engine beside the trainer.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
-from gdpo_tune.core.parameters import TRL_FIELDS
 from gdpo_tune.core.text import join_names, show
+from gdpo_tune.core.trl_fields import TRL_FIELDS, is_default
 from gdpo_tune.exporters.differences import Difference
 from gdpo_tune.exporters.runtime_prompts import ExportedPrompt
 from gdpo_tune.exporters.training_setup import TrainingSetup
@@ -91,7 +91,7 @@ class Library:
     accepts_fractional_alpha: bool = True
     """True if it accepts a `lora_alpha` that is not an integer."""
     takes_trl_fields: bool = False
-    """True if its configuration is TRL's."""
+    """True if the exporter writes fields of `space: {trl: ...}`."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     """Mode -> why the library lacks it although it seems to have it."""
 
@@ -129,10 +129,9 @@ class Library:
             reason = "no library makes the weights depend on how saturated a reward is"
             yield build("gamma", setup.gamma, reason, "pick a trial with gamma: 0")
         for trl_name in () if self.takes_trl_fields else TRL_FIELDS:
-            value = setup.params.get(trl_name, default := TRL_FIELDS[trl_name].default)
-            if value != default:
-                reason = f"a field of TRL, which {name} does not have"
-                yield build(trl_name, value, reason, "export to trl")
+            if not is_default(setup.params, trl_name):
+                reason = f"fields of TRL are written to TRL alone, and this is {name}"
+                yield build(trl_name, setup.params[trl_name], reason, "export to trl")
         if setup.spec.model.revision and not self.loads_revisions:
             fix = "download that revision, and set its directory with --set policy="
             reason = f"{name} loads the newest revision"

@@ -5,12 +5,8 @@ Source: trl/trainer/grpo_config.py, grpo_trainer.py and scripts/grpo.py of TRL 1
 
 from __future__ import annotations
 
-from gdpo_tune.core.parameters import (
-    LOSSES,
-    STEP_LOSSES,
-    TRANSFORMERS_SCHEDULES,
-    select_trl_fields,
-)
+from gdpo_tune.core.parameters import LOSSES, STEP_LOSSES, TRANSFORMERS_SCHEDULES
+from gdpo_tune.core.trl_fields import CORRECTED_KL, select_trl_fields
 from gdpo_tune.exporters import library
 from gdpo_tune.exporters.library import Exported, Library, TrainingFiles
 from gdpo_tune.exporters.runtime_prompts import build_trl_row
@@ -41,6 +37,7 @@ def export_trl(setup: TrainingSetup) -> Exported:
         **build_algorithm(setup),
         **build_generation_kwargs(setup),
         **build_schedule(setup),
+        **CORRECTED_KL,
         **select_trl_fields(setup.params),
         **_build_adapters(setup),
         **build_sampler(setup, setup.spec.rollout.vllm_server, "vllm_max_model_length"),

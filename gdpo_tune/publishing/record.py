@@ -16,12 +16,13 @@ from typing import Any
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import HUB_ID
 from gdpo_tune.core.metrics import COST_METRICS
-from gdpo_tune.core.parameters import TRL_FIELDS, ParameterInfo, list_parameters
+from gdpo_tune.core.parameters import ParameterInfo, list_parameters
 from gdpo_tune.core.registry import POLICIES, TASKS
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.task_info import TaskInfo
 from gdpo_tune.core.trial_files import ADAPTER, ADAPTER_CONFIG, find_adapter
 from gdpo_tune.core.trials import Estimate, Params, TrialRecord
+from gdpo_tune.core.trl_fields import TRL_FIELDS
 from gdpo_tune.policies.load_policy import resolve_policy
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.public_record import list_public_versions, name_policy

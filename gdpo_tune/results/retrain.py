@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gdpo_tune.core.content import describe_changes, list_changes, measure_content
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
-from gdpo_tune.core.files import is_file
+from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.text import show
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import ADAPTER_CONFIG, MARKER
@@ -276,6 +276,29 @@ def _refuse_another_course(spec: SweepSpec, step: int, sweep: SweepSpec, source:
             f"of the first {step} steps depends on all {whole}, so {step} steps alone would be "
             "another training\n    fix: pick the trial itself, whose training passes this step"
         )
+
+
+def override_policy(policy: str) -> list[str]:
+    """Return the overrides that make a file's policy another one; of an adapter none."""
+    if is_file(expand_path(policy) / ADAPTER_CONFIG):
+        return []
+    return [f"policy={json.dumps(policy, ensure_ascii=False)}", 'model.revision=""']
+
+
+def build_evaluation_config(
+    spec: SweepSpec, policy: str, seed: int, directory: Path
+) -> TrialConfig:
+    """Build the configuration that evaluates a policy, of which `override_policy` told the file.
+
+    An adapter is loaded with its base, which Transformers alone can.
+    """
+    config = spec.build_trial_config(spec.space.complete_baseline({}), seed, directory)
+    if override_policy(policy):
+        return config
+    rollout = config.rollout.replace(engine="transformers")
+    model = config.model.replace(lora_rank=0, revision="")
+    path = str(expand_path(policy))
+    return dataclasses.replace(config, policy=path, rollout=rollout, model=model)
 
 
 def build_trial_config(

@@ -35,7 +35,6 @@ from gdpo_tune.core.files import (
 )
 from gdpo_tune.core.metrics import COST_METRICS
 from gdpo_tune.core.object_store import JOURNAL, SPEC, is_url
-from gdpo_tune.core.parameters import TRL_PREFIX
 from gdpo_tune.core.policy_shapes import find_position_limit
 from gdpo_tune.core.redaction import is_secret, redact_passwords
 from gdpo_tune.core.registry import TaskInfo
@@ -688,10 +687,6 @@ def _check_model(spec: SweepSpec) -> Findings:
         reason = "flash_attention_2 computes in bfloat16 on a GPU alone"
         fix = "write auto, or ask for a GPU and not for dtype: float32"
         yield Finding("model.attention", reason, fix, ("resources.gpus", "model.dtype"))
-    head = f"{TRL_PREFIX}cast_lm_head_to_fp32"
-    if head in spec.space.domains and own.dtype == "float32":
-        reason = "under model.dtype: float32 logits are computed so already"
-        yield Finding(("space", head), reason, "remove it", ("model.dtype",))
     for name, value in own.chat_template_kwargs.items():
         path = ("model", "chat_template_kwargs", name)
         is_finite = isinstance(value, float) and math.isfinite(value)

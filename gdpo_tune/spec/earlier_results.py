@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Params, ParamValue
+from gdpo_tune.core.trl_fields import TRL_FIELDS
 from gdpo_tune.spec.space import get_parameter_info
 
 if TYPE_CHECKING:
@@ -39,10 +40,11 @@ def read_results(file: Path, spec: SweepSpec) -> list[tuple[Params, dict[str, fl
                     if name not in cells:
                         raise ValueError(f"no column {name}; there are {', '.join(cells)}")
                 if all(cells[name] for name in metrics):
-                    named = [name for name in spec.space.domains if cells.get(name)]
+                    named = [n for n in spec.space.domains | TRL_FIELDS if cells.get(n)]
                     params = {name: _read_value(name, cells[name]) for name in named}
+                    of_trl = {name: params[name] for name in named if name in TRL_FIELDS}
                     values = {name: _read_number(name, cells[name]) for name in metrics}
-                    found.append((spec.space.complete(params), values))
+                    found.append(({**of_trl, **spec.space.complete(params)}, values))
     except KeyError as error:
         raise UsageError(f"{file}:{line}: no value of {error.args[0]}{fix}") from error
     except (OSError, ValueError, csv.Error) as error:

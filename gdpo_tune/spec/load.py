@@ -10,10 +10,11 @@ from typing import Any
 
 from gdpo_tune.core.errors import SpecError, SpecProblem, UsageError
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.parameters import PARAMETERS, TRL_FIELDS, list_parameters
+from gdpo_tune.core.parameters import PARAMETERS, list_parameters
 from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import join_names, show, suggest
 from gdpo_tune.core.trials import Params, ParamValue
+from gdpo_tune.core.trl_fields import TRL_FIELDS
 from gdpo_tune.spec import checks, document
 from gdpo_tune.spec.checks import Finding
 from gdpo_tune.spec.model import TRACKING_VARIABLES, SweepSpec
@@ -59,8 +60,8 @@ def load_spec(
             problems.refuse(key, "missing", f"add {key}: {example}")
     weighted = document.get_map(document.get_map(data, "space"), "reward_weights")
     task = checks.check_task(data.get("task"), weighted, problems)
-    parameters = PARAMETERS if task is None else list_parameters(task) | TRL_FIELDS
-    reader = SpaceReader(parameters, problems)
+    parameters = (PARAMETERS if task is None else list_parameters(task)) | TRL_FIELDS
+    reader = SpaceReader(parameters, problems, knows_task=task is not None)
     space = reader.read_space(data.get("space", {}))
     parsed = {
         "name": checks.check_name(data.get("name", path.stem), problems),

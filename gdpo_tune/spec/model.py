@@ -51,9 +51,10 @@ from gdpo_tune.core.trials import (
     ParamValue,
     TrialRecord,
 )
+from gdpo_tune.core.trl_fields import TRL_FIELDS
 from gdpo_tune.spec.document import PROJECT, dump_yaml
 from gdpo_tune.spec.sections import require_pattern
-from gdpo_tune.spec.space import Space, convert_to_notation
+from gdpo_tune.spec.space import Fixed, Space, convert_to_notation
 
 LEAST_RESOURCE = 0.0001
 """Smallest share of a resource that Ray can count."""
@@ -736,7 +737,11 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
     names = ("training", "sandbox", "data", "model", "rollout")
     sections: dict[str, dict[str, Any]] = {
         "objectives": {name: goal.model_dump() for name, goal in spec.objectives.items()},
-        "space": {name: convert_to_notation(domain) for name, domain in spec.space.domains.items()},
+        "space": {
+            name: convert_to_notation(domain)
+            for name, domain in spec.space.domains.items()
+            if name not in TRL_FIELDS or domain != Fixed(value=TRL_FIELDS[name].default)
+        },
         **{name: getattr(spec, name).list_decisive() for name in names},
         "start": spec.start.list_decisive() if spec.start else {},
     }

@@ -13,17 +13,11 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.parameters import (
-    FAMILIES,
-    PARAMETERS,
-    TRL_FIELDS,
-    TRL_PREFIX,
-    ParameterInfo,
-)
+from gdpo_tune.core.parameters import FAMILIES, ParameterInfo
 from gdpo_tune.core.registry import TaskInfo
 from gdpo_tune.core.text import join_names, show, suggest
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.core.trl_fields import explain_field
+from gdpo_tune.core.trl_fields import TRL_FIELDS, TRL_PREFIX, explain_field
 from gdpo_tune.spec.document import DOMAIN_KEYS, KINDS, KeyPath, Problems, ReportedError
 from gdpo_tune.spec.space import (
     Choices,
@@ -182,17 +176,14 @@ def explain_bad_value(value: Any, info: ParameterInfo) -> tuple[str, str] | None
     return None
 
 
-def _fix(info: ParameterInfo) -> Fixed:
-    return Fixed(value=info.default)
-
-
 @dataclass(frozen=True)
 class SpaceReader:
     """Reads the parts of a file that name parameters."""
 
     parameters: Mapping[str, ParameterInfo]
-    """Parameters of the task; for an unknown task `PARAMETERS`, and without those of rewards."""
+    """Parameters of the task and of TRL; for an unknown task without those of rewards."""
     problems: Problems
+    knows_task: bool = True
 
     def read_space(self, data: Any) -> Space:
         """Return the search space; a parameter with a bad domain appears at its default."""
@@ -205,7 +196,7 @@ class SpaceReader:
         for name, info in self.parameters.items():
             if name in TRL_FIELDS and name not in written:
                 continue
-            domains[name] = _fix(info)
+            domains[name] = Fixed(value=info.default)
             with suppress(ReportedError):
                 if name in written:
                     reader = DomainReader(info, ("space", name), self.problems)
@@ -230,8 +221,7 @@ class SpaceReader:
             path = ("space", circle[0], "when")
             self.problems.note(path, reason, "remove one of these when:")
             domains = {name: each.model_copy(update={"when": {}}) for name, each in domains.items()}
-        idle = {name for name, info in TRL_FIELDS.items() if domains.get(name) == _fix(info)}
-        return Space(domains={name: each for name, each in domains.items() if name not in idle})
+        return Space(domains=domains)
 
     def _flatten(
         self, entries: Mapping[str, Any], path: KeyPath, prefix: str = ""
@@ -246,13 +236,22 @@ class SpaceReader:
                 yield from self._flatten(child, path, f"{name}.")
             elif members:
                 fix = f"give a value to each of {join_names(members)}"
+                fix = "write trl: {weight_decay: 0.1}" if members[0] in TRL_FIELDS else fix
                 self.problems.note((*path, name), "a group of parameters, not one", fix)
             elif name.startswith(TRL_PREFIX):
                 self.problems.note((*path, name), *self._explain_field(name))
-            elif self.parameters is not PARAMETERS or name not in (*FAMILIES, "trl"):
+            elif self.knows_task or name not in FAMILIES:
                 known = [each for each in self.parameters if each not in TRL_FIELDS]
                 fix = f"{suggest(name, known)}parameters are {join_names(known)}"
+                fix = f"write {TRL_PREFIX}{name}" if f"{TRL_PREFIX}{name}" in TRL_FIELDS else fix
                 self.problems.note((*path, name), "unknown parameter", fix)
+
+    def _is_set(self, name: str, path: KeyPath, domains: Mapping[str, Domain]) -> bool:
+        """Return whether the space has a parameter; note a field of TRL that it does not name."""
+        if name not in domains:
+            fix = f"add {name} to space:, or remove it here"
+            self.problems.note((*path, name), "this sweep does not set it", fix)
+        return name in domains
 
     @staticmethod
     def _explain_field(name: str) -> tuple[str, str]:
@@ -274,9 +273,7 @@ class SpaceReader:
             return {}
         conditions: dict[str, tuple[ParamValue, ...]] = {}
         for parent, child in self._flatten(data, path):
-            if parent not in domains:
-                fix = f"add {parent} to space:, or remove this condition"
-                self.problems.note((*path, parent), "this sweep does not set it", fix)
+            if not self._is_set(parent, path, domains):
                 continue
             domain, elements = domains[parent], child if isinstance(child, tuple) else (child,)
             if not elements:
@@ -356,6 +353,8 @@ class SpaceReader:
     def _read_point(self, entries: Mapping[str, Any], path: KeyPath, space: Space) -> Point:
         point: Point = {}
         for name, child in self._flatten(entries, path):
+            if not self._is_set(name, path, space.domains):
+                continue
             with suppress(ReportedError):
                 reader = DomainReader(self.parameters[name], path, self.problems)
                 point[name] = space.domains[name].align(reader.read_value(child, name))

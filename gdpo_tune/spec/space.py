@@ -9,9 +9,10 @@ from graphlib import TopologicalSorter
 
 from pydantic import BaseModel, ConfigDict
 
-from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, TRL_FIELDS, ParameterInfo
+from gdpo_tune.core.parameters import FAMILIES, PARAMETERS, ParameterInfo
 from gdpo_tune.core.text import show
 from gdpo_tune.core.trials import Params, ParamValue
+from gdpo_tune.core.trl_fields import TRL_FIELDS
 
 Number = int | float
 

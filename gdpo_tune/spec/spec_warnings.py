@@ -12,17 +12,13 @@ from collections.abc import Iterator
 from gdpo_tune.core import registry
 from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.core.parameters import (
-    CANDIDATES,
-    PARTIAL_CREDIT,
-    TRL_FIELDS,
-    TRL_PREFIX,
-    list_parameters,
-)
+from gdpo_tune.core.parameters import CANDIDATES, PARTIAL_CREDIT, list_parameters
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trials import ParamValue
+from gdpo_tune.core.trl_fields import TRL_PREFIX
 from gdpo_tune.spec.earlier_results import TABLE
+from gdpo_tune.spec.gpu import may_use_vllm
 from gdpo_tune.spec.load import load_spec
 from gdpo_tune.spec.machine import list_sandbox_warnings
 from gdpo_tune.spec.model import SweepSpec, list_decisive_values, list_differences
@@ -30,8 +26,6 @@ from gdpo_tune.spec.space import get_parameter_info
 
 FEWEST_PROMPTS = 8
 """Below this many prompts a step, whitening over the batch merges advantages again."""
-OF_RATIOS = tuple(f"{TRL_PREFIX}{name}" for name in ("delta", "importance_sampling_level"))
-"""Fields of TRL that have an effect only where ratios differ from 1."""
 LARGEST_SE = 0.05
 """Standard error of a share above which a front of a few points may be noise."""
 
@@ -119,7 +113,7 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
                 f"space.{name}: an unmet condition gives {reward} 0, and its lowest value is "
                 f"{show(low)}: a completion may gain by failing. Condition rewards that start at 0."
             )
-    for name, parameter in (list_parameters(task) | TRL_FIELDS).items():
+    for name, parameter in list_parameters(task).items():
         parent, effective = parameter.needs or ("", ())
         idle = parent and not set(effective) & set(_list_values(spec, parent))
         if idle and name in written and name not in spec.space.dimensions:
@@ -173,19 +167,29 @@ def _check_comparisons(spec: SweepSpec) -> Iterator[str]:
             "space.loss_type: each weights short and long completions differently, which mixes "
             f"with the effect of rewards on the objective {lengths[0]}. Fix it, such as dapo."
         )
-    written = [name for name in spec.space.domains if name in OF_RATIOS]
-    names = [name for name in ("epsilon", "epsilon_high") if name in searched] + written
+    names = [name for name in ("epsilon", "epsilon_high") if name in searched]
     settings = spec.training
     one_update = settings.mini_batch_size in (0, settings.completions_per_step)
-    if names and one_update and _list_values(spec, "num_iterations") == (1,):
+    is_one = one_update and _list_values(spec, "num_iterations") == (1,)
+    if names and is_one:
         yield (
-            f"space.{names[0]}: with num_iterations = 1 every ratio is 1, so it has no effect. "
-            "Fix it, set training.mini_batch_size, or search over num_iterations: [1, 2]."
+            f"space.{names[0]}: with num_iterations = 1 every ratio is 1, so nothing is ever "
+            "clipped. Fix it, set training.mini_batch_size, or search over num_iterations: [1, 2]."
         )
+    idle = {
+        "delta": "with num_iterations = 1 every ratio is 1" if is_one else "",
+        "off_policy_mask_threshold": "with num_iterations = 1 no completion is off-policy"
+        if is_one and not may_use_vllm(spec)
+        else "",
+        "use_bias_correction_kl": "beta is 0" if _list_values(spec, "beta") == (0,) else "",
+    }
+    for field, why in idle.items():
+        if why and f"{TRL_PREFIX}{field}" in spec.space.domains:
+            yield f"space.{TRL_PREFIX}{field}: {why}, so it has no effect. Remove it."
     sums = [loss for loss in _list_values(spec, "loss_type") if loss != "grpo"]
     if sums and "sequence" in _list_values(spec, f"{TRL_PREFIX}importance_sampling_level"):
         yield (
-            f"space.{TRL_PREFIX}importance_sampling_level = sequence: {join_names(sums)} adds the "
+            f"space.{TRL_PREFIX}importance_sampling_level = sequence: {join_names(sums)} add the "
             "ratio of a completion up once for each of its tokens, so long ones weigh more. Use "
             "loss_type: grpo, as GSPO does."
         )

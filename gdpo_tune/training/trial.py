@@ -212,9 +212,9 @@ def _run(config: TrialConfig, cache: WorkerCache, resume: Path | None, report: R
 def evaluate_policy(config: TrialConfig, checkpoint: Path | None, step: int) -> dict[str, Estimate]:
     """Estimate every metric of a policy on test prompts, as a trial does at its end.
 
-    `checkpoint` is one that a trial of this configuration wrote, after `step` steps of training; of
-    None, the policy is that of the configuration. Seed and step decide what is sampled. A few
-    completions are written to `config.directory`. Errors are those of `train`.
+    `checkpoint` holds a policy that began as that of the configuration, after `step` steps of
+    training; with None, it is that of the configuration. Seed and step decide what is sampled.
+    A few completions are written to `config.directory`. Errors are those of `train`.
     """
     _prepare_process(config)
     with explain_out_of_memory(config), open_worker_cache(config) as cache:

@@ -15,9 +15,10 @@ import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from gdpo_tune.core.errors import TrialFailure
-from gdpo_tune.core.parameters import TRANSFORMERS_SCHEDULES, select_trl_fields
+from gdpo_tune.core.parameters import TRANSFORMERS_SCHEDULES
 from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trl_fields import CORRECTED_KL, select_trl_fields
 from gdpo_tune.policies.load_policy import measure_policy, resolve_policy
 from gdpo_tune.training import distributed
 from gdpo_tune.training.distributed import build_sharding_arguments, set_precision
@@ -64,7 +65,7 @@ def build_trainer_arguments(
         # policy is; by default what the GPU has no room for would stay on the CPU, and be slow.
         model_init_kwargs={"device_map": None, "revision": config.model.revision or "main"},
         **build_common_arguments(config),
-        **select_trl_fields(params),
+        **(CORRECTED_KL | select_trl_fields(params)),
         **(engine or {}),
     )
     set_precision(arguments)

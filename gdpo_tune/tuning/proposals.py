@@ -43,6 +43,7 @@ from gdpo_tune.core.files import expand_path
 from gdpo_tune.core.object_store import SPEC
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.trials import Estimate, Params, ParamValue, Proposer, TrialRecord
+from gdpo_tune.core.trl_fields import TRL_FIELDS, is_default
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.opening import create_study
 from gdpo_tune.ledger.trial_encoding import convert_to_distribution
@@ -226,8 +227,12 @@ class SamplerView:
 
     def _find_point(self, params: Params) -> Point | None:
         """Return the point of a configuration, or None if it is outside of the space."""
-        params = self._spec.space.align(params)
-        active = self._spec.space.select_active(params)
+        space = self._spec.space
+        if not all(name in space.domains or is_default(params, name) for name in TRL_FIELDS):
+            return None  # an earlier sweep set what this one does not know
+        defaults = {name: TRL_FIELDS[name].default for name in TRL_FIELDS if name in space.domains}
+        params = space.align({**defaults, **params})
+        active = space.select_active(params)
         if not all(domain.contains(params[name]) for name, domain in active.items()):
             return None
         return tuple(

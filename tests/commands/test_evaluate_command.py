@@ -55,7 +55,7 @@ def test_the_seed_of_a_trial_repeats_its_values(spec, tmp_path, capsys):
         recorded = ledger.get_records()[1].test
     again = run(tmp_path / "again.json", f"{spec.directory}:1", "--seed", "71")
     assert again == {name: asdict(estimate) for name, estimate in recorded.items()}
-    assert "against the untrained" in capsys.readouterr().out
+    assert "against the untrained policy" in capsys.readouterr().out
     fresh = run(tmp_path / "fresh.json", f"{spec.directory}:1")
     assert fresh != again
     assert "--seed 71 repeats the values that the sweep has of it" in capsys.readouterr().out
@@ -77,7 +77,14 @@ def test_a_directory_and_a_name_are_policies_too(spec, tmp_path, capsys):
     ("words", "message"),
     [
         (["embedded"], "embedded: on which prompts"),
+        (["{sweep}"], "a sweep, not a policy"),
         (["{sweep}:9"], "trial 9"),
+        (["{sweep}:1", "{sweep}"], "on the prompts of its own sweep"),
+        (["embedded", "nosuch.yaml"], "no such file"),
+        (["embedded", "{sweep}", "--set", "policy=embedded_math"], "--set policy: the policy is"),
+        (["{sweep}:1", "--set", "training.length_limit=5"], "--set changes what is compared"),
+        (["{sweep}:1", "--set", "space.group_size=4"], "--set changes what is compared"),
+        (["{sweep}:1", "--json", "no/such/out.json"], "its directory is missing"),
         (["no-such-policy", "{sweep}"], "no such directory and not a Hub id"),
         (["embedded", "no/such/sweep"], "there is no sweep in no/such/sweep"),
     ],

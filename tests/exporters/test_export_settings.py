@@ -124,7 +124,10 @@ REFUSED = [
     (("policy=a/b", "model.revision=main"), ("verl", "nemo-rl"), "model.revision = main"),
     (
         ("space.trl.weight_decay=0.1",),
-        *(("axolotl", "ms-swift", "nemo-rl", "verl"), "trl.weight_decay = 0.1: a field of TRL"),
+        *(
+            ("axolotl", "ms-swift", "nemo-rl", "verl"),
+            "trl.weight_decay = 0.1: fields of TRL",
+        ),
     ),
     # Source: llama.cpp#1170. Three of the libraries declare lora_alpha as an integer.
     (

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import replace
 
 import pytest
 from trl import GRPOConfig
 
-from gdpo_tune.core.parameters import NO_LIMIT, TRL_FIELDS, TRL_PREFIX
-from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.core.trl_fields import OWN_KEYS, REFUSALS
+from gdpo_tune.core.trl_fields import NO_LIMIT, OWN_KEYS, REFUSALS, TRL_FIELDS, TRL_PREFIX
 from gdpo_tune.spec.model import SweepSpec
 from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
@@ -36,11 +33,8 @@ CHANGED = {
     "adam_beta1": 0.5,
     "adam_beta2": 0.5,
     "adam_epsilon": 0.1,
-    "cast_lm_head_to_fp32": True,
 }
-IN_THE_LOSS = [
-    name for name in CHANGED if not name.startswith(("adam", "weight")) and "fp32" not in name
-]
+IN_THE_LOSS = [name for name in CHANGED if not name.startswith(("adam", "weight"))]
 
 
 def test_every_field_of_trl_is_taken_or_has_its_reason():
@@ -77,8 +71,8 @@ def trained(policy, toy_task, tmp_path_factory):
     """Train a trial that fields change, each setting once; return its newest checkpoint."""
     results = {}
 
-    def train_once(dtype, **fields):
-        key = (dtype, *fields.items())
+    def train_once(**fields):
+        key = tuple(fields.items())
         if key not in results:
             params = {f"{TRL_PREFIX}{name}": value for name, value in fields.items()}
             config = build_trial_config(
@@ -90,7 +84,6 @@ def trained(policy, toy_task, tmp_path_factory):
                 loss_type="grpo",
                 **params,
             )
-            config = replace(config, model=ModelSettings(dtype=dtype))
             arguments = build_trainer_arguments(config, ("hits", "vowels", "length"))
             assert {name: getattr(arguments, name) for name in fields} == fields
             run(config)
@@ -102,15 +95,14 @@ def trained(policy, toy_task, tmp_path_factory):
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_field_changes_a_training(trained, name):
-    dtype = "bfloat16" if name == "cast_lm_head_to_fp32" else "float32"
-    changed = trained(dtype, **{name: CHANGED[name]})
-    assert not have_same_weights(changed, trained(dtype))
+    changed = trained(**{name: CHANGED[name]})
+    assert not have_same_weights(changed, trained())
 
 
 def test_fields_at_their_defaults_change_nothing(trained):
     """Source: arithmetic: no ratio and no difference reaches 1e30."""
     defaults = {n.removeprefix(TRL_PREFIX): info.default for n, info in TRL_FIELDS.items()}
-    assert have_same_weights(trained("float32", **defaults), trained("float32"))
+    assert have_same_weights(trained(**defaults), trained())
 
 
 @pytest.mark.parametrize("way", ["packed", "shared"])
