@@ -19,6 +19,7 @@ from gdpo_tune.tuning.proposals import SamplerView, load_earlier_trials
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_outcome, build_trade_off, load_code_spec
 
+DECAY = "space.trl.weight_decay=[0, 0.1]"
 QUICK = ["search.sampler=random", "search.trials=4", "search.replicates.max_runs=0"]
 
 
@@ -287,3 +288,21 @@ def test_a_table_that_teaches_nothing_is_refused(
         load_code_spec(tmp_path / "new", [f"search.warm_start=[{file}]"])
     with pytest.raises(SpecError, match="No such file"):
         load_code_spec(tmp_path / "new", [f"search.warm_start=[{tmp_path / 'other.csv'}]"])
+
+
+def test_a_field_of_trl_that_one_of_two_sweeps_lacks_counts_at_its_default(tmp_path: Path):
+    """A sweep learns from another that trained what its own space holds, and from no other."""
+    field = "trl.weight_decay"
+    plain, decayed = load_code_spec(tmp_path / "a"), load_code_spec(tmp_path / "b", [DECAY])
+    without = plain.space.complete_baseline({})
+    trials = [
+        TrialRecord(number, "search", "complete", {**without, **more}, 1, "model")
+        for number, more in enumerate(({}, {field: 0.0}, {field: 0.1}))
+    ]
+    for spec, expected in ((plain, [1, 1, 0]), (decayed, [1, 1, 1])):
+        known = []
+        for trial in trials:
+            view = SamplerView(spec)
+            view.load_earlier([trial])
+            known.append(len(view._earlier))
+        assert known == expected
