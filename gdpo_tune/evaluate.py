@@ -124,7 +124,7 @@ def _read_candidate(
     checkpoint = fetch_policy(sweep.spec, record.checkpoint)
     if checkpoint is None:
         raise UsageError(explain_missing_policy(sweep, record, location))
-    spec = _reload(sweep, overrides)
+    spec = _reload(sweep, overrides, free=("rollout.",))
     trained = sweep.records[record.parts[0].trial] if record.parts else record
     config = spec.build_trial_config(trained.params, seed, scratch)
     config = replace(config, start=fetch_policy(sweep.spec, find_start(sweep.records)))
@@ -144,20 +144,23 @@ def _read_policy(options: argparse.Namespace, scratch: Path) -> EvaluationReques
         raise UsageError(f"{policy}: {reason}\n    fix: leave out {source}, or name its directory")
     if any(override.startswith("policy=") for override in overrides):
         raise UsageError(f"--set policy: the policy is {policy}\n    fix: leave it out")
-    words = ["search.warm_start=[]", *overrides]
     sweep = None
     is_missing_file = source.endswith((".yaml", ".yml")) and not is_file(expand_path(source))
     if is_space(source) or is_missing_file:
-        spec = load_spec(source, [*words, *override_policy(policy)])
+        words = ["search.warm_start=[]", *overrides, *override_policy(policy)]
+        spec = load_spec(source, words)
     else:
         sweep = read_sweep(locate_sweep(source), source)
-        spec = _reload(sweep, [*overrides, *override_policy(policy)])
+        words = [*overrides, *override_policy(policy)]
+        spec = _reload(sweep, words, free=("policy", "model.", "rollout."))
     config = build_evaluation_config(spec, policy, options.seed, scratch)
     return EvaluationRequest(spec, sweep, config)
 
 
-def _reload(sweep: Sweep, overrides: Sequence[str]) -> SweepSpec:
+def _reload(sweep: Sweep, overrides: Sequence[str], *, free: tuple[str, ...]) -> SweepSpec:
     """Return a sweep's file with overrides that leave what is measured as it was.
+
+    Keys that begin with one of `free` may change.
 
     Raises:
         UsageError: other values would be compared with those of the sweep.
@@ -165,7 +168,6 @@ def _reload(sweep: Sweep, overrides: Sequence[str]) -> SweepSpec:
     from gdpo_tune.spec.model import list_decisive_values, list_differences
 
     spec = sweep.reload(overrides)
-    free = ("policy", "model.", "rollout.")
     was, now = (
         {n: v for n, v in list_decisive_values(each).items() if not n.startswith(free)}
         for each in (sweep.spec, spec)

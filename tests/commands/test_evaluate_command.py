@@ -84,6 +84,7 @@ def test_a_directory_and_a_name_are_policies_too(spec, tmp_path, capsys):
         (["embedded", "{sweep}", "--set", "policy=embedded_math"], "--set policy: the policy is"),
         (["{sweep}:1", "--set", "training.length_limit=5"], "--set changes what is compared"),
         (["{sweep}:1", "--set", "space.group_size=4"], "--set changes what is compared"),
+        (["{sweep}:1", "--set", "model.lora_rank=4"], "--set changes what is compared"),
         (["{sweep}:1", "--json", "no/such/out.json"], "its directory is missing"),
         (["no-such-policy", "{sweep}"], "no such directory and not a Hub id"),
         (["embedded", "no/such/sweep"], "there is no sweep in no/such/sweep"),
