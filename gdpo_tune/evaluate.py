@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 SEED = 0
 """Seed of completions that are sampled anew; those of trials are derived from `search.seed`."""
 
+NAMES = {"untrained": "the untrained policy", "knee": "the knee"}
+"""Title of a column, short enough for a terminal of 80 columns -> its name in a sentence."""
+
 
 @dataclass(frozen=True)
 class EvaluationRequest:
@@ -187,7 +190,7 @@ def _list_compared(sweep: Sweep | None) -> dict[str, Mapping[str, Estimate]]:
     if sweep is None:
         return {}
     front = sweep.front
-    found = {"the untrained policy": find_untrained(front.baselines), "the knee": front.knee}
+    found = {"untrained": find_untrained(front.baselines), "knee": front.knee}
     return {name: each.mean for name, each in found.items() if each is not None}
 
 
@@ -207,7 +210,7 @@ def _describe_differences(
             gap = subtract_estimates(values[name], others[name], len(goals) * len(compared))
             low, high = format_number(gap.low), format_number(gap.high)
             parts.append(f"{name} {gap.mean:+.3f} ({low} to {high})")
-        lines.append(f"against {title} (95 % for all): {', '.join(parts)}")
+        lines.append(f"against {NAMES[title]} (95 % for all): {', '.join(parts)}")
     return lines
 
 
