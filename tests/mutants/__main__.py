@@ -8,10 +8,11 @@ with the reason, in equivalent.yaml.
 """
 
 import argparse
+import multiprocessing
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -23,6 +24,7 @@ from coverage import CoverageData
 from ruamel.yaml import YAML
 
 from tests.mutants.faults import Fault, list_faults
+from tests.mutants.run_pytest import run_pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -32,6 +34,11 @@ MOST_TESTS = 60
 """Tests of other rooms that a fault runs at most."""
 LONGEST = 300
 """Seconds after which a fault counts as noticed: it hangs."""
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["mlflow", "optuna", "peft", "plotly.graph_objects", "pytest", "ray", "trl"]
+    + ["scipy.stats", "sklearn", "trl.trainer.grpo_trainer", "trl.trainer.sft_trainer"]
+)  # what takes seconds to import, once; nothing of the package, which has the fault
 
 
 def main() -> int:
@@ -60,6 +67,10 @@ def main() -> int:
         for number in range(options.jobs):
             copies.put(copy := Path(scratch, str(number)))
             shutil.copytree(ROOT, copy, ignore=SKIPPED)
+
+        unchanged = chosen[0]._replace(source=chosen[0].file.read_text(encoding="utf-8"))
+        if run_tests(unchanged, copy, tests.find(unchanged)) == "killed":
+            parser.error("the tests fail without a fault:\n" + (copy / "output.txt").read_text())
 
         def judge(fault: Fault) -> str:
             if fault.name in equivalent:
@@ -115,19 +126,16 @@ def run_tests(fault: Fault, copy: Path, tests: list[str]) -> str:
     target = copy / fault.file.relative_to(ROOT)
     original = target.read_text(encoding="utf-8")
     target.write_text(fault.source, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            [*command, *tests], cwd=copy, env=environment, capture_output=True, timeout=LONGEST
-        )
-    except subprocess.TimeoutExpired:
-        return "killed"
-    finally:
-        target.write_text(original, encoding="utf-8")
-    if b"ERROR: not found" in done.stderr + done.stdout:
+    run = PROCESSES.Process(target=run_pytest, args=(copy, tests))
+    run.start()
+    run.join(LONGEST)
+    if run.is_alive():
+        os.killpg(run.pid, signal.SIGKILL)
+        run.join()
+    target.write_text(original, encoding="utf-8")
+    if "ERROR: not found" in (copy / "output.txt").read_text(errors="replace"):
         raise RuntimeError(f"{tests}: the coverage names tests that are not there")
-    return "killed" if done.returncode else "survived"
+    return "killed" if run.exitcode else "survived"
 
 
 if __name__ == "__main__":
