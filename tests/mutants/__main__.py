@@ -35,10 +35,9 @@ MOST_TESTS = 60
 LONGEST = 300
 """Seconds after which a fault counts as noticed: it hangs."""
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["mlflow", "optuna", "peft", "plotly.graph_objects", "pytest", "ray", "trl"]
-    + ["scipy.stats", "sklearn", "trl.trainer.grpo_trainer", "trl.trainer.sft_trainer"]
-)  # what takes seconds to import, once; nothing of the package, which has the fault
+# What takes seconds to import, once; nothing of the package, which has the fault.
+LIBRARIES = "mlflow optuna peft plotly.graph_objects pytest ray scipy.stats sklearn trl"
+PROCESSES.set_forkserver_preload([*LIBRARIES.split(), "trl.trainer.grpo_trainer"])
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_pytest(copy: Path, tests: list[str]) -> None:
-    """Run the tests of the copy in this process, which has the libraries and nothing of the tree."""
+    """Run the tests of the copy in this process, which has the libraries alone."""
     os.setsid()
     os.chdir(copy)
     sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry).resolve() != ROOT)]
