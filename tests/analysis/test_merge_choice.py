@@ -13,6 +13,7 @@ from gdpo_tune.analysis.merge_choice import (
     choose_checkpoint,
     choose_merge,
     compute_expected_gains,
+    list_merge_parents,
     predict_losses,
     rank_checkpoints,
     read_merges,
@@ -108,6 +109,8 @@ def test_a_good_middle_is_bisected_and_a_bad_one_is_left():
     assert set(get_mixture(good).values()) == {0.25, 0.75}
     bad = build_merge(2, [(0, 0.5), (1, 0.5)], 0.05, 0.05, se=0.001)
     assert choose_merge([*parents, bad], GOALS, 2) is None
+    refused = build_merge(2, [(0, 0.5), (1, 0.5)], 0.7, 0.7, feasible=False)
+    assert choose_merge([*parents, refused], GOALS, 2) is None
 
 
 def test_a_merge_that_runs_or_has_failed_is_not_repeated():
@@ -244,6 +247,24 @@ def test_a_merge_of_an_extended_sweep_consists_of_policies_that_were_kept():
     records[3:5] = [replace(record, checkpoint=None) for record in records[3:5]]
     parts = choose_merge(records, GOALS, 2)
     assert parts is None or {part.trial for part in parts} <= {0, 1, 2}
+
+
+def test_a_wished_merge_may_consist_of_kept_checkpoints_of_the_search_alone():
+    kept = {"kept": (20,), "checkpoint": Path("checkpoint-60")}
+    curve = ((20, 0.2, 0.9), (60, 0.8, 0.4))
+    search = build_curve(0, *curve, **kept)
+    others = [
+        build_curve(1, *curve, **kept, replicate_of=0),
+        build_curve(2, *curve, **kept, state="failed"),
+    ]
+    merge = build_merge(3, [(0, 0.5), (4, 0.5)], 0.7, 0.7)
+    parents, measured = list_merge_parents([search, *others, merge], GOALS)
+    assert [parent.policy for parent in parents] == [(0, 60), (0, 20)]
+    assert [entry.mixture for entry in measured] == [
+        {(0, 60): 1.0},
+        {(0, 20): 1.0},
+        {(0, 60): 0.5, (4, 60): 0.5},
+    ]
 
 
 def is_allowed(means):

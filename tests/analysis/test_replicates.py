@@ -30,6 +30,8 @@ def test_one_seed_keeps_its_bootstrap_error_and_is_provisional():
     assert only.mean["a"] == Estimate(0.5, 0.03)
     assert only.seeds == 1
     assert only.is_provisional
+    two = [build_trial(0, 0.5, 0.4), build_trial(1, 0.6, 0.4, replicate_of=0)]
+    assert not pool_trials(two, GOALS)[0].is_provisional
 
 
 def test_seeds_are_averaged_and_their_spread_is_the_error():
@@ -380,11 +382,9 @@ def build_pair(**fields):
     return [build_trial(0, 0.2, 0.9, **kept), build_trial(1, 0.9, 0.2, **kept)]
 
 
-def build_copy(number, original, a, b):
-    rung = (Rung(60, {}, Cost()),)
-    return build_trial(
-        number, a, b, replicate_of=original, rungs=rung, checkpoint=Path("checkpoint-60")
-    )
+def build_copy(number, original, a, b, **fields):
+    kept = {"rungs": (Rung(60, {}, Cost()),), "checkpoint": Path("checkpoint-60"), **fields}
+    return build_trial(number, a, b, replicate_of=original, **kept)
 
 
 def test_a_fresh_seed_of_a_merge_consists_of_fresh_seeds_of_its_parts():
@@ -398,6 +398,26 @@ def test_a_fresh_seed_of_a_merge_consists_of_fresh_seeds_of_its_parts():
     assert ready.parts == (Part(3, 60, 0.25), Part(4, 60, 0.75))
     again = build_trial(5, 0.6, 0.6, replicate_of=2, parts=ready.parts, params={})
     assert choose_replicate([*records, again], GOALS, 1, 8) is None
+
+
+def test_merges_are_evaluated_again_up_to_the_limit():
+    merges = [
+        build_merge(2, 0.6, 0.6, (0, 60, 0.5), (1, 60, 0.5)),
+        build_merge(3, 0.5, 0.7, (0, 60, 0.75), (1, 60, 0.25)),
+    ]
+    records = [*build_pair(), *merges, build_copy(4, 0, 0.2, 0.9), build_copy(5, 1, 0.9, 0.2)]
+    first = choose_replicate(records, GOALS, 1, 1)
+    again = {"replicate_of": first.original, "parts": first.parts, "params": {}}
+    records.append(build_trial(6, 0.6, 0.6, **again))
+    assert choose_replicate(records, GOALS, 1, 1) is None
+    assert choose_replicate(records, GOALS, 1, 3).original == 5 - first.original
+
+
+def test_a_seed_is_fresh_where_it_has_the_steps_of_its_own_part():
+    merge = build_merge(2, 0.6, 0.6, (0, 30, 0.5), (1, 60, 0.5))
+    kept = build_copy(3, 0, 0.2, 0.9, kept_steps=(30,), checkpoint=None)
+    records = [*build_pair(kept_steps=(30,)), merge, kept, build_copy(4, 1, 0.9, 0.2)]
+    assert choose_replicate(records, GOALS, 1, 8).parts == (Part(3, 30, 0.5), Part(4, 60, 0.5))
 
 
 def test_a_part_that_repeats_the_parameters_of_an_earlier_trial_shares_its_seeds():
