@@ -32,7 +32,7 @@ def build_parser() -> cli.Parser:
     parser.file("against", "another sweep, to compare with", metavar="OTHER_SWEEP", nargs="?")
     parser.pick()
     parser.modes("the sweep to compare")
-    parser.flag("--sync", "send MLflow what it lacks of the sweep")
+    parser.flag("--sync", "send MLflow and the trackers of `report_to` what they lack of the sweep")
     return parser
 
 
@@ -65,8 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     print_summary(sweep)
     if options.sync:
         from gdpo_tune.tracking.mlflow_sink import sync
+        from gdpo_tune.tracking.trackers import send_runs
 
-        return sync(spec)
+        return max(sync(spec), send_runs(sweep))
     return 0
 
 

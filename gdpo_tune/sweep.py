@@ -63,11 +63,13 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
     from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.tracking.mlflow_sink import MlflowTracker
     from gdpo_tune.tracking.sweep_notifier import SweepNotifier
+    from gdpo_tune.tracking.trackers import Trackers
     from gdpo_tune.tuning.runner import run_sweep
 
     try:
         with (
             SweepNotifier(spec) as notifier,  # closed last, when the report is written
+            Trackers(spec) as trackers,
             MlflowTracker(spec) as tracker,
             LiveDisplay(spec, tracking=tracker.get_state) as display,
         ):
@@ -75,7 +77,7 @@ def _run_here(spec: SweepSpec, options: argparse.Namespace, command: str) -> int
                 spec,
                 fresh=options.fresh,
                 accept_changes=options.accept_changes,
-                listeners=[tracker, display, notifier],
+                listeners=[tracker, display, notifier, trackers],
             )
             display.close()
             spec = result.spec

@@ -141,6 +141,14 @@ EXPORTERS: dict[str, str] = {
     "mergekit": "gdpo_tune.exporters.mergekit:export_mergekit",
 }
 
+_TRACKERS = "gdpo_tune.tracking.trackers"
+TRACKERS: dict[str, str] = {
+    "tensorboard": f"{_TRACKERS}:write_tensorboard",
+    "trackio": f"{_TRACKERS}:write_trackio",
+    "wandb": f"{_TRACKERS}:write_wandb",
+}
+"""Tracker beside MLflow -> what writes a run; its package has the same name."""
+
 
 def describe_task(name: str) -> TaskInfo:
     """Return what a task of `TASKS` says about itself; this imports its file."""

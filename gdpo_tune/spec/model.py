@@ -107,8 +107,10 @@ OWN_SETTINGS = ("halving",)
 """Schedulers with more settings than their name."""
 if TYPE_CHECKING:
     PlainScheduler = Literal["fifo"]
+    TrackerName = Literal["tensorboard", "trackio", "wandb"]
 else:  # also those that a line of the registry adds
     PlainScheduler = Literal[tuple(n for n in registry.SCHEDULERS if n not in OWN_SETTINGS)]
+    TrackerName = Literal[tuple(registry.TRACKERS)]
 
 
 class FifoSettings(Section):
@@ -401,7 +403,7 @@ class Resources(Section):
 
 
 class Tracking(Section):
-    """MLflow server and experiment that show the sweep."""
+    """MLflow server and experiment that show the sweep, and other trackers that do."""
 
     uri: TrackingUri = "sqlite:///mlflow.db"
     """MLflow tracking URI; without the key, `MLFLOW_TRACKING_URI` comes before the default."""
@@ -411,6 +413,9 @@ class Tracking(Section):
     """True to stop if MLflow takes no test run; else warn, and keep everything to send later."""
     private: bool = False
     """True to send no free text, path, host or user."""
+    report_to: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
+    """Trackers that get each ended trial, and the front at the end, through their own packages: the
+    `experiment` is the project, and the sweep's name the group. They stop nothing."""
 
     @cached_property
     def origins(self) -> dict[str, str]:

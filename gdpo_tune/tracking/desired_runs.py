@@ -121,8 +121,10 @@ class DesiredRuns:
         Raises:
             StoreError, StoreUnreachableError: measurements are on an object store, out of reach.
         """
-        if key == SWEEP:
-            return self._build_sweep(site)
+        return self._build_sweep(site) if key == SWEEP else self.build_trial(key, held)
+
+    def build_trial(self, key: str, held: HeldRun | None) -> RunContent:
+        """Return what a trial's run should show; arguments and errors are those of `build`."""
         record = self._records[int(key)]
         record = replace(record, params=self.spec.space.drop_inactive(record.params))
         content = run_content.build_trial_content(record, self.spec.name, self._inputs)
