@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _write_space(options: argparse.Namespace) -> int:
+    from gdpo_tune.core.task_files import is_task_file
     from gdpo_tune.spec import load_spec
     from gdpo_tune.spec.dry_run import describe_time
     from gdpo_tune.spec.machine import count_visible_gpus
@@ -110,7 +111,10 @@ def _write_space(options: argparse.Namespace) -> int:
     if answers.gpus and not count_visible_gpus(os.environ):
         print(f"{file} asks for GPUs, resources.gpus: {answers.gpus:g}; this machine has none")
     print(f"time: {describe_time(spec)}")
-    print(f"wrote {file}. Next:\n  python -m gdpo_tune.sweep {file} --dry-run")
+    print(f"wrote {file}. Next:")
+    for step in ("score", "sweep") if is_task_file(spec.task) else ("sweep",):
+        options = "--completions texts.jsonl" if step == "score" else "--dry-run"
+        print(f"  python -m gdpo_tune.{step} {file} {options}")
     print(f"  python -m gdpo_tune.sweep {file}")
     return 0
 

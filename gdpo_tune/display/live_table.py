@@ -127,6 +127,8 @@ class LiveDisplay(CloseableResource):
 
     def _describe_time_left(self) -> str:
         seconds = self._state.estimate_seconds_left()
+        if self._state.outlook.hours == 0:
+            return ", the hours are used up: what runs comes to its end"
         return "" if seconds is None else f", about {format_duration(seconds)} left"
 
     def _describe_event(self, event: events.Event) -> str:
@@ -139,7 +141,8 @@ class LiveDisplay(CloseableResource):
             return f"{self._spec.name}: {event.slots} at a time; proposals by {event.sampler}"
         if isinstance(event, events.TrialStarted):
             title = title_candidate(event.record.name)
-            return f"{title} starts: {_describe_trial(event.record)}"
+            verb = "goes on" if event.record.rungs else "starts"
+            return f"{title} {verb}: {_describe_trial(event.record)}"
         if isinstance(event, events.TrialPaused):
             if event.record.parts:
                 return f"{title_candidate(event.record.name)} waits for what else joins the front"

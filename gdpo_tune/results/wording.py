@@ -371,8 +371,8 @@ def _warn_of_seeds(spec: SweepSpec, front: Front) -> Iterator[ResultWarning]:
         runs = sum(record.role == "replicate" for record in front.records) + len(single)
         seeds = "" if settings.per_point else " and search.replicates.per_point to 1"
         yield ResultWarning(
-            f"{len(single)} of the {format_count(len(trained), 'training')} on the front have one "
-            "seed, so part of their lead may be luck.",
+            f"Trainings on the front with only one seed, so that part of their lead may be luck: "
+            f"{len(single)} of {len(trained)}.",
             f"Raise search.replicates.max_runs to {max(runs, settings.max_runs + 1)}{seeds}, and "
             "run the sweep again.",
         )

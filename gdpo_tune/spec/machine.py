@@ -156,8 +156,8 @@ def list_other_sweeps() -> Iterator[str]:
                 yield (
                     f"process {driver.pid}, another sweep of yours in {driver.cwd()}, uses "
                     f"{len(shared)} CPUs of this one: both get slower, and may lack memory on the "
-                    "same GPU\n    fix: wait for its end, or give each its own: taskset -c 0-3 "
-                    "gdpo-tune ..., and CUDA_VISIBLE_DEVICES=0"
+                    "same GPU\n    fix: wait for its end, or give each its own: taskset -c "
+                    "CPUS gdpo-tune ..., and CUDA_VISIBLE_DEVICES=GPU"
                 )
 
 

@@ -85,7 +85,7 @@ def test_nothing_is_said_of_an_empty_front(spec):
 def test_a_front_of_single_seeds_comes_with_the_number_that_suffices(spec):
     records = make_front(spec, 6)
     lines = warn(spec, records)
-    (line,) = [line for line in lines if "have one seed" in line]
+    (line,) = [line for line in lines if "only one seed" in line]
     singles = sum(m.is_provisional for m in build_front(records, spec.list_objectives()).members)
     limit = spec.search.replicates.max_runs
     assert f"max_runs to {max(singles, limit + 1)}," in line
