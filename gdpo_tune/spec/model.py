@@ -186,7 +186,9 @@ class Budget(Section):
     """Hours of training times the GPUs of a trial, over all trials."""
     hours: Annotated[float, Ge(0)] = 0.0
     """Hours in which the sweep worked: without interruptions, and without a stopped process, a
-    sleeping machine or a clock that was set."""
+    sleeping machine or a clock that was set. After them no trial starts; those that run go on to
+    the step at which they would wait, and are evaluated. Where `completions` is there too, it
+    decides how many configurations there are and how long they train."""
 
 
 class Constraint(Section):
