@@ -88,6 +88,7 @@ def read_wandb(sweep):
 READERS = {"tensorboard": read_tensorboard, "trackio": read_trackio, "wandb": read_wandb}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("tracker", registry.TRACKERS)
 def test_each_trial_is_there_once_with_its_curve_and_test_values(tracker, tmp_path):
     sweep = make_tracked_sweep(tmp_path, tracker)
@@ -137,7 +138,7 @@ def test_a_private_sweep_sends_no_text_path_or_host(is_private, tmp_path, monkey
         assert not [word for word in PRIVATE if word in text]
 
 
-@pytest.mark.integration
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("package", "seconds", "expected"),
     [
@@ -165,7 +166,7 @@ def test_a_tracker_that_is_missing_or_hangs_stops_nothing(
     assert f"report {sweep.spec.location} --sync" in message
 
 
-@pytest.mark.integration
+@pytest.mark.system
 def test_the_process_of_a_sweep_writes_what_its_trackers_lack(tmp_path, capsys):
     sweep = make_tracked_sweep(tmp_path, "tensorboard")
     with Trackers(sweep.spec) as listener:
