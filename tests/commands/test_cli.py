@@ -6,8 +6,6 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,10 +22,10 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.fixture
-def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def run_command(monkeypatch, capsys):
     """A function that runs `gdpo-tune` in this process; returns status, output and errors."""
 
-    def run(*words: str) -> tuple[object, str, str]:
+    def run(*words):
         monkeypatch.setattr(sys, "argv", ["gdpo-tune", *words])
         with pytest.raises(SystemExit) as caught:
             cli.main()
@@ -43,7 +41,7 @@ def test_help_lists_the_commands(run_command):
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_a_command_gets_the_arguments_after_its_name(name: str, run_command):
+def test_a_command_gets_the_arguments_after_its_name(name, run_command):
     help_text = import_module(f"gdpo_tune.{name}").build_parser().format_help()
     assert run_command(name, "--help") == (0, help_text, "")
 
@@ -66,16 +64,15 @@ print({{"torch", "optuna", "pydantic", "rich", "ray", "numpy"}} & sys.modules.ke
         (("swep",), "unknown value 'swep': did you mean 'sweep'? choose from"),
         (("--print-completion", "fish"), "unknown value 'fish': choose from bash"),
         (("sweep", "nowhere.yaml"), "nowhere.yaml"),
-        (("score", "x.yaml", "--reference", "-n", "many"), "invalid number value: 'many'"),
     ],
 )
-def test_wrong_arguments_end_with_status_2(words: tuple[str, ...], message: str, run_command):
+def test_wrong_arguments_end_with_status_2(words, message, run_command):
     status, _, errors = run_command(*words)
     assert status == 2
     assert message in errors
 
 
-def test_bash_completes(tmp_path: Path, run_command):
+def test_bash_completes(tmp_path, run_command):
     script = tmp_path / "completion.bash"
     script.write_text(run_command("--print-completion", "bash")[1])
     for line, completions in {
@@ -116,18 +113,11 @@ cli.run_command(work, [])
 """
 
 
-def test_long_work_goes_on_when_its_reader_ends(tmp_path: Path):
+def test_long_work_goes_on_when_its_reader_ends(tmp_path):
     """log4rs#31: Ctrl-C reaches `tee` as well, which ends before a sweep has said how to resume."""
     done = tmp_path / "done"
-    with subprocess.Popen(
-        [sys.executable, "-c", LONG, str(done)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout
-        assert process.stderr
-        assert process.stdin
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", LONG, str(done)], **pipes) as process:
         assert process.stdout.readline() == b"begun\n"
         process.stdout.close()
         process.stderr.close()
@@ -145,27 +135,22 @@ cli.run_command(lambda _: print('\u25cf 7 \u00b1 1 \u25be \u4e2d') or 0, [])
 
 @pytest.mark.parametrize(
     ("encoding", "printed"),
-    [
-        ("ascii", b"* 7 +- 1 v ?"),
-        ("latin-1", b"* 7 \xb1 1 v ?"),
-        ("utf-8", "● 7 ± 1 ▾ 中".encode()),
-    ],
+    [("ascii", "* 7 +- 1 v ?"), ("latin-1", "* 7 ± 1 v ?"), ("utf-8", "● 7 ± 1 ▾ 中")],
 )
-def test_marks_are_spelled_out_where_the_output_lacks_them(encoding: str, printed: bytes):
+def test_marks_are_spelled_out_where_the_output_lacks_them(encoding, printed):
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-c", SPELL], capture_output=True, env=environment)
-    assert (done.returncode, done.stdout.strip()) == (0, printed)
+    assert (done.returncode, done.stdout.strip()) == (0, printed.encode(encoding))
 
 
-def test_a_command_works_where_its_output_is_closed():
-    command = f"{shlex.quote(sys.executable)} -m gdpo_tune.init {{}} --task code --yes >&- 2>&-"
-    with TemporaryDirectory() as directory:
-        file = Path(directory) / "code.yaml"
-        assert subprocess.run(["bash", "-c", command.format(file)], cwd=ROOT).returncode == 0
-        assert file.exists()
+def test_a_command_works_where_its_output_is_closed(tmp_path):
+    file, python = tmp_path / "code.yaml", shlex.quote(sys.executable)
+    command = f"{python} -m gdpo_tune.init {file} --task code --yes >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT).returncode == 0
+    assert file.exists()
 
 
-def test_a_console_ends_as_other_output_does_if_nobody_reads(monkeypatch: pytest.MonkeyPatch):
+def test_a_console_ends_as_other_output_does_if_nobody_reads(monkeypatch):
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

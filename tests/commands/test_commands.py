@@ -1,5 +1,6 @@
 """Every shipped search space and every command of the README, run as commands."""
 
+import itertools
 import json
 import os
 import re
@@ -21,19 +22,12 @@ from tests.support.paths import ROOT
 FOR_GPUS = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
 WORD_PROBLEMS = ROOT / "search_spaces" / "word_problems.yaml"
 """Its policy and data come from the Hub."""
-SPACES = [
-    path
-    for path in sorted((ROOT / "search_spaces").glob("*.yaml"))
-    if path not in (*FOR_GPUS, WORD_PROBLEMS)
-]
-SHORT = [
-    "search.budget.completions=400",
-    "search.merges.budget=0",
-    "search.replicates.max_runs=0",
-    "training.completions_per_step=8",
-    "training.validation_prompts=8",
+SPACES = sorted({*(ROOT / "search_spaces").glob("*.yaml")} - {*FOR_GPUS, WORD_PROBLEMS})
+SHORT = (
+    *("search.budget.completions=400", "search.merges.budget=0", "search.replicates.max_runs=0"),
+    *("training.completions_per_step=8", "training.validation_prompts=8"),
     "training.test_prompts=8",
-]
+)
 BEGUN = range(5, 9)
 """Configurations that a small budget begins: those of the wide rung, and most that begin anew."""
 RUN_BY_A_PERSON = ("pip ", "pytest", "mlflow ui")
@@ -88,12 +82,8 @@ def list_readme_commands():
     """List the indented lines of the README that call this package."""
     prose = "".join((ROOT / "README.md").read_text().split("```")[::2])
     lines = re.findall(r"^    (\S.*)$", prose, re.MULTILINE)
-    return [
-        part
-        for line in lines
-        for part in line.split(" && ")
-        if not part.startswith(RUN_BY_A_PERSON)
-    ]
+    parts = [part for line in lines for part in line.split(" && ")]
+    return [part for part in parts if not part.startswith(RUN_BY_A_PERSON)]
 
 
 def check_outputs(directory, name, printed):
@@ -120,20 +110,22 @@ def test_a_shipped_space_is_searched(space, tmp_path):
     assert sum(run.data.tags["role"] == "search" for run in runs) in BEGUN
 
 
-@pytest.mark.parametrize("space", FOR_GPUS, ids=get_stem)
-def test_a_shipped_space_for_gpus_is_valid(space, run_here):
-    """What this machine lacks for it, such as data, packages and a GPU, is noted."""
+ON_GPUS = (
+    *("# Needed where it trains, and missing on this machine", "# GPU memory: "),
+    *("vllm; vLLM gets", "policy: Qwen/Qwen2.5"),
+)
+"""What this machine lacks for it, such as data, packages and a GPU, is noted."""
+FROM_START = (
+    "# Start: 40 steps of 8 demonstrations",
+    "# A trial: 1 worker with 1 CPU and 0 GPUs",
+)
+
+
+@pytest.mark.parametrize("space", [*FOR_GPUS, WORD_PROBLEMS], ids=get_stem)
+def test_a_shipped_space_of_a_policy_from_the_hub_is_valid(space, run_here):
     shown = run_here(["gdpo_tune.sweep", str(space), "--dry-run"], ROOT)
-    assert "# Needed where it trains, and missing on this machine" in shown
-    assert "# GPU memory: " in shown
-    assert "vllm; vLLM gets" in shown
-    assert "policy: Qwen/Qwen2.5" in shown
-
-
-def test_the_shipped_space_of_a_policy_from_the_hub_is_valid(run_here):
-    shown = run_here(["gdpo_tune.sweep", str(WORD_PROBLEMS), "--dry-run"], ROOT)
-    assert "# Start: 40 steps of 8 demonstrations" in shown
-    assert "# A trial: 1 worker with 1 CPU and 0 GPUs" in shown
+    expected = FROM_START if space == WORD_PROBLEMS else ON_GPUS
+    assert all(text in shown for text in expected)
 
 
 @pytest.mark.system
@@ -146,8 +138,7 @@ def test_word_problems_are_learned_from_a_start_by_a_small_policy(tmp_path):
             "Equation": f"( {first}.0 + {second}.0 )",
             "Answer": float(first + second),
         }
-        for first in range(2, 14)
-        for second in range(2, 14)
+        for first, second in itertools.product(range(2, 14), repeat=2)
     ]
     data = tmp_path / "svamp.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -198,10 +189,9 @@ def test_a_shipped_space_in_full(space, tmp_path):
     assert 0.8 <= spent / load_spec(space).search.budget.completions <= 1
     front = [run for run in runs if run.data.tags.get("pareto") == "true"]
     assert len(front) >= 3
-    reached = {
-        name: [run.data.metrics[f"test/{name}"] for run in front]
-        for name in load_spec(space).objectives
-    }
-    spans = {name: max(values) - min(values) for name, values in reached.items()}
+    spans = {}
+    for name in load_spec(space).objectives:
+        values = [run.data.metrics[f"test/{name}"] for run in front]
+        spans[name] = max(values) - min(values)
     assert spans.pop("correctness") >= 0.2
     assert max(spans.values()) >= 0.3

@@ -1,13 +1,10 @@
 """`gdpo-tune doctor`: every row, and what turns it into a problem or a warning."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -28,16 +25,16 @@ SECRET = "sesame-2718281828"
 
 
 @contextmanager
-def _open_sandbox() -> Iterator[SimpleNamespace]:
+def _open_sandbox():
     yield SimpleNamespace(info=SimpleNamespace(tier="full"))
 
 
-def _refuse_sandbox() -> None:
+def _refuse_sandbox():
     raise SandboxUnavailable("no-new-privileges: refused")
 
 
 @pytest.fixture(autouse=True)
-def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def healthy(monkeypatch, tmp_path):
     """A machine without a problem."""
     for name in list(os.environ):
         if name.lower().endswith("_proxy") or name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
@@ -51,14 +48,14 @@ def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _free(monkeypatch, {})
 
 
-def _free(monkeypatch: pytest.MonkeyPatch, bytes_free: dict[str, int]) -> None:
+def _free(monkeypatch, bytes_free):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda p: usage(bytes_free.get(p, 1 << 40)))
 
 
-def read_page(text: str) -> list[tuple[str, list[str]]]:
+def read_page(text):
     """Return name -> state, text and fix of each row of a page."""
-    rows: list[tuple[str, list[str]]] = []
+    rows = []
     for line in text.splitlines():
         if line.startswith(doctor.FIX):
             rows[-1][1][2] = line.removeprefix(doctor.FIX)
@@ -67,7 +64,7 @@ def read_page(text: str) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, list[str]]]:
+def run(capsys, *arguments):
     """Return the exit status, and state, text and fix of each row."""
     status = doctor.main(arguments)
     return status, dict(read_page(capsys.readouterr().out))
@@ -98,7 +95,7 @@ def test_json_may_be_passed_on(monkeypatch, capsys, tmp_path):
     assert (rows["file"]["state"], rows["file"]["text"], rows["file"]["fix"]) == ("problem", "", "")
 
 
-def test_a_healthy_machine_has_no_problem(capsys: pytest.CaptureFixture[str]):
+def test_a_healthy_machine_has_no_problem(capsys):
     status, rows = run(capsys)
     wrong = {name: row for name, row in rows.items() if row[0] == "problem"}
     assert (status, wrong) == (0, {})
@@ -112,17 +109,14 @@ def test_a_healthy_machine_has_no_problem(capsys: pytest.CaptureFixture[str]):
     assert "fix:" not in page or "warning" in page
 
 
-def fake_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    def list_distributions(name: str) -> list[SimpleNamespace]:
-        version = versions.get(name, "")
-        return [SimpleNamespace(version=version)] if version else []
+def fake_versions(monkeypatch, **versions):
+    def list_distributions(name):
+        return [SimpleNamespace(version=versions[name])] if name in versions else []
 
     monkeypatch.setattr(metadata, "distributions", list_distributions)
 
 
-def test_versions_outside_of_the_tested_ranges(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_versions_outside_of_the_tested_ranges(monkeypatch, capsys):
     """The ranges are those of the package's metadata (PEP 345, `Requires-Dist`; PEP 440)."""
     fake_versions(monkeypatch, trl="1.17.0", torch="2.13.0+cu130", vllm="0.40.0")
     monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.10.4")
@@ -132,9 +126,9 @@ def test_versions_outside_of_the_tested_ranges(
     fix = "pip install 'trl<1.17,>=1.16'"
     assert rows["trl"] == ["problem", "1.17.0; tested <1.17,>=1.16", fix]
     assert rows["ray"][:2] == ["problem", "not installed; tested <2.61,>=2.60"]
-    assert rows["torch"][0] == "ok"  # a local version is a build of the same release
-    assert rows["vllm"][0] == "warning"  # an extra: only some sweeps need it
-    assert rows["peft"][0] == "ok"
+    # A local version is a build of the same release; of an extra only some sweeps need it.
+    states = {"torch": "ok", "vllm": "warning", "peft": "ok"}
+    assert {name: rows[name][0] for name in states} == states
 
 
 @pytest.mark.parametrize(
@@ -171,11 +165,8 @@ def test_what_is_wrong_with_a_machine(row, change, state, text, monkeypatch, cap
 def test_a_limit_of_threads_is_what_the_sweep_refuses(monkeypatch, capsys):
     monkeypatch.setattr(cluster, "count_free_threads", lambda: 100)
     status, rows = run(capsys)
-    assert (status, *rows["Ray"][:2]) == (
-        1,
-        "problem",
-        cluster.find_thread_problem().split("\n")[0],
-    )
+    reason = cluster.find_thread_problem().split("\n")[0]
+    assert (status, *rows["Ray"][:2]) == (1, "problem", reason)
 
 
 @pytest.mark.parametrize("access", ["asks for a token", "is open: everyone may join"])
@@ -186,9 +177,7 @@ def test_whom_a_cluster_lets_in_is_said(access, monkeypatch, capsys):
     assert run(capsys)[1]["Ray"][:2] == ["ok", f"RAY_ADDRESS = auto {access}"]
 
 
-def test_gpus_are_tried_not_only_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
+def test_gpus_are_tried_not_only_listed(monkeypatch, capsys, tmp_path):
     """A driver may list a GPU on which nothing computes: wrong build, wrong driver, fallen off."""
     monkeypatch.setattr(machine, "count_visible_gpus", lambda *_: 1)
     monkeypatch.setattr(doctor, "DRIVER", tmp_path / "version")
@@ -205,28 +194,23 @@ def test_gpus_are_tried_not_only_listed(
     assert rows["GPUs"][1].endswith("RuntimeError: no kernel image is available")
 
 
-def test_the_compute_test_refuses_a_machine_without_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_the_compute_test_refuses_a_machine_without_a_gpu(monkeypatch, tmp_path):
     """The program itself runs: without a device of CUDA it says so."""
-    stub = "def device_count(): return 0"
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("from torch import cuda\n")
-    (tmp_path / "torch" / "cuda.py").write_text(stub)
+    (tmp_path / "torch" / "cuda.py").write_text("def device_count(): return 0")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(doctor.sys, "executable", sys.executable)
     rows = list(doctor.check_gpus())
     assert rows[0]["text"].endswith("AssertionError: PyTorch sees no GPU")
 
 
-def test_a_file_is_checked_with_all_that_it_lacks(capsys: pytest.CaptureFixture[str]):
+def test_a_file_is_checked_with_all_that_it_lacks(capsys):
     arguments = [SPACE, "--set", "resources.gpus=1", "--set", "resources.env=[UNSET_VARIABLE]"]
     assert doctor.main(arguments) == 1
     rows = [row for name, row in read_page(capsys.readouterr().out) if name == "file"]
-    assert [row[1].partition(":")[0] for row in rows] == [
-        "resources.env = [UNSET_VARIABLE]",
-        "resources.gpus = 1",
-    ]
+    heads = [row[1].partition(":")[0] for row in rows]
+    assert heads == ["resources.env = [UNSET_VARIABLE]", "resources.gpus = 1"]
     assert rows[0][2].startswith("export UNSET_VARIABLE=")
     status, found = run(capsys, SPACE, "--set", "search.trails=3")
     assert status == 1
@@ -234,9 +218,7 @@ def test_a_file_is_checked_with_all_that_it_lacks(capsys: pytest.CaptureFixture[
     assert "did you mean 'trials'" in found["file"][2]
 
 
-def test_a_file_needs_a_directory_that_may_be_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
+def test_a_file_needs_a_directory_that_may_be_written(monkeypatch, capsys, tmp_path):
     """access(2), which root passes everywhere."""
     storage, may = tmp_path / "scratch", os.access
     storage.mkdir()

@@ -16,11 +16,8 @@ from gdpo_tune.training import train
 from tests.support.tuning import SPACE, load_code_spec
 
 SMALL = [
-    "training.steps=2",
-    "training.completions_per_step=16",
-    "training.validation_prompts=4",
-    "training.test_prompts=8",
-    "training.evaluate_every=2",
+    *("training.steps=2", "training.completions_per_step=16", "training.evaluate_every=2"),
+    *("training.validation_prompts=4", "training.test_prompts=8"),
 ]
 
 
@@ -32,9 +29,8 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> SweepSpec:
         params = spec.space.complete_baseline({})
         for number, role in enumerate(("untrained", "search")):
             ledger.start(params, role, "baseline", seed=70 + number)
-            config = spec.build_trial_config(
-                params, 70 + number, ledger.get_trial_directory(number)
-            )
+            directory = ledger.get_trial_directory(number)
+            config = spec.build_trial_config(params, 70 + number, directory)
             config = replace(config, train=role == "search")
             ledger.complete(number, train(config, resume=None, report=lambda *_: None))
     return spec

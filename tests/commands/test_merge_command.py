@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,11 +17,11 @@ import gdpo_tune.sweep
 from gdpo_tune import merge, steer
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, RequestEffect
-from gdpo_tune.core.trials import Cost, Measurement, Part, Report, TrialRecord
+from gdpo_tune.core.trials import Cost, Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import list_pending
 from gdpo_tune.results.open_sweep import find_sweep
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import load_spec
 from gdpo_tune.training import train
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.plan import is_finished
@@ -53,11 +53,11 @@ class FakeSession(Driver):
 
 
 @pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def sessions(monkeypatch):
     """Arguments of the sessions that were run; each is a fake one in this process."""
-    started: list[list[str]] = []
+    started = []
 
-    def run(arguments: list[str]) -> int:
+    def run(arguments):
         started.append(arguments)
         file, _, name, _, storage = arguments
         spec = load_spec(file, [storage], name)
@@ -73,7 +73,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
-def build_sweep(directory: Path, overrides: list[str]) -> SweepSpec:
+def build_sweep(directory, overrides):
     """Write a sweep with three trials that kept their policies, and checkpoint 2@30."""
     spec = load_code_spec(directory, overrides)
     with Ledger.open(spec) as ledger:
@@ -84,34 +84,32 @@ def build_sweep(directory: Path, overrides: list[str]) -> SweepSpec:
         for number, values in VALUES.items():
             ledger.start(params, "search", "model", seed=70 + number)
             names = dict(zip(("correctness", "format", "length"), values, strict=True))
-            ledger.record_rung(number, build_measurement(30, **names))
-            ledger.record_rung(number, build_measurement(60, **names))
-            steps = (30, 60) if number == 2 else (60,)
-            for step in steps:
-                kept = write_checkpoint(
-                    ledger.get_trial_directory(number), step, Cost(), lambda d: None
-                )
+            for step in (30, 60):
+                ledger.record_rung(number, build_measurement(step, **names))
+                if step == 60 or number == 2:
+                    place = ledger.get_trial_directory(number)
+                    kept = write_checkpoint(place, step, Cost(), lambda d: None)
             ledger.complete(number, replace(build_outcome(*values), checkpoint=kept.path))
         ledger.end_session(session, "the budget of 4 trials is spent")
     return spec
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
+def spec(tmp_path, monkeypatch):
     """A sweep that has finished."""
     monkeypatch.chdir(tmp_path)
     return build_sweep(tmp_path / "runs", SPENT)
 
 
-def run(spec: SweepSpec, *words: str) -> int:
+def run(spec, *words):
     return merge.main([str(spec.directory), *words])
 
 
-def list_merges(spec: SweepSpec) -> list[TrialRecord]:
+def list_merges(spec):
     return [r for r in find_sweep(str(spec.directory)).records if r.role == "merge"]
 
 
-def list_files(directory: Path) -> dict[Path, bytes]:
+def list_files(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
@@ -166,10 +164,7 @@ def test_a_merge_that_is_killed_goes_on(spec, sessions, monkeypatch):
 
 
 def test_a_request_that_no_session_has_taken_is_not_left_twice(spec, monkeypatch):
-    def kill(arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(gdpo_tune.sweep, "main", kill)
+    monkeypatch.setattr(gdpo_tune.sweep, "main", MagicMock(side_effect=KeyboardInterrupt))
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             run(spec, *TOWARD)
@@ -184,11 +179,9 @@ def test_an_interrupted_sweep_gets_the_request_and_is_not_run(tmp_path, sessions
 
 
 def test_a_paused_sweep_keeps_the_request_until_it_is_resumed(spec, sessions, capsys):
+    pause = ("p", "pause", {}, "anna", 0.0, 1.0, "applied", "", RequestEffect(paused=True))
     with Ledger.open(spec) as ledger:
-        pause = RequestEffect(paused=True)
-        ledger.record_request(
-            RecordedRequest("p", "pause", {}, "anna", 0.0, 1.0, "applied", "", pause)
-        )
+        ledger.record_request(RecordedRequest(*pause))
     assert run(spec, *TOWARD) == 0
     assert "anna has paused the sweep" in capsys.readouterr().out
     assert sessions == []
@@ -237,14 +230,6 @@ def test_a_merge_that_cannot_be_carried_out_writes_nothing(
     assert (list_files(tmp_path), sessions) == (before, [])
 
 
-@pytest.mark.parametrize("words", [[], ["--weights", "1=0.5,2=0.5", *TOWARD]])
-def test_wrong_arguments_are_refused(words, capsys):
-    with pytest.raises(SystemExit) as caught:
-        merge.main(["runs/code", *words])
-    assert caught.value.code == 2
-    assert "usage:" in capsys.readouterr().err
-
-
 def test_a_policy_that_is_gone_is_no_parent(spec, sessions):
     shutil.rmtree(spec.directory / "trials" / "3" / "checkpoint-60")
     with pytest.raises(UsageError, match=r"3: there is no such policy; .* the sweep has no policy"):
@@ -265,15 +250,12 @@ def test_a_sweep_without_two_policies_is_refused(spec, left, message):
 @pytest.mark.slow
 def test_a_real_merge_has_the_mean_of_the_weights(tmp_path):
     """By a session of the sweep through Ray, as a person runs the command."""
-    short = [
-        f"storage={tmp_path / 'runs'}",
-        "constraints={}",
-        "training={steps: 2, completions_per_step: 8, max_completion_length: 16, "
-        "length_limit: 8, train_prompts: 8, validation_prompts: 4, test_prompts: 4}",
-        "space.group_size=4",
-        "search={trials: 2, budget: {trials: 2}, replicates: {max_runs: 0}, "
-        "merges: {budget: 0}, checkpoints: {budget: 0}}",
-    ]
+    lengths = "steps: 2, completions_per_step: 8, max_completion_length: 16, length_limit: 8"
+    prompts = "train_prompts: 8, validation_prompts: 4, test_prompts: 4"
+    only = "replicates: {max_runs: 0}, merges: {budget: 0}, checkpoints: {budget: 0}"
+    short = [f"storage={tmp_path / 'runs'}", "constraints={}", "space.group_size=4"]
+    short += [f"training={{{lengths}, {prompts}}}"]
+    short += [f"search={{trials: 2, budget: {{trials: 2}}, {only}}}"]
     spec = load_spec(ROOT / "search_spaces" / "math.yaml", short, "sweep")
     with Ledger.open(spec) as ledger:
         session = ledger.begin_session(0.0, 1, {})
@@ -298,25 +280,19 @@ def test_a_real_merge_has_the_mean_of_the_weights(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (record,) = list_merges(spec)
     assert f"policy: {record.checkpoint}" in done.stdout
-    first, second, merged = (
-        load_file(directory / "model.safetensors")
-        for directory in (
-            spec.directory / "trials" / "0" / "checkpoint-2",
-            spec.directory / "trials" / "1" / "checkpoint-2",
-            record.checkpoint,
-        )
-    )
-    assert all(
-        torch.allclose(merged[n], 0.25 * first[n] + 0.75 * second[n], atol=1e-7) for n in merged
-    )
+    trained = [spec.directory / "trials" / str(number) / "checkpoint-2" for number in range(2)]
+    places = [*trained, record.checkpoint]
+    first, second, merged = (load_file(place / "model.safetensors") for place in places)
+    means = {name: 0.25 * first[name] + 0.75 * second[name] for name in merged}
+    assert all(torch.allclose(merged[name], means[name], atol=1e-7) for name in merged)
     assert any(not torch.equal(first[n], second[n]) for n in merged)
     assert set(record.test) >= set(spec.objectives)
 
 
-def ledger_report(ledger: Ledger, number: int) -> Report:
+def ledger_report(ledger, number):
     """Return a callback that records the rungs of a training."""
 
-    def report(measurement: Measurement, path: Path | None) -> None:
+    def report(measurement, path):
         if measurement.has_validation:
             ledger.record_rung(number, measurement)
 

@@ -47,11 +47,6 @@ def test_without_a_pick_no_trial_is_marked(searched, capsys):
     assert "chosen" not in capsys.readouterr().out
 
 
-def test_a_pick_after_a_colon(searched):
-    assert report.main([f"{searched}:max_format"]) == 0
-    assert "trial 2: correctness" in (searched / "report.html").read_text()
-
-
 def test_sweeps_and_picks_that_cannot_be_drawn_are_refused(searched, tmp_path):
     with pytest.raises(PickError, match="did you mean 'knee'"):
         report.main([f"{searched}:kne"])
@@ -64,7 +59,10 @@ def test_a_directory_with_a_colon_in_its_name(searched, tmp_path, capsys):
     directory.parent.mkdir()
     searched.rename(directory)
     assert report.main([str(directory)]) == 0
+    # A sweep that was moved is drawn again by its own command.
+    assert f"python -m gdpo_tune.report '{directory}'\n" in capsys.readouterr().out
     assert report.main([f"{directory}:max_format"]) == 0
+    assert "trial 2: correctness" in (directory / "report.html").read_text()
     assert "trial 2: correctness" in capsys.readouterr().out
 
 
@@ -74,17 +72,14 @@ def test_two_picks_are_refused(words, searched):
         report.main([f"{searched}{words[0]}", *words[1:]])
 
 
-def test_a_sweep_that_was_moved_is_drawn_again_by_its_own_command(searched, tmp_path, capsys):
-    moved = searched.rename(tmp_path / "moved")
-    assert report.main([str(moved)]) == 0
-    assert f"python -m gdpo_tune.report {moved}\n" in capsys.readouterr().out
-
-
 def test_a_report_that_cannot_be_written(searched):
     (searched / "report.html").mkdir()
     with pytest.raises(UsageError, match=r"the report cannot be written: .*Is a directory"):
         report.main([str(searched)])
     assert not list(searched.glob(".report.html*"))
+
+
+WITH_DATA = ["data={source: rows.jsonl, layout: mbpp}", "sandbox.modules=[numpy]"]
 
 
 def test_a_sweep_is_read_without_the_files_that_only_its_run_needs(tmp_path, monkeypatch):
@@ -99,9 +94,9 @@ def test_a_sweep_is_read_without_the_files_that_only_its_run_needs(tmp_path, mon
     rows.unlink()
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "numpy" else find(n))
-    assert report.main([str(later)]) == 0
-    monkeypatch.chdir("/")
-    assert report.main([str(later)]) == 0
+    for place in (tmp_path, "/"):
+        monkeypatch.chdir(place)
+        assert report.main([str(later)]) == 0
     assert load_sweep(str(later)).trials.shape[0] == 12
     arguments = [f"{later}:knee", "--to", "trl", "--out", str(tmp_path / "o")]
     with pytest.raises(DataError, match="or --reference-data, which writes"):
@@ -113,23 +108,17 @@ def test_a_sweep_is_read_without_the_files_that_only_its_run_needs(tmp_path, mon
     assert "warm_start" not in str(caught.value)
 
 
-WITH_DATA = ["data={source: rows.jsonl, layout: mbpp}", "sandbox.modules=[numpy]"]
-
-
 def run_made_up_sweep(
     directory, name, shift=0.0, mode="gdpo", overrides=(), trials=12, proposer="startup"
 ):
     """Write a ledger with trials along a trade-off; return the sweep's directory."""
-    spec = load_code_spec(directory, ["search.trials=12", *overrides]).model_copy(
-        update={"name": name}
-    )
+    spec = load_code_spec(directory, ["search.trials=12", *overrides])
+    spec = spec.model_copy(update={"name": name})
     with Ledger.open(spec) as ledger:
         for number in range(trials):
-            of_mode = mode if number % 2 else "gdpo"
-            weight = 0.06 + 0.1 * number
-            params = spec.space.complete_baseline(
-                {"normalization": of_mode, "reward_weights.format": weight}
-            )
+            varied = {"normalization": mode if number % 2 else "gdpo"}
+            varied["reward_weights.format"] = 0.06 + 0.1 * number
+            params = spec.space.complete_baseline(varied)
             ledger.start(params, "search", proposer, seed=number)
             share = (number + 1) / 14
             ledger.complete(number, build_outcome(share + shift, 1 - share + shift, 0.5 + shift))
@@ -151,10 +140,8 @@ def test_two_modes_of_one_sweep_are_compared(tmp_path, capsys):
     directory = run_made_up_sweep(tmp_path, "both", mode="grpo")
     assert compare.main([str(directory), "--modes", "gdpo", "grpo"]) == 0
     assert "gdpo and grpo: no significant difference" in capsys.readouterr().out
-    assert (
-        "the 6 and 6 configurations that no model proposed"
-        in (directory / "comparison_gdpo_grpo.html").read_text()
-    )
+    page = (directory / "comparison_gdpo_grpo.html").read_text()
+    assert "the 6 and 6 configurations that no model proposed" in page
 
 
 def test_modes_that_cannot_be_compared_come_with_the_commands_that_compare_them(tmp_path, capsys):
@@ -165,10 +152,9 @@ def test_modes_that_cannot_be_compared_come_with_the_commands_that_compare_them(
     assert "correctness, format and length: nothing to compare. gdpo has 0 and grpo 0" in printed
     assert "0 % to 100 %" not in printed
     for mode in ("gdpo", "grpo"):
-        words = f"{directory / 'spec.yaml'} --name both_{mode} --set space.normalization={mode}"
-        assert (
-            f"gdpo_tune.sweep {words} --set search.trials=40 --set storage={tmp_path}\n" in printed
-        )
+        words = f"{directory / 'spec.yaml'} --name both_{mode} --set space.normalization={mode} "
+        words += f"--set search.trials=40 --set storage={tmp_path}"
+        assert f"gdpo_tune.sweep {words}\n" in printed
         spec = load_spec(directory / "spec.yaml", [f"space.normalization={mode}"])
         assert spec.space.fixed_values["normalization"] == mode
     assert f"python -m gdpo_tune.report {tmp_path}/both_gdpo {tmp_path}/both_grpo\n" in printed
@@ -183,11 +169,10 @@ def run_wide_sweep(directory, name="wide"):
     with Ledger.open(spec) as ledger:
         for number in range(13):
             mode = ("gdpo", "grpo", "grpo_no_std")[number % 3]
-            weights = {
-                f"reward_weights.{reward}": (0.05, 2.0)[number // place % 2]
-                for reward, place in (("format", 3), ("length", 6))
-            }
-            params = spec.space.complete_baseline({"normalization": mode, **weights})
+            varied = {"normalization": mode}
+            for reward, place in (("format", 3), ("length", 6)):
+                varied[f"reward_weights.{reward}"] = (0.05, 2.0)[number // place % 2]
+            params = spec.space.complete_baseline(varied)
             ledger.start(params, "search" if number else "published", "startup", seed=number)
             values = [0.5 + 0.01 * (number * k % 5) for k in (1, 2, 3)]
             values[2] += 0.3 * (mode == "grpo")
@@ -215,10 +200,8 @@ def test_modes_without_full_trainings_are_compared_where_most_were_measured(tmp_
     assert 'id="figure-effects"' in page
     effects = load_sweep(str(spec.directory)).effects
     told = effects[effects.told_apart & (effects.dimension == "normalization")]
-    assert set(zip(told.before, told.after, strict=True)) == {
-        ("gdpo", "grpo"),
-        ("grpo", "grpo_no_std"),
-    }
+    pairs = set(zip(told.before, told.after, strict=True))
+    assert pairs == {("gdpo", "grpo"), ("grpo", "grpo_no_std")}
     assert set(told.objective) == {"length"}
     assert (effects.completions == 1280 * effects.more).all()
 
@@ -229,10 +212,9 @@ def test_a_mode_that_only_the_published_setting_has_is_compared_by_effects(tmp_p
     with Ledger.open(spec) as ledger:
         for number, mode in enumerate(("gdpo", *["grpo"] * 6)):
             weight = 0.1 + 0.2 * (number * number % 7)
-            params = {"normalization": mode, "reward_weights.format": weight}
-            role = "search" if number else "published"
-            params = spec.space.complete_baseline(params)
-            ledger.start(params, role, "startup", seed=number)
+            varied = {"normalization": mode, "reward_weights.format": weight}
+            params = spec.space.complete_baseline(varied)
+            ledger.start(params, "search" if number else "published", "startup", seed=number)
             of_length = 0.2 + 0.01 * (number % 3) + 0.5 * (mode == "grpo")
             values = {"correctness": 0.3 + 0.1 * (number % 2), "format": 0.5, "length": of_length}
             ledger.record_rung(number, build_measurement(20, **values))
@@ -257,28 +239,24 @@ def run_half_stopped_sweep(directory, name):
         for number in range(12):
             params = spec.space.complete_baseline({"reward_weights.format": 0.06 + 0.1 * number})
             ledger.start(params, "search", "startup", seed=number)
+            outcome = build_outcome((number + 1) / 14, 1 - (number + 1) / 14, 0.5)
             if number % 2:
-                ledger.prune(
-                    number, "dominated", Cost(build_outcome(0, 0, 0).cost.completions // 10)
-                )
+                ledger.prune(number, "dominated", Cost(outcome.cost.completions // 10))
             else:
-                share = (number + 1) / 14
-                ledger.complete(number, build_outcome(share, 1 - share, 0.5))
+                ledger.complete(number, outcome)
     return spec.directory
 
 
 def test_stopped_trials_and_saved_completions_are_reported(tmp_path, capsys):
     fifo = ["search.scheduler={type: fifo}"]
-    one, other = (
-        run_half_stopped_sweep(tmp_path, "one"),
-        run_made_up_sweep(tmp_path, "other", overrides=fifo),
-    )
+    one = run_half_stopped_sweep(tmp_path, "one")
+    other, third = (run_made_up_sweep(tmp_path, n, overrides=fifo) for n in ("other", "third"))
     assert report.main([str(one), str(other)]) == 0
     printed = capsys.readouterr().out
     assert "one has search.scheduler = " in printed
     assert "6 of one and 0 of other were stopped early" in printed
     assert "A configuration of other took 640 completions on average, one of one 352" in printed
-    assert report.main([str(other), str(run_made_up_sweep(tmp_path, "third", overrides=fifo))]) == 0
+    assert report.main([str(other), str(third)]) == 0
     printed = capsys.readouterr().out
     assert not any(word in printed for word in ("search.scheduler", "stopped early", "on average"))
 
@@ -293,24 +271,25 @@ def test_a_name_under_runs_is_enough(tmp_path, capsys, monkeypatch):
 
 
 def test_sweeps_that_cannot_be_compared_are_refused(tmp_path):
-    one = str(run_made_up_sweep(tmp_path, "one"))
-    other = str(run_made_up_sweep(tmp_path, "other", overrides=["objectives.format.reference=0.1"]))
-    with pytest.raises(UsageError, match=r"objectives.format = .*reference: 0"):
-        report.main([one, other])
-    with pytest.raises(UsageError, match="are the same sweep"):
-        report.main([one, one])
-    with pytest.raises(UsageError, match="did you mean 'gdpo'"):
-        report.main([one, "--modes", "gdop", "grpo"])
-    with pytest.raises(UsageError, match="name two different modes"):
-        report.main([one, "--modes", "gdpo", "gdpo"])
-    with pytest.raises(UsageError, match="it has none yet"):
-        report.main([str(run_made_up_sweep(tmp_path, "none", trials=0)), "--modes", "gdpo", "grpo"])
-    with pytest.raises(UsageError, match="none cannot be compared: no configuration of it"):
-        report.main([one, str(tmp_path / "none")])
-    with pytest.raises(UsageError, match="no sweep in"):
-        report.main([one, ""])
-    with pytest.raises(UsageError, match="name two sweeps, or one"):
-        report.main([one, other, "--modes", "gdpo", "grpo"])
-    for without_effect in (["--pick", "knee"], ["--sync"]):
-        with pytest.raises(UsageError, match="no effect on a comparison"):
-            report.main([one, other, *without_effect])
+    for name, changes in {
+        "one": {},
+        "other": {"overrides": ["objectives.format.reference=0.1"]},
+        "none": {"trials": 0},
+    }.items():
+        run_made_up_sweep(tmp_path, name, **changes)
+    one, other, none = (str(tmp_path / name) for name in ("one", "other", "none"))
+    modes = ["--modes", "gdpo", "grpo"]
+    for words, message in (
+        ([one, other], r"objectives.format = .*reference: 0"),
+        ([one, one], "are the same sweep"),
+        ([one, "--modes", "gdop", "grpo"], "did you mean 'gdpo'"),
+        ([one, "--modes", "gdpo", "gdpo"], "name two different modes"),
+        ([none, *modes], "it has none yet"),
+        ([one, none], "none cannot be compared: no configuration of it"),
+        ([one, ""], "no sweep in"),
+        ([one, other, *modes], "name two sweeps, or one"),
+        ([one, other, "--pick", "knee"], "no effect on a comparison"),
+        ([one, other, "--sync"], "no effect on a comparison"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            report.main(words)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from gdpo_tune import score
-from gdpo_tune.core.errors import (
-    DataError,
-    GdpoTuneError,
-    PolicyError,
-    SpecError,
-    TaskFileError,
-    UsageError,
-)
+from gdpo_tune.core.errors import DataError, PolicyError, SpecError, TaskFileError, UsageError
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks import task_process
@@ -45,48 +40,58 @@ class Sums(RewardFunctionTask):
 '''
 
 
-def write_space(directory: Path, task: str, more: str = "", goals: str = GOALS) -> str:
+def write_space(directory, task, more="", goals=GOALS):
     file = directory / "space.yaml"
-    file.write_text(
-        f"task: {task}\n{goals}space: {{normalization: [gdpo, grpo], group_size: 4}}\n{more}"
-    )
+    space = "space: {normalization: [gdpo, grpo], group_size: 4}"
+    file.write_text(f"task: {task}\n{goals}{space}\n{more}")
     return str(file)
 
 
-def write_lines(directory: Path, *lines: object) -> str:
+def write_lines(directory, *lines):
     file = directory / "rows.jsonl"
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return str(file)
 
 
-def score_lines(directory: Path, *arguments: str) -> list[dict]:
+def score_lines(directory, *arguments):
     """Score and return the objects of `--json`."""
     output = directory / "scores.jsonl"
     assert score.main([*arguments, "--json", str(output)]) == 0
     return [json.loads(line) for line in output.read_text().split("\n")[:-1]]
 
 
-def use_data(name: str, layout: str) -> str:
-    return f"data: {{source: {DATA / name}, layout: {layout}}}\n"
+def list_rewards(lines, name):
+    return [line["rewards"][name] for line in lines]
+
+
+def refuse(*arguments, error=UsageError):
+    """Return the message of what is refused with status 2."""
+    with pytest.raises(error) as caught:
+        score.main([*arguments])
+    assert caught.value.exit_status == 2
+    return str(caught.value)
+
+
+def use_data(source, layout):
+    return f"data: {{source: {DATA / source}, layout: {layout}}}\n"
+
+
+OWN = "objectives: {right: {direction: maximize, reference: 0}}\n"
 
 
 @pytest.fixture
-def own_space(tmp_path: Path) -> str:
+def own_space(tmp_path):
     (tmp_path / "sums.py").write_text(SUMS)
-    goals = "objectives: {right: {direction: maximize, reference: 0}}\n"
-    return write_space(tmp_path, f"{tmp_path}/sums.py:Sums", goals=goals)
+    return write_space(tmp_path, f"{tmp_path}/sums.py:Sums", goals=OWN)
 
 
 # Source of the values: docs/data.md, "Scoring"; `open_r1/gsm8k.py` of github.com/NVlabs/GDPO.
 def test_rows_are_scored_as_the_scoring_of_the_space_says(tmp_path):
     row = {"question": "How many?", "answer": "Many.\n#### 1,000", "idx": 7}
-    file = write_lines(
-        tmp_path,
-        {"row": row, "completion": "<think>x</think>\n<answer>1,000</answer>"},
-        {"row": row, "completion": "<think>x</think>\n<answer>1000</answer>"},
-        {"row": row, "completion": "<answer>²</answer>"},
-    )
+    text = "<think>x</think>\n<answer>{}</answer>"
+    texts = (text.format("1,000"), text.format("1000"), "<answer>²</answer>")
+    file = write_lines(tmp_path, *({"row": row, "completion": text} for text in texts))
     space = write_space(tmp_path, "gsm8k", use_data("gsm8k.jsonl", "gsm8k"))
     found = [line["rewards"] for line in score_lines(tmp_path, space, "--completions", file)]
     assert found == [
@@ -95,32 +100,28 @@ def test_rows_are_scored_as_the_scoring_of_the_space_says(tmp_path):
         {"correctness": 0.0, "integer": 0.0, "format": 0.0},
     ]
     released = score_lines(tmp_path, space, "--completions", file, "--set", "scoring=released")
-    assert [line["rewards"]["correctness"] for line in released] == [1.0, 0.0, 0.0]
+    assert list_rewards(released, "correctness") == [1.0, 0.0, 0.0]
     assert released[2]["rewards"]["integer"] == 1.0
     assert set(released[0]) == {"rewards", "metrics", "detail"}
 
 
 def test_a_line_may_state_the_problem_itself(tmp_path):
-    lines = (
-        {"prompt": "2+2", "answer": "4", "completion": "<think></think><answer>4.0</answer>"},
-        "",
-        {"prompt": "2+2", "answer": "4", "completion": ""},
-    )
-    file = write_lines(tmp_path, *lines)
+    problem = {"prompt": "2+2", "answer": "4"}
+    right = {**problem, "completion": "<think></think><answer>4.0</answer>"}
+    file = write_lines(tmp_path, right, "", {**problem, "completion": ""})
     Path(file).write_bytes(b"\xef\xbb\xbf" + Path(file).read_bytes())
-    found = score_lines(tmp_path, write_space(tmp_path, "math"), "--completions", file)
-    assert [line["rewards"]["correctness"] for line in found] == [1.0, 0.0]
-    assert [line["metrics"]["mean_length"] for line in found][1] == 1.0, "the end token"
-    first = score_lines(tmp_path, write_space(tmp_path, "math"), "--completions", file, "-n", "1")
-    assert first == found[:1]
+    space = write_space(tmp_path, "math")
+    found = score_lines(tmp_path, space, "--completions", file)
+    assert list_rewards(found, "correctness") == [1.0, 0.0]
+    assert found[1]["metrics"]["mean_length"] == 1.0, "the end token"
+    assert score_lines(tmp_path, space, "--completions", file, "-n", "1") == found[:1]
 
 
-def test_a_wrong_form_of_all_lines_is_told_once(tmp_path, capsys):
+def test_a_wrong_form_of_all_lines_is_told_once(tmp_path):
     file = write_lines(tmp_path, *[{"prompt": "2+2", "completion": "4"}] * 300)
-    with pytest.raises(UsageError) as error:
-        score.main([write_space(tmp_path, "math"), "--completions", file])
-    assert "300 problems in --completions, of which the first 20\n" in str(error.value)
-    assert str(error.value).count("fix:") == 20
+    message = refuse(write_space(tmp_path, "math"), "--completions", file)
+    assert "300 problems in --completions, of which the first 20\n" in message
+    assert message.count("fix:") == 20
 
 
 def test_calls_may_be_stated(tmp_path):
@@ -148,8 +149,8 @@ def test_programs_come_with_the_verdict_of_the_sandbox(tmp_path):
     weights = ("--set", "space.reward_weights={bug_free: [0, 1]}")
     space = write_space(tmp_path, "code")
     found = score_lines(tmp_path, space, "--completions", file, *weights)
-    assert [line["rewards"]["correctness"] for line in found] == [1, 0, 0, 0, 1, 0]
-    assert [line["rewards"]["bug_free"] for line in found] == [1, 1, 0, 0, 1, 1]
+    assert list_rewards(found, "correctness") == [1, 0, 0, 0, 1, 0]
+    assert list_rewards(found, "bug_free") == [1, 1, 0, 0, 1, 1]
     details = [line["detail"] for line in found]
     assert details[0] == "passed (1 of 1 tests)"
     assert details[1].startswith("failed (0 of 1 tests)")
@@ -161,50 +162,44 @@ def test_programs_come_with_the_verdict_of_the_sandbox(tmp_path):
 
 def test_a_reward_that_goes_wrong_says_so_in_its_line(own_space, tmp_path, monkeypatch):
     monkeypatch.setattr(task_process, "PATIENCE", 1.5)
+    problem = {"prompt": "1+2=", "answer": 3}
     texts = ("3", "three", "nan", "4")
-    file = write_lines(
-        tmp_path, *[{"prompt": "1+2=", "answer": 3, "completion": text} for text in texts]
-    )
+    file = write_lines(tmp_path, *({**problem, "completion": text} for text in texts))
     found = score_lines(tmp_path, own_space, "--completions", file)
-    assert [line["rewards"]["right"] for line in found] == [1.0, None, None, 0.0]
+    assert list_rewards(found, "right") == [1.0, None, None, 0.0]
     assert "reward right raised: ValueError" in found[1]["detail"]
     assert "sums.py, line 6" in found[1]["detail"]
     assert found[2]["rewards"]["odd"] is None, "JSON has no NaN"
     assert "odd is nan, which ends a trial" in found[2]["detail"]
     assert found[3]["detail"] == ""
+    # A row with its prompt needs no other rows of the task.
+    file = write_lines(tmp_path, {"row": problem, "completion": "3"})
+    found = score_lines(tmp_path, own_space, "--completions", file)
+    assert list_rewards(found, "right") == [1.0]
 
 
-def test_an_own_task_takes_a_row_with_its_prompt_and_needs_no_other_rows(own_space, tmp_path):
-    row = {"prompt": "1+2=", "answer": 3}
-    file = write_lines(tmp_path, {"row": row, "completion": "3"})
-    (line,) = score_lines(tmp_path, own_space, "--completions", file)
-    assert line["rewards"]["right"] == 1.0
+CHAT = """
+from gdpo_tune.tasks.custom import RewardFunctionTask
+def right(prompts, completions, completion_ids, answer, **_):
+    texts = [one[0]['content'] + '/' + prompt[-1]['content']
+             for prompt, one in zip(prompts, completions)]
+    return [float(text == right and len(ids) > 1)
+            for text, right, ids in zip(texts, answer, completion_ids)]
+class Chat(RewardFunctionTask):
+    reward_funcs = [right]
+"""
 
 
 # Source: docs.trl.dev, "Using a custom reward function": messages in, messages out, and the tokens.
 def test_an_own_task_gets_messages_and_tokens_as_in_trl(tmp_path):
-    (tmp_path / "chat.py").write_text(
-        "from gdpo_tune.tasks.custom import RewardFunctionTask\n"
-        "def right(prompts, completions, completion_ids, answer, **_):\n"
-        "    texts = [one[0]['content'] + '/' + prompt[-1]['content']\n"
-        "             for prompt, one in zip(prompts, completions)]\n"
-        "    return [float(text == right and len(ids) > 1)\n"
-        "            for text, right, ids in zip(texts, answer, completion_ids)]\n"
-        "class Chat(RewardFunctionTask):\n"
-        "    reward_funcs = [right]\n"
-    )
-    goals = "objectives: {right: {direction: maximize, reference: 0}}\n"
-    space = write_space(tmp_path, f"{tmp_path}/chat.py:Chat", goals=goals)
-    prompt = [{"role": "user", "content": "1+2"}]
-    line = {"prompt": prompt, "answer": "3/1+2"}
-    file = write_lines(tmp_path, {**line, "completion": "3"}, {**line, "completion": "4"})
-    found = score_lines(tmp_path, space, "--completions", file)
-    assert [line["rewards"]["right"] for line in found] == [1.0, 0.0]
-    bad = write_lines(
-        tmp_path, {**line, "completion": "3"}, {**line, "prompt": "x", "completion": ""}
-    )
-    with pytest.raises(UsageError, match=r":2: .*unlike the first line"):
-        score.main([space, "--completions", bad])
+    (tmp_path / "chat.py").write_text(CHAT)
+    space = write_space(tmp_path, f"{tmp_path}/chat.py:Chat", goals=OWN)
+    line = {"prompt": [{"role": "user", "content": "1+2"}], "answer": "3/1+2", "completion": "3"}
+    file = write_lines(tmp_path, line, {**line, "completion": "4"})
+    assert list_rewards(score_lines(tmp_path, space, "--completions", file), "right") == [1.0, 0.0]
+    bad = write_lines(tmp_path, line, {**line, "prompt": "x", "completion": ""})
+    message = refuse(space, "--completions", bad)
+    assert re.search(r":2: .*unlike the first line", message)
 
 
 # Source: agent-eval-harness#182: a judge on 0 to 10 with the range (0, 1).
@@ -216,12 +211,10 @@ def test_an_own_task_gets_messages_and_tokens_as_in_trl(tmp_path):
     ],
 )
 def test_values_that_end_a_trial_are_refused_with_their_function(own_space, tmp_path, body, reason):
-    own = tmp_path / "sums.py"
     values = "[1.0 if int(text) == sum else 0.0 for text, sum in zip(completions, answer)]"
-    own.write_text(SUMS.replace(values, body))
+    (tmp_path / "sums.py").write_text(SUMS.replace(values, body))
     file = write_lines(tmp_path, {"prompt": "1+2=", "answer": 3, "completion": "3"})
-    with pytest.raises(TaskFileError, match=reason):
-        score.main([own_space, "--completions", file])
+    assert re.search(reason, refuse(own_space, "--completions", file, error=TaskFileError))
 
 
 # Source: a reference solution is right by definition; the rows left out are those of docs/data.md.
@@ -241,9 +234,8 @@ def test_values_that_end_a_trial_are_refused_with_their_function(own_space, tmp_
     ],
 )
 def test_references_of_data_sets_are_right(tmp_path, task, name, layout, right, left_out):
-    found = score_lines(
-        tmp_path, write_space(tmp_path, task, use_data(name, layout)), "--reference"
-    )
+    space = write_space(tmp_path, task, use_data(name, layout))
+    found = score_lines(tmp_path, space, "--reference")
     assert len(found) == len((DATA / name).read_text().splitlines())
     scored = [line for line in found if not line["detail"].startswith("not scored: ")]
     assert len(found) - len(scored) == left_out
@@ -255,18 +247,16 @@ def test_references_of_data_sets_are_right(tmp_path, task, name, layout, right, 
 # github.com/google-deepmind/code_contests: 1 Python 2, 2 C++, 3 Python 3.
 @pytest.mark.integration
 def test_rows_without_a_python_solution_say_so(tmp_path):
-    rows = [
-        json.loads(line) for line in (DATA / "code_contests.jsonl").read_text().splitlines()[:4]
-    ]
+    lines = (DATA / "code_contests.jsonl").read_text().splitlines()[:4]
+    rows = [json.loads(line) for line in lines]
     rows[0]["solutions"] = {"language": [2, 1], "solution": ["int main() {}", "print 1"]}
     rows[1]["solutions"] = {"language": [2, 3], "solution": ["int main() {}", "print(0)"]}
     rows[2]["solutions"] = {"language": [], "solution": []}
     del rows[3]["solutions"]
-    file = tmp_path / "data.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    space = write_space(tmp_path, "code", f"data: {{source: {file}, layout: code_contests}}\n")
+    file = write_lines(tmp_path, *rows)
+    space = write_space(tmp_path, "code", use_data(file, "code_contests"))
     found = score_lines(tmp_path, space, "--reference")
-    assert [line["rewards"]["correctness"] for line in found] == [None, 0.0, None, None]
+    assert list_rewards(found, "correctness") == [None, 0.0, None, None]
     assert found[0]["detail"] == "not scored: column solutions: no solution in Python 3"
     assert found[1]["completion"].endswith("<answer>print(0)</answer>")
     assert found[3]["detail"] == "not scored: column solutions: not a mapping but nothing"
@@ -275,9 +265,8 @@ def test_rows_without_a_python_solution_say_so(tmp_path):
 def test_calls_of_a_list_are_written_as_a_completion(tmp_path):
     calls = [{"name": "pay", "arguments": {"sum": 7}}, {"name": "ask", "parameters": {}}]
     row = {"prompt": [{"role": "user", "content": "Pay 7."}]}
-    file = tmp_path / "data.jsonl"
-    file.write_text(json.dumps({**row, "reward_model": {"ground_truth": json.dumps(calls)}}))
-    space = write_space(tmp_path, "tools", f"data: {{source: {file}, layout: toolrl}}\n")
+    file = write_lines(tmp_path, {**row, "reward_model": {"ground_truth": json.dumps(calls)}})
+    space = write_space(tmp_path, "tools", use_data(file, "toolrl"))
     (line,) = score_lines(tmp_path, space, "--reference")
     assert line["rewards"] == {"correctness": 3.0, "format": 1.0, "length": 0.0}
 
@@ -287,8 +276,8 @@ def test_calls_of_a_list_are_written_as_a_completion(tmp_path):
 def test_references_of_written_problems_are_right(tmp_path, task):
     found = score_lines(tmp_path, str(SPACES / f"{task}.yaml"), "--reference", "-n", "6")
     assert len(found) == 6
-    assert {line["rewards"]["correctness"] for line in found} == {3.0 if task == "tools" else 1.0}
-    assert {line["rewards"]["format"] for line in found} == {1.0}
+    assert set(list_rewards(found, "correctness")) == {3.0 if task == "tools" else 1.0}
+    assert set(list_rewards(found, "format")) == {1.0}
 
 
 def test_samples_are_those_of_an_evaluation(tmp_path, monkeypatch):
@@ -317,32 +306,26 @@ def test_an_adapter_samples_as_the_whole_policy_that_it_makes(tmp_path, monkeypa
     tokenizer.save_pretrained(tmp_path / "adapter")
     load_policy(str(tmp_path / "adapter"))[0].save_pretrained(tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "whole")
-    space = write_space(
-        tmp_path, "math", "training: {validation_prompts: 8, samples_per_prompt: 1}\n"
-    )
+    training = "training: {validation_prompts: 8, samples_per_prompt: 1}\n"
+    words = [write_space(tmp_path, "math", training), "-n", "8", "--policy"]
     adapter, whole, base = (
-        [line["completion"] for line in score_lines(tmp_path, space, "--policy", name, "-n", "8")]
-        for name in (str(tmp_path / "adapter"), str(tmp_path / "whole"), "embedded_math")
+        [line["completion"] for line in score_lines(tmp_path, *words, str(name))]
+        for name in (tmp_path / "adapter", tmp_path / "whole", "embedded_math")
     )
     assert adapter == whole != base
 
 
+BESIDE = "beside completion stands row alone"
 BAD_LINES = [
     ('{"completion": ', "not JSON"),
     ("[1]", "not a mapping but list"),
     ({"prompt": "x", "answer": "1"}, "completion: missing, or not a text"),
     ({"prompt": "x", "answer": "1", "completion": 3}, "completion"),
-    ({"completion": "x"}, "row: beside completion stands row alone, or prompt"),
-    (
-        {"completion": "x", "row": {}, "prompt": "x"},
-        "row, prompt: beside completion stands row alone, or prompt",
-    ),
+    ({"completion": "x"}, f"row: {BESIDE}, or prompt"),
+    ({"completion": "x", "row": {}, "prompt": "x"}, f"row, prompt: {BESIDE}, or prompt"),
     ({"completion": "x", "row": {"question": "q"}}, "answer: not a text but nothing"),
     ({"completion": "x", "row": {"question": "q", "answer": "18"}}, "answer = '18': no '####'"),
-    (
-        {"completion": "x", "row": [], "answer": "1"},
-        "row, answer: beside completion stands row alone",
-    ),
+    ({"completion": "x", "row": [], "answer": "1"}, f"row, answer: {BESIDE}"),
     ({"completion": "x", "row": "q"}, "row = 'q': not a mapping but str"),
     ({"completion": "x", "prompt": "", "answer": "1"}, "prompt = '': empty"),
     ({"completion": "x", "prompt": "x", "answr": "1"}, "answr = '1': no column that the task"),
@@ -354,10 +337,7 @@ BAD_LINES = [
 def test_all_lines_that_cannot_be_read_are_named_together(tmp_path):
     file = write_lines(tmp_path, *[line for line, _ in BAD_LINES])
     space = write_space(tmp_path, "gsm8k", use_data("gsm8k.jsonl", "gsm8k"))
-    with pytest.raises(UsageError) as caught:
-        score.main([space, "--completions", file])
-    found = str(caught.value).split(f"{file}:")[1:]
-    assert len(found) == len(BAD_LINES)
+    found = refuse(space, "--completions", file).split(f"{file}:")[1:]
     for number, (text, (_, reason)) in enumerate(zip(found, BAD_LINES, strict=True), 1):
         assert text.startswith(f"{number}: ")
         assert reason in text
@@ -372,8 +352,8 @@ def test_a_row_has_the_columns_of_the_file(tmp_path):
     (scored,) = score_lines(tmp_path, space, "--completions", write_lines(tmp_path, line))
     assert scored["metrics"]["correctness"] == 1
     line["row"] = {"question": "q", "answer": "18"}
-    with pytest.raises(UsageError, match="Final: this column of the data is missing; row has"):
-        score.main([space, "--completions", write_lines(tmp_path, line)])
+    message = refuse(space, "--completions", write_lines(tmp_path, line))
+    assert "Final: this column of the data is missing; row has" in message
 
 
 @pytest.mark.parametrize(
@@ -393,99 +373,62 @@ def test_a_row_has_the_columns_of_the_file(tmp_path):
 )
 def test_a_stated_problem_is_checked(tmp_path, task, line, reason):
     file = write_lines(tmp_path, {"completion": "x", **line})
-    with pytest.raises(UsageError, match=reason):
-        score.main([write_space(tmp_path, task), "--completions", file])
+    assert reason in refuse(write_space(tmp_path, task), "--completions", file)
 
 
 def test_lines_of_an_own_task_have_the_same_columns(own_space, tmp_path):
     line = {"completion": "3", "prompt": "1+2=", "answer": 3}
     file = write_lines(tmp_path, line, {**line, "more": 1})
-    with pytest.raises(UsageError, match=r":2: .*unlike the first line, which has a text, answer"):
-        score.main([own_space, "--completions", file])
+    message = refuse(own_space, "--completions", file)
+    assert re.search(r":2: .*unlike the first line, which has a text, answer", message)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "reason"),
+    ("words", "error", "reason"),
     [
-        (["--completions", "nowhere.jsonl"], UsageError, "cannot be read: No such file"),
-        (["--completions", "empty.jsonl"], UsageError, "it has no line"),
-        (["--completions", "rows.jsonl", "--json", "no/out.jsonl"], UsageError, "its directory is"),
-        (["--completions", "rows.jsonl", "--json", "."], UsageError, "it is a directory"),
-        (
-            ["--completions", "rows.jsonl", "--set", "policy=nobody/nothing"],
-            PolicyError,
-            "not on this machine.*\n.*--set policy=embedded",
-        ),
-        (["--policy", "nowhere"], PolicyError, "policy 'nowhere': no such directory"),
-        (["--reference", "--set", "task=nowhere.py:Task"], SpecError, "there is no file"),
-        (
-            ["--reference", "--set", "data={source: none.jsonl, layout: gsm8k}"],
-            SpecError,
-            "data.source = none.jsonl: no such file",
-        ),
-        (
-            ["--reference", "--set", "data={source: empty.jsonl, layout: gsm8k}"],
-            DataError,
-            "data.source = empty.jsonl holds no row",
-        ),
-        (
-            ["--reference", "--set", f"data={{source: {DATA / 'mbpp.jsonl'}, layout: gsm8k}}"],
-            DataError,
-            "no column question",
-        ),
+        ("--completions nowhere.jsonl", UsageError, "cannot be read: No such file"),
+        ("--completions empty.jsonl", UsageError, "it has no line"),
+        ("--completions rows.jsonl --json no/out.jsonl", UsageError, "its directory is"),
+        ("--completions rows.jsonl --json .", UsageError, "it is a directory"),
+        ("--completions rows.jsonl --set policy=nobody/nothing", PolicyError,
+         "not on this machine.*\n.*--set policy=embedded"),
+        ("--policy nowhere", PolicyError, "policy 'nowhere': no such directory"),
+        ("--reference --set task=nowhere.py:Task", SpecError, "there is no file"),
+        ("--reference --set data={source:\\ none.jsonl,layout:\\ gsm8k}", SpecError,
+         "data.source = none.jsonl: no such file"),
+        ("--reference --set data={source:\\ empty.jsonl,layout:\\ gsm8k}", DataError,
+         "data.source = empty.jsonl holds no row"),
+        (f"--reference --set data={{source:\\ {DATA}/mbpp.jsonl,layout:\\ gsm8k}}", DataError,
+         "no column question"),
     ],
-)
+)  # fmt: skip
 def test_a_request_that_cannot_be_read_ends_with_status_2(
-    tmp_path, monkeypatch, arguments, error, reason
+    tmp_path, monkeypatch, words, error, reason
 ):
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path, {"prompt": "x", "answer": "1", "completion": "x"})
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(error, match=reason) as caught:
-        score.main([write_space(tmp_path, "math"), *arguments])
-    assert isinstance(caught.value, GdpoTuneError)
-    assert caught.value.exit_status == 2
+    message = refuse(write_space(tmp_path, "math"), *shlex.split(words), error=error)
+    assert re.search(reason, message)
 
 
 def test_a_task_without_solutions_has_no_references(own_space):
-    with pytest.raises(UsageError, match=r"states no solutions.*\n.*--completions FILE"):
-        score.main([own_space, "--reference"])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--reference", "--completions", "x"],
-        ["--reference", "--policy", "embedded"],
-        ["--reference", "-n", "0"],
-        ["--reference", "-n", "many"],
-    ],
-)
-def test_exactly_one_source_of_texts(arguments):
-    with pytest.raises(SystemExit) as caught:
-        score.main([str(SPACES / "math.yaml"), *arguments])
-    assert caught.value.code == 2
+    message = refuse(own_space, "--reference")
+    assert re.search(r"states no solutions.*\n.*--completions FILE", message)
 
 
 def test_the_table_shows_values_and_means(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
-    line = {"prompt": "2+2", "answer": "4"}
-    file = write_lines(
-        tmp_path,
-        {**line, "completion": "<think></think><answer>4</answer>"},
-        {**line, "completion": "word " * 100},
-    )
-    output = tmp_path / "out.jsonl"
-    arguments = [write_space(tmp_path, "math"), "--completions", file, "--json", str(output)]
-    assert score.main(arguments) == 0
+    texts = ("<think></think><answer>4</answer>", "word " * 100)
+    lines = ({"prompt": "2+2", "answer": "4", "completion": text} for text in texts)
+    words = [write_space(tmp_path, "math"), "--completions", write_lines(tmp_path, *lines)]
+    assert len(score_lines(tmp_path, *words)) == 2
     printed = capsys.readouterr().out
     assert "<think></think><answer>4</answer>" in printed
     assert "…" in printed
     assert "mean of 2" in printed
     assert "0.500" in printed
     assert "1 text longer than training.max_completion_length = 64" in printed
-    assert len(output.read_text().splitlines()) == 2
 
 
 def test_a_long_table_shows_the_worst(capsys):

@@ -1,13 +1,9 @@
 """`python -m gdpo_tune.steer`: words, answers and exit statuses."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +11,13 @@ from gdpo_tune import steer
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.spec import SweepSpec
 from gdpo_tune.tuning.lifecycle import RequestInbox
 from tests.support.paths import ROOT
 from tests.support.tuning import build_outcome, load_code_spec
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> SweepSpec:
+def spec(tmp_path):
     spec = load_code_spec(tmp_path)
     with Ledger.open(spec) as ledger:
         ledger.begin_session(time.time(), 2, {})
@@ -33,11 +28,11 @@ def spec(tmp_path: Path) -> SweepSpec:
 
 
 @contextmanager
-def drive(spec: SweepSpec) -> Iterator[Ledger]:
+def drive(spec):
     """Take requests as the process of a sweep does."""
     ended = threading.Event()
 
-    def take() -> None:
+    def take():
         with Ledger.open(spec) as ledger:
             started.set()
             while not ended.wait(0.05):
@@ -53,17 +48,14 @@ def drive(spec: SweepSpec) -> Iterator[Ledger]:
         thread.join()
 
 
-def test_requests_are_applied_and_listed(spec: SweepSpec, capsys: pytest.CaptureFixture[str]):
+def test_requests_are_applied_and_listed(spec, capsys):
+    lines = (
+        *("stop 1 --author anna", "clone 0 learning_rate=2e-4 group_size=4"),
+        *("add normalization=gdpo --force learning_rate=0.01", "trials 24"),
+        *("budget completions=100000 hours=8", "pause", "resume"),
+    )
     with drive(spec):
-        for line in (
-            "stop 1 --author anna",
-            "clone 0 learning_rate=2e-4 group_size=4",
-            "add normalization=gdpo --force learning_rate=0.01",
-            "trials 24",
-            "budget completions=100000 hours=8",
-            "pause",
-            "resume",
-        ):
+        for line in lines:
             assert steer.main([str(spec.directory), *line.split()]) == 0
     answers = capsys.readouterr().out.splitlines()
     assert answers == [
@@ -81,18 +73,16 @@ def test_requests_are_applied_and_listed(spec: SweepSpec, capsys: pytest.Capture
     requests = Steering(spec.directory).list_requests()
     assert requests[0].author == "anna"
     changes = {"learning_rate": 2e-4, "group_size": 4}
+    params = {"normalization": "gdpo", "learning_rate": 0.01}
     assert requests[1].arguments == {"trial": 0, "changes": changes}
-    assert requests[2].arguments == {
-        "params": {"normalization": "gdpo", "learning_rate": 0.01},
-        "force": True,
-    }
+    assert requests[2].arguments == {"params": params, "force": True}
     assert steer.main([str(spec.directory), "list"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == 7
     assert listed[0].endswith("stop 1, asked by anna: applied: trial 1 ends at its next step")
 
 
-def test_a_request_without_a_process_is_kept(spec: SweepSpec, capsys: pytest.CaptureFixture[str]):
+def test_a_request_without_a_process_is_kept(spec, capsys):
     assert steer.main([str(spec.directory), "list"]) == 0
     assert capsys.readouterr().out == "no requests\n"
     assert steer.main([str(spec.directory), "trials", "24"]) == 0
@@ -102,9 +92,7 @@ def test_a_request_without_a_process_is_kept(spec: SweepSpec, capsys: pytest.Cap
     assert listed.endswith(": not applied yet\n")
 
 
-def test_a_slow_driver_is_not_waited_for_too_long(
-    spec: SweepSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_slow_driver_is_not_waited_for_too_long(spec, capsys, monkeypatch):
     monkeypatch.setattr(steer, "WAIT_SECONDS", 0.1)
     with Ledger.open(spec) as ledger:
         assert steer.main([str(spec.directory), "trials", "24"]) == 0
@@ -114,9 +102,7 @@ def test_a_slow_driver_is_not_waited_for_too_long(
         assert [request.action for request in RequestInbox(ledger).take()] == ["trials", "pause"]
 
 
-def test_what_the_driver_refuses_has_its_own_status(
-    spec: SweepSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_what_the_driver_refuses_has_its_own_status(spec, capsys, monkeypatch):
     monkeypatch.setattr("gdpo_tune.results.steering.check_request", lambda *_: None)
     with drive(spec):
         assert steer.main([str(spec.directory), "stop", "0"]) == 1
@@ -140,20 +126,11 @@ def test_what_the_driver_refuses_has_its_own_status(
         ("list --force", "list takes no argument: leave out --force"),
         ("list --no-wait --author anna", "leave out --author --no-wait"),
         (f"trials {'9' * 5000}", r"write a number of trials, not 9{18}$"),
-        ("dance", None),
     ],
 )
-def test_wrong_words_are_refused(
-    spec: SweepSpec, line: str, message: str | None, capsys: pytest.CaptureFixture[str]
-):
-    words = [str(spec.directory), *line.split()]
-    if message is None:
-        with pytest.raises(SystemExit) as exit:
-            steer.main(words)
-        assert exit.value.code == 2
-    else:
-        with pytest.raises(UsageError, match=message):
-            steer.main(words)
+def test_wrong_words_are_refused(spec, line, message):
+    with pytest.raises(UsageError, match=message):
+        steer.main([str(spec.directory), *line.split()])
     assert Steering(spec.directory).list_pending() == []
 
 

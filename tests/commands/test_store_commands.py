@@ -1,10 +1,6 @@
 """A sweep on a real S3 server, and commands on it."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,31 +11,31 @@ from gdpo_tune.core.trial_files import append_step
 from gdpo_tune.core.trials import Cost, Estimate, Measurement, Outcome
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.ray.attempt import download_trial, upload_trial
 from gdpo_tune.tuning.runner import run_sweep
 from tests.support.paths import ROOT
-from tests.support.s3_servers import BUCKET, S3Server, start_s3_server
+from tests.support.s3_servers import BUCKET, start_s3_server
 
 pytestmark = pytest.mark.integration
 SPACE = ROOT / "search_spaces" / "code.yaml"
 
 
 @pytest.fixture
-def store() -> Iterator[S3Server]:
+def store():
     with start_s3_server() as server:
         yield server
 
 
 @pytest.fixture
-def spec(store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
+def spec(store, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return load_spec(SPACE, [f"storage=s3://{BUCKET}/runs"], "night")
 
 
-def run_two_trials(spec: SweepSpec, node: Path) -> None:
+def run_two_trials(spec, node):
     """Write the files and records of two complete trials."""
     with Ledger.open(spec) as ledger:
         SweepStore(spec).write_spec()
@@ -57,9 +53,7 @@ def run_two_trials(spec: SweepSpec, node: Path) -> None:
             ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))
 
 
-def test_load_sweep_reads_a_sweep_by_its_store_address(
-    spec: SweepSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_load_sweep_reads_a_sweep_by_its_store_address(spec, tmp_path, capsys):
     run_two_trials(spec, tmp_path / "node")
     shutil.rmtree(tmp_path / "cache")
     sweep = load_sweep(spec.address)
@@ -81,7 +75,7 @@ def test_load_sweep_reads_a_sweep_by_its_store_address(
         load_sweep(f"s3://{BUCKET}/runs/other")
 
 
-def read_refusal(spec: SweepSpec) -> str:
+def read_refusal(spec):
     """Return the error with which a sweep is refused."""
     with pytest.raises(UsageError) as caught:
         run_sweep(spec, train="none:none")
@@ -89,20 +83,20 @@ def read_refusal(spec: SweepSpec) -> str:
     return str(caught.value)
 
 
-def test_a_bucket_that_does_not_exist_is_refused_before_any_work(spec: SweepSpec):
+def test_a_bucket_that_does_not_exist_is_refused_before_any_work(spec):
     missing = spec.model_copy(update={"storage": "s3://nobody/runs"})
     assert "storage s3://nobody/runs: The specified bucket does not exist" in read_refusal(missing)
     assert not spec.directory.exists()
 
 
 @pytest.mark.slow
-def test_a_store_that_does_not_answer_is_refused_at_once(spec: SweepSpec, store: S3Server):
+def test_a_store_that_does_not_answer_is_refused_at_once(spec, store):
     with store.keep_stopped():
         assert "Could not connect to the endpoint" in read_refusal(spec)
     assert store.list_names() == []
 
 
-def test_an_earlier_sweep_is_never_overwritten(spec: SweepSpec, store: S3Server, tmp_path: Path):
+def test_an_earlier_sweep_is_never_overwritten(spec, store, tmp_path):
     run_two_trials(spec, tmp_path / "node")
     shutil.rmtree(tmp_path / "cache")
     StoreDirectory(spec.address).delete(["ledger.journal"])
@@ -119,7 +113,7 @@ def test_an_earlier_sweep_is_never_overwritten(spec: SweepSpec, store: S3Server,
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_moved_aside_can_be_read(spec: SweepSpec, tmp_path: Path):
+def test_a_sweep_that_was_moved_aside_can_be_read(spec, tmp_path):
     run_two_trials(spec, tmp_path / "node")
     with Ledger.open(spec, fresh=True) as ledger:
         aside = ledger.moved_aside

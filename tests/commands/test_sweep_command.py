@@ -51,11 +51,8 @@ def end_with(monkeypatch, tmp_path):
     return run
 
 
-def test_a_sweep_with_a_trained_trial_succeeds(end_with):
+def test_a_sweep_fails_where_every_trial_failed(end_with, capsys):
     assert end_with(build_record(0, "failed"), build_record(1, "complete")) == 0
-
-
-def test_a_sweep_in_which_all_trials_failed_ends_with_an_error(end_with, capsys):
     assert end_with(build_record(0, "complete", "untrained"), build_record(1, "failed")) == 1
     assert "every trial failed" in capsys.readouterr().err
 
@@ -70,14 +67,11 @@ def test_an_interrupted_sweep_prints_the_command_that_resumes_it(end_with, capsy
 def test_a_sweep_that_lost_its_cluster_prints_the_command_that_resumes_it(
     end_with, monkeypatch, capsys
 ):
-    def lose(*_, **__):
-        raise ClusterLostError("a server is gone")
-
-    monkeypatch.setattr(runner, "run_sweep", lose)
+    lost = MagicMock(side_effect=ClusterLostError("a server is gone"))
+    monkeypatch.setattr(runner, "run_sweep", lost)
     assert sweep.main([SPACE, "--fresh"]) == 1
-    assert capsys.readouterr().err.endswith(
-        f"error: a server is gone. Resume with:\n  python -m gdpo_tune.sweep {SPACE}\n"
-    )
+    resume = f"Resume with:\n  python -m gdpo_tune.sweep {SPACE}\n"
+    assert capsys.readouterr().err.endswith(f"error: a server is gone. {resume}")
 
 
 def test_five_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
@@ -93,8 +87,9 @@ def test_five_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
         return nullcontext(Cluster(Nodes(lambda: [node]), lambda: None, lambda: True))
 
     state = TrackingState("up to date", 0, "")
-    sink = MagicMock(**{"__enter__.return_value.state.return_value": state})
-    sink.__enter__.return_value.link.return_value = ""
+    sink = MagicMock()
+    tracker = sink.__enter__.return_value
+    tracker.state.return_value, tracker.link.return_value = state, ""
     frames = []
     monkeypatch.setattr("gdpo_tune.tracking.mlflow_sink.MlflowTracker", lambda spec: sink)
     monkeypatch.setattr("gdpo_tune.cli.write_figures", lambda sweep: None)
@@ -106,40 +101,25 @@ def test_five_frames_lead_from_the_command_to_ray(end_with, monkeypatch):
     assert ours == ["_run_tuner", "_with_ray", "run_sweep", "_run_here", "main"]
 
 
-def test_options_are_not_abbreviated(capsys):
-    with pytest.raises(SystemExit) as caught:
-        sweep.main([SPACE, "--fres"])
-    assert caught.value.code == 2
-    assert "--fres" in capsys.readouterr().err
-
-
-def build_main(ending):
-    def main(arguments):
-        if isinstance(ending, BaseException):
-            raise ending
-        return ending
-
-    return main
+NO_ROOM = OSError(errno.ENOSPC, "No space left on device", "/a")
+NO_QUOTA = OSError(errno.EDQUOT, "Disk quota exceeded", "/a")
+TOO_LARGE = OSError(errno.EFBIG, "File too large", "/a")
 
 
 @pytest.mark.parametrize(
     ("ending", "status", "message"),
     [
-        (0, 0, ""),
+        (None, 0, ""),
         (UsageError("no"), 2, "error: no\n"),
         (KeyboardInterrupt(), 130, "Run the same command to resume"),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "/a"),
-            1,
-            "bytes free\n    fix: make room",
-        ),
-        (OSError(errno.EDQUOT, "Disk quota exceeded", "/a"), 1, "'/a': your quota is used up\n"),
-        (OSError(errno.EFBIG, "File too large", "/a"), 1, "fix: raise the limit (ulimit -f"),
+        (NO_ROOM, 1, "bytes free\n    fix: make room"),
+        (NO_QUOTA, 1, "'/a': your quota is used up\n"),
+        (TOO_LARGE, 1, "fix: raise the limit (ulimit -f"),
     ],
 )
 def test_how_a_command_ends(ending, status, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.run_command(build_main(ending))
+        cli.run_command(MagicMock(return_value=0, side_effect=ending))
     assert caught.value.code == status
     error = capsys.readouterr().err
     assert message in error
@@ -148,7 +128,7 @@ def test_how_a_command_ends(ending, status, message, capsys):
 
 def test_an_unexpected_error_shows_its_traceback():
     with pytest.raises(PermissionError):
-        cli.run_command(build_main(PermissionError(errno.EACCES, "Permission denied", "/a")))
+        cli.run_command(MagicMock(side_effect=PermissionError(errno.EACCES, "denied", "/a")))
 
 
 def test_a_webhook_that_is_not_set_is_listed_in_the_dry_run_and_refused_at_the_start(
@@ -158,9 +138,8 @@ def test_a_webhook_that_is_not_set_is_listed_in_the_dry_run_and_refused_at_the_s
     assert end_with(build_record(0, "complete"), options=options) == 0
     monkeypatch.delenv("HOOK")
     assert end_with(options=[*options, "--dry-run"]) == 0
-    assert "notify.webhook_env = HOOK: the environment variable is not set" in (
-        capsys.readouterr().out
-    )
+    reason = "notify.webhook_env = HOOK: the environment variable is not set"
+    assert reason in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"HOOK: the environment variable is not set"):
         end_with(options=options)
 

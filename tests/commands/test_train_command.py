@@ -27,21 +27,15 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trial_files import Completion, append_step, write_completions
 from gdpo_tune.core.trials import Cost, Measurement, Outcome, Part
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.results.retrain import (
-    build_request_from_sweep,
-    build_trial_config,
-)
+from gdpo_tune.results.retrain import build_request_from_sweep, build_trial_config
 from gdpo_tune.spec import load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from tests.support.tuning import SPACE, build_outcome, load_code_spec
 
-FIXED = [
-    "space.normalization=grpo",
-    "space.group_size=8",
-    "space.learning_rate=1e-4",
-    "space.reward_weights.format=0.5",
-    "space.reward_weights.length=0.25",
-]
+FIXED = (
+    *("space.normalization=grpo", "space.group_size=8", "space.learning_rate=1e-4"),
+    *("space.reward_weights.format=0.5", "space.reward_weights.length=0.25"),
+)
 FILE = [str(SPACE), *(word for override in FIXED for word in ("--set", override))]
 
 
@@ -82,9 +76,29 @@ def fake(monkeypatch, tmp_path):
     return training
 
 
+def run(*words, steps=3):
+    """Train the file with fixed values."""
+    return train.main([*FILE, "--steps", str(steps), *words])
+
+
+def run_from(spec, pick, *words):
+    """Train what a sweep has found."""
+    return train.main(["--from", f"{spec.directory}:{pick}", *words])
+
+
+def refuse(function, *arguments, error=UsageError):
+    """Return the message of a request that is refused."""
+    with pytest.raises(error) as caught:
+        function(*arguments)
+    return str(caught.value)
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGTERM)
+
+
 def test_a_file_with_fixed_values_is_trained(fake, tmp_path, capsys):
-    arguments = [*FILE, "--steps", "3", "--seed", "5", "--threads", "2"]
-    assert train.main(arguments) == 0
+    assert run("--seed", "5", "--threads", "2") == 0
     (config,) = fake.configs
     assert config.params["normalization"] == "grpo"
     assert config.params["reward_weights.length"] == 0.25
@@ -99,41 +113,37 @@ def test_a_file_with_fixed_values_is_trained(fake, tmp_path, capsys):
 
 
 def test_all_parameters_without_a_fixed_value_are_listed(fake):
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError, match=r"--set space\.learning_rate=9\.49e-05") as caught:
         train.main([str(SPACE), "--set", "space.normalization=gdpo"])
-    assert [problem.key for problem in caught.value.problems] == [
-        "space.group_size",
-        "space.learning_rate",
-        "space.reward_weights.format",
-        "space.reward_weights.length",
-    ]
-    assert "--set space.learning_rate=9.49e-05" in str(caught.value)
+    names = ("group_size", "learning_rate", "reward_weights.format", "reward_weights.length")
+    assert [problem.key for problem in caught.value.problems] == [f"space.{n}" for n in names]
     assert fake.configs == []
 
 
 def test_the_same_command_on_a_finished_training_starts_nothing(fake, capsys):
-    assert train.main([*FILE, "--steps", "2"]) == 0
+    assert run(steps=2) == 0
     first = capsys.readouterr().out
-    assert train.main([*FILE, "--steps", "2"]) == 0
+    assert run(steps=2) == 0
     again = capsys.readouterr().out
     assert len(fake.configs) == 1
     assert "already finished" in again
     assert first.splitlines()[-8:] == again.splitlines()[-8:]
 
 
-def test_another_training_in_the_same_directory_is_refused(fake):
-    out = ["--out", "here"]
-    assert train.main([*FILE, "--steps", "2", *out]) == 0
-    with pytest.raises(UsageError) as caught:
-        train.main([*FILE, "--steps", "3", "--seed", "1", *out])
-    assert "training.steps = 2, not 3" in str(caught.value)
-    assert "seed = 0, not 1" in str(caught.value)
+def test_another_training_in_the_same_directory_is_refused(fake, tmp_path):
+    assert run("--out", "here", steps=2) == 0
+    message = refuse(run, "--seed", "1", "--out", "here")
+    assert "training.steps = 2, not 3" in message
+    assert "seed = 0, not 1" in message
+    lease = Lease(tmp_path / "held" / train.LOCK)  # another process trains there
+    assert "--out" in refuse(run, "--out", "held", error=LedgerHeldError)
+    lease.release()
 
 
 def test_a_training_keeps_the_date_of_its_start(fake):
     """Source: open-unlearning#98: prompts that change overnight cannot be compared."""
     date = "2025-01-31"
-    assert train.main([*FILE, "--steps", "1", "--set", f"model.template_date={date}"]) == 0
+    assert run("--set", f"model.template_date={date}", steps=1) == 0
     (config,) = fake.configs
     assert config.model.template_date == date
     undated = replace(config, model=config.model.replace(template_date=""))
@@ -151,27 +161,18 @@ def test_several_workers_train_in_processes_of_their_own(fake, monkeypatch, caps
     monkeypatch.setattr("gdpo_tune.training.processes.train_in_processes", start)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
     resources = ["--set", "resources={workers: 2, gpus: 1}", "--set", "model.dtype=float32"]
-    assert train.main([*FILE, "--steps", "2", *resources]) == 0
+    assert run(*resources, steps=2) == 0
     assert started == [(2, "4,5")]
     assert "step 2/2: rewards format 0.500" in capsys.readouterr().out
 
 
-def test_a_directory_in_which_another_process_trains_is_refused(fake, tmp_path):
-    lease = Lease(tmp_path / "here" / train.LOCK)
-    with pytest.raises(LedgerHeldError, match="--out"):
-        train.main([*FILE, "--out", "here"])
-    lease.release()
-
-
 def test_a_signal_ends_the_training_and_the_same_command_resumes_it(fake, capsys):
-    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
-    arguments = [*FILE, "--steps", "4"]
-    assert train.main(arguments) == 143
-    captured = capsys.readouterr()
-    line = captured.err.strip().splitlines()[-1].strip()
+    fake.actions[2] = interrupt
+    assert run() == 143
+    line = capsys.readouterr().err.strip().splitlines()[-1].strip()
     assert line.startswith("python -m gdpo_tune.train ")
-    assert line.endswith("--steps 4")
-    assert train.main(arguments) == 0
+    assert line.endswith("--steps 3")
+    assert run() == 0
     assert fake.resumed == [None, "checkpoint-2"]
     assert "resumes from checkpoint-2" in capsys.readouterr().out
 
@@ -179,41 +180,36 @@ def test_a_signal_ends_the_training_and_the_same_command_resumes_it(fake, capsys
 def test_a_training_resumes_with_another_policy_by_an_explicit_word_alone(fake, capsys):
     # Source: open-r1#450: a run that goes on with other content measures neither.
     shutil.copytree(POLICIES["embedded"], "policy")
-    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
-    arguments = [*FILE, "--steps", "4", "--set", "policy=./policy", "--out", "here"]
-    assert train.main(arguments) == 143
+    fake.actions[2] = interrupt
+    words = ["--set", "policy=./policy", "--out", "here"]
+    assert run(*words, steps=4) == 143
     settings = Path("policy/generation_config.json")
     settings.write_text(settings.read_text().replace("{", '{"min_p": 0.5, ', 1))
-    with pytest.raises(UsageError) as caught:
-        train.main(arguments)
-    assert "policy generation_config.json: " in str(caught.value)
-    assert "--accept-changes" in str(caught.value)
+    with pytest.raises(UsageError, match=r"(?s)policy generation_config\.json: .*--accept-changes"):
+        run(*words, steps=4)
     assert fake.resumed == [None]
-    fake.actions[3] = lambda: signal.raise_signal(signal.SIGTERM)
-    assert train.main([*arguments, "--accept-changes"]) == 143
+    fake.actions[3] = interrupt
+    assert run(*words, "--accept-changes", steps=4) == 143
     assert "--accept-changes" not in capsys.readouterr().err
-    assert train.main(arguments) == 0
+    assert run(*words, steps=4) == 0
     (_, accepted) = json.loads(Path("here", train.CONTENT).read_text())
     assert accepted["changes"] == ["policy generation_config.json"]
 
 
 def test_a_commit_that_becomes_known_later_is_compared_from_then_on(fake, monkeypatch):
     monkeypatch.setattr("gdpo_tune.core.content.measure_content", lambda *_: facts)
-    arguments = [*FILE, "--steps", "4", "--out", "here"]
     for digests in ({}, {"hub org/name": "1"}, {}):
         facts = {name: Fact(digest) for name, digest in digests.items()}
-        assert train.main(arguments) == 0
+        assert run("--out", "here") == 0
     facts = {"hub org/name": Fact("2")}
-    with pytest.raises(UsageError, match="hub org/name: 1, now 2"):
-        train.main(arguments)
+    assert "hub org/name: 1, now 2" in refuse(run, "--out", "here")
 
 
 def test_a_training_from_before_its_content_was_recorded_resumes(fake):
-    fake.actions[2] = lambda: signal.raise_signal(signal.SIGTERM)
-    arguments = [*FILE, "--steps", "4", "--out", "here"]
-    assert train.main(arguments) == 143
+    fake.actions[2] = interrupt
+    assert run("--out", "here") == 143
     Path("here", train.CONTENT).unlink()
-    assert train.main(arguments) == 0
+    assert run("--out", "here") == 0
     assert Path("here", train.CONTENT).exists()
 
 
@@ -228,55 +224,42 @@ def test_a_trial_that_is_trained_again_with_other_content_says_so(fake, tmp_path
     assert "policy model.safetensors: aaaaaaaaaaaa, now" in request.lines[-1]
 
 
-def test_a_training_that_fails_says_why_and_can_be_started_again(fake, tmp_path):
+MEMORY = "out of memory: set a smaller training.micro_batch_size (auto)"
+
+
+@pytest.mark.parametrize(
+    ("reason", "refused", "resumed"),
+    [
+        ("loss is nan at step 2", "", ""),
+        ("loss is nan at step 2", "training.mini_batch_size=8", ""),
+        (MEMORY, "", "training.micro_batch_size=8"),
+    ],
+    ids=["as it is", "with other mini-batches", "with smaller micro-batches"],
+)
+def test_a_training_that_fails_says_why_and_resumes(fake, tmp_path, reason, refused, resumed):
     def fail():
-        raise TrialFailure("loss is nan at step 2")
+        raise TrialFailure(reason)
 
     fake.actions[2] = fail
-    with pytest.raises(TrialFailure, match="loss is nan"):
-        train.main([*FILE, "--steps", "3"])
+    assert reason in refuse(run, error=TrialFailure)
     assert not (tmp_path / "runs" / "code-train-3" / train.RESULT).exists()
-    assert train.main([*FILE, "--steps", "3"]) == 0
+    if refused:
+        assert refused.partition("=")[0] in refuse(run, "--set", refused)
+    assert run(*(["--set", resumed] if resumed else [])) == 0
+    assert fake.resumed == [None, "checkpoint-1"]
+    assert fake.configs[-1].training.micro_batch_size == (8 if resumed else "auto")
 
 
 def test_a_training_without_a_signal_says_the_ways_on(fake, tmp_path):
-
     def fail():
         write_completions(tmp_path / "runs" / "code-train-3", [Completion("a", "b", {"format": 0})])
         raise NoSignalError("no signal: format is 0.000 for every completion")
 
     fake.actions[2] = fail
-    with pytest.raises(
-        NoSignalError, match=r"no signal: .*\n    b \(format 0\)\n.*ways on"
-    ) as error:
-        train.main([*FILE, "--steps", "3"])
+    ways = r"no signal: .*\n    b \(format 0\)\n.*ways on"
+    with pytest.raises(NoSignalError, match=ways) as error:
+        run()
     assert error.value.exit_status == 7
-
-
-def test_a_training_with_other_mini_batches_does_not_resume(fake, tmp_path):
-    def fail():
-        raise TrialFailure("loss is nan at step 2")
-
-    fake.actions[2] = fail
-    arguments = [*FILE, "--steps", "3"]
-    with pytest.raises(TrialFailure):
-        train.main(arguments)
-    with pytest.raises(UsageError, match=r"training\.mini_batch_size"):
-        train.main([*arguments, "--set", "training.mini_batch_size=8"])
-    assert train.main(arguments) == 0
-
-
-def test_a_training_that_ran_out_of_memory_resumes_with_smaller_micro_batches(fake):
-    def fail():
-        raise TrialFailure("out of memory: set a smaller training.micro_batch_size (auto)")
-
-    fake.actions[2] = fail
-    arguments = [*FILE, "--steps", "3"]
-    with pytest.raises(TrialFailure, match="out of memory"):
-        train.main(arguments)
-    assert train.main([*arguments, "--set", "training.micro_batch_size=8"]) == 0
-    assert fake.resumed == [None, "checkpoint-1"]
-    assert fake.configs[-1].training.micro_batch_size == 8
 
 
 @pytest.mark.parametrize(
@@ -284,11 +267,10 @@ def test_a_training_that_ran_out_of_memory_resumes_with_smaller_micro_batches(fa
     [("0", "0,1", ""), ("1", "2,3", "2"), ("0.5", None, "0")],
 )
 def test_a_training_sees_the_gpus_that_it_requests(fake, monkeypatch, gpus, before, after):
-    if before is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    else:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if before is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
-    train.main([*FILE, "--steps", "1", "--set", f"resources.gpus={gpus}"])
+    run("--set", f"resources.gpus={gpus}", steps=1)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == after
 
 
@@ -309,41 +291,12 @@ def searched(tmp_path):
     return spec
 
 
-@pytest.mark.parametrize(
-    ("pick", "number", "label"),
-    [
-        ("knee", 2, "knee"),
-        ("max_correctness", 1, "max_correctness"),
-        ("max_format", 3, "max_format"),
-        ("1", 1, "trial-1"),
-    ],
-)
-def test_a_trial_of_a_sweep_is_trained_again(fake, searched, tmp_path, pick, number, label):
-    source = f"{searched.directory}:{pick}"
-    assert train.main(["--from", source, "--steps", "3"]) == 0
-    (config,) = fake.configs
-    assert config.params["reward_weights.format"] == pytest.approx(0.1 * (number + 1))
-    assert config.seed == 70 + number
-    assert config.training.length_limit == 20
-    assert config.training.steps == 3
-    assert config.directory == tmp_path / f"sweep-{label}-3"
-
-
-def test_a_pick_by_conditions_is_trained_under_its_trial_number(fake, searched, capsys):
-    directory, choice = str(searched.directory), "max correctness where format >= 0.5"
-    assert train.main(["--from", directory, "--pick", choice, "--steps", "1"]) == 0
-    assert train.main(["--from", f"{directory}:{choice}", "--steps", "1"]) == 0
-    (config,) = fake.configs
-    assert (config.seed, config.directory.name) == (72, "sweep-trial-2-1")
-    sentence = f"chosen by {choice!r}: trial 2: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
-    assert capsys.readouterr().out.count(sentence) == 2
-
-
-def add_candidates(spec):
-    """Add a checkpoint of trial 1, a merge of it with trial 2, and a replicate of trial 1."""
-    last = spec.training.steps
+@pytest.fixture
+def candidates(searched):
+    """That sweep with a checkpoint of trial 1, its merge with trial 2, and replicates of each."""
+    last = searched.training.steps
     half = (Part(1, last // 2, 0.5), Part(2, last, 0.5))
-    with Ledger.open(spec) as ledger:
+    with Ledger.open(searched) as ledger:
         params = ledger.get_record(1).params
         ledger.start(params, "checkpoint", "candidate", 90, parts=[Part(1, last // 2, 1.0)])
         ledger.start({}, "merge", "candidate", 91, parts=half)
@@ -351,25 +304,47 @@ def add_candidates(spec):
         ledger.start(params, "replicate", "candidate", 93, 4, parts=[Part(6, last // 2, 1.0)])
         for number, value in ((4, 0.95), (5, 0.8), (6, 0.9), (7, 0.95)):
             ledger.complete(number, build_outcome(value, 0.95, 0.5))
+    return searched
 
 
-def test_a_checkpoint_is_the_same_training_up_to_its_step(fake, searched, tmp_path, capsys):
-    add_candidates(searched)
-    assert train.main(["--from", f"{searched.directory}:1@30"]) == 0
+@pytest.mark.parametrize(
+    ("sweep", "words", "seed", "weight", "steps", "name", "line"),
+    [
+        ("searched", "knee --steps 3", 72, 0.3, 3, "knee-3", ""),
+        ("searched", "max_correctness --steps 3", 71, 0.2, 3, "max_correctness-3", ""),
+        ("searched", "max_format --steps 3", 73, 0.4, 3, "max_format-3", ""),
+        ("searched", "1 --steps 3", 71, 0.2, 3, "trial-1-3", ""),
+        # A checkpoint is the same training up to its step, and other steps are those of its trial.
+        ("candidates", "1@30", 71, 0.2, 30, "trial-1-step-30-30",
+         "checkpoint 1@30 of {}, 30 of 60 steps"),
+        ("candidates", "1@30 --steps 40", 71, 0.2, 40, "trial-1-step-30-40",
+         "1@30 has 30 steps: with 40 this is trial 1"),
+        # A replicate of a checkpoint is trained with the seed of its part.
+        ("candidates", "7", 92, 0.2, 30, "trial-7-30", ""),
+    ],
+)  # fmt: skip
+def test_a_trial_of_a_sweep_is_trained_again(
+    fake, request, tmp_path, capsys, sweep, words, seed, weight, steps, name, line
+):
+    spec = request.getfixturevalue(sweep)
+    assert run_from(spec, *words.split()) == 0
     (config,) = fake.configs
-    assert config.seed == 71
-    assert config.params["reward_weights.format"] == pytest.approx(0.2)
-    assert (config.training.steps, config.training.warmup_share) == (30, 0.0)
-    assert config.directory == tmp_path / "sweep-trial-1-step-30-30"
-    assert f"checkpoint 1@30 of {searched.directory}, 30 of 60 steps" in capsys.readouterr().out
+    assert config.params["reward_weights.format"] == pytest.approx(weight)
+    assert (config.seed, config.start) == (seed, None)
+    training = config.training
+    assert (training.length_limit, training.steps, training.warmup_share) == (20, steps, 0.0)
+    assert config.directory == tmp_path / f"sweep-{name}"
+    assert line.format(spec.directory) in capsys.readouterr().out
 
 
-def test_a_replicate_of_a_checkpoint_is_trained_with_the_seed_of_its_part(fake, searched):
-    add_candidates(searched)
-    assert train.main(["--from", f"{searched.directory}:7"]) == 0
+def test_a_pick_by_conditions_is_trained_under_its_trial_number(fake, searched, capsys):
+    directory, choice = str(searched.directory), "max correctness where format >= 0.5"
+    assert train.main(["--from", directory, "--pick", choice, "--steps", "1"]) == 0
+    assert run_from(searched, choice, "--steps", "1") == 0
     (config,) = fake.configs
-    assert (config.seed, config.training.steps) == (92, 30)
-    assert config.params["reward_weights.format"] == pytest.approx(0.2)
+    assert (config.seed, config.directory.name) == (72, "sweep-trial-2-1")
+    sentence = f"chosen by {choice!r}: trial 2: correctness 0.700 ± 0.010, format 0.700 ± 0.010"
+    assert capsys.readouterr().out.count(sentence) == 2
 
 
 def test_a_checkpoint_keeps_the_length_of_the_warm_up(fake, tmp_path):
@@ -380,27 +355,23 @@ def test_a_checkpoint_keeps_the_length_of_the_warm_up(fake, tmp_path):
         ledger.complete(0, build_outcome(0.9, 0.9, 0.5))
         for step in (5, 20):
             ledger.start(params, "checkpoint", "candidate", 8, parts=[Part(0, step, 1.0)])
-    assert train.main(["--from", f"{spec.directory}:0@20"]) == 0
+    assert run_from(spec, "0@20") == 0
     (config,) = fake.configs
     assert round(config.training.warmup_share * config.training.steps) == 6
     with pytest.raises(UsageError, match=r"training.warmup_share = 0.1: .* depends on all 60"):
-        train.main(["--from", f"{spec.directory}:0@5"])
+        run_from(spec, "0@5")
 
 
-def test_another_course_of_a_checkpoint_is_refused(fake, searched):
-    add_candidates(searched)
-    words = ["--set", "training.lr_schedule=cosine"]
-    with pytest.raises(UsageError, match="30 steps alone would be another training"):
-        train.main(["--from", f"{searched.directory}:1@30", *words])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("1@30 --set training.lr_schedule=cosine", "30 steps alone would be another training"),
+        ("knee --set space.group_size=4", "has no effect"),
+    ],
+)
+def test_what_a_sweep_decides_cannot_be_overridden(fake, candidates, words, message):
+    assert message in refuse(run_from, candidates, *words.split())
     assert not fake.configs
-
-
-def test_other_steps_of_a_checkpoint_are_those_of_its_trial(fake, searched, capsys):
-    add_candidates(searched)
-    assert train.main(["--from", f"{searched.directory}:1@30", "--steps", "40"]) == 0
-    (config,) = fake.configs
-    assert (config.training.steps, config.seed, config.start) == (40, 71, None)
-    assert "1@30 has 30 steps: with 40 this is trial 1" in capsys.readouterr().out
 
 
 def keep_policy(record):
@@ -410,25 +381,22 @@ def keep_policy(record):
     return policy
 
 
-def store_merge(spec):
-    """Store a merge whose largest part is trial 2, and its policy."""
-    add_candidates(spec)
-    with Ledger.open(spec) as ledger:
+@pytest.fixture
+def merged(candidates):
+    """The policy of a merge of that sweep whose largest part is trial 2."""
+    with Ledger.open(candidates) as ledger:
         parts = [Part(1, 30, 0.25), Part(2, 60, 0.75)]
         ledger.start({}, "merge", "candidate", 94, parts=parts)
-        outcome = build_outcome(0.99, 0.95, 0.5)
         policy = keep_policy(ledger.get_record(8))
-        ledger.complete(8, replace(outcome, checkpoint=policy))
+        ledger.complete(8, replace(build_outcome(0.99, 0.95, 0.5), checkpoint=policy))
     return policy
 
 
 @pytest.mark.parametrize("pick", ["merge-8", "8", "max_correctness"])
-def test_a_merge_is_trained_from_its_weights(fake, searched, capsys, pick):
-    policy = store_merge(searched)
-    source = f"{searched.directory}:{pick}"
-    assert train.main(["--from", source, "--steps", "5"]) == 0
+def test_a_merge_is_trained_from_its_weights(fake, searched, merged, capsys, pick):
+    assert run_from(searched, pick, "--steps", "5") == 0
     (config,) = fake.configs
-    assert config.start == policy
+    assert config.start == merged
     assert (config.seed, config.training.steps) == (72, 5)
     assert config.params["reward_weights.format"] == pytest.approx(0.3)
     printed = capsys.readouterr().out
@@ -437,20 +405,16 @@ def test_a_merge_is_trained_from_its_weights(fake, searched, capsys, pick):
     assert f"trial 2 of {searched.directory}, from the weights of merge-8" in printed
 
 
-def test_a_training_from_a_merge_is_resumed_from_the_same_weights(fake, searched):
-    policy = store_merge(searched)
-    words = ["--from", f"{searched.directory}:merge-8", "--steps", "5"]
-    assert train.main(words) == 0
-    assert train.main(words) == 0
+def test_a_training_from_a_merge_is_resumed_from_the_same_weights(fake, searched, merged):
+    for _ in range(2):
+        assert run_from(searched, "merge-8", "--steps", "5") == 0
     assert len(fake.configs) == 1
-    (policy / "model.safetensors").write_bytes(b"other")
-    with pytest.raises(UsageError, match=r"start model\.safetensors"):
-        train.main(words)
+    (merged / "model.safetensors").write_bytes(b"other")
+    assert "start model.safetensors" in refuse(run_from, searched, "merge-8", "--steps", "5")
 
 
-def test_under_another_policy_a_merge_gives_its_parameters_alone(searched):
-    add_candidates(searched)  # without the weights of the merge
-    source = f"{searched.directory}:merge-5"
+def test_under_another_policy_a_merge_gives_its_parameters_alone(candidates):
+    source = f"{candidates.directory}:merge-5"  # without the weights of the merge
     request = build_request_from_sweep(source, [], recipe="code_qwen", to_run=False)
     assert request.start is None
     assert request.params["reward_weights.format"] == pytest.approx(0.3)
@@ -458,22 +422,17 @@ def test_under_another_policy_a_merge_gives_its_parameters_alone(searched):
 
 
 @pytest.mark.parametrize("pick", ["merge-5", "5"])
-def test_a_merge_without_weights_is_refused_with_what_makes_it(fake, searched, pick):
-    add_candidates(searched)
-    place = searched.directory
-    with pytest.raises(UsageError) as caught:
-        train.main(["--from", f"{place}:{pick}"])
-    assert str(caught.value).splitlines() == [
+def test_a_merge_without_weights_is_refused_with_what_makes_it(fake, candidates, pick):
+    place = candidates.directory
+    assert refuse(run_from, candidates, pick).splitlines() == [
         f"{place}: merge-5: its policy was not kept (keep: front)",
         "    fix: choose another candidate, or make it again:",
         f"         python -m gdpo_tune.train --from {place}:1@30",
         f"         python -m gdpo_tune.train --from {place}:2",
     ]
-    for part in (Part(1, 30, 0.5), Part(2, 60, 0.5)):
-        (place / "trials" / str(part.trial) / f"checkpoint-{part.step}").mkdir(parents=True)
-    with pytest.raises(UsageError) as caught:
-        train.main(["--from", f"{place}:{pick}"])
-    last = str(caught.value).splitlines()[-1]
+    for trial, step in ((1, 30), (2, 60)):
+        (place / "trials" / str(trial) / f"checkpoint-{step}").mkdir(parents=True)
+    last = refuse(run_from, candidates, pick).splitlines()[-1]
     assert last == f"         python -m gdpo_tune.merge {place} --weights 1@30=0.5,2=0.5"
     assert not fake.configs
 
@@ -484,17 +443,15 @@ def test_a_merge_of_adapters_is_refused(fake, tmp_path):
         ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
         ledger.complete(0, build_outcome(0.9, 0.9, 0.5))
         ledger.start({}, "merge", "candidate", 8, parts=[Part(0, 30, 0.5), Part(0, 60, 0.5)])
-        outcome = build_outcome(0.99, 0.95, 0.5)
-        ledger.complete(1, replace(outcome, checkpoint=keep_policy(ledger.get_record(1))))
-    with pytest.raises(UsageError, match="a training begins at whole weights"):
-        train.main(["--from", f"{spec.directory}:merge-1"])
+        policy = keep_policy(ledger.get_record(1))
+        ledger.complete(1, replace(build_outcome(0.99, 0.95, 0.5), checkpoint=policy))
+    assert "a training begins at whole weights" in refuse(run_from, spec, "merge-1")
 
 
 def test_the_sweep_is_not_modified(searched):
     before = {f: f.read_bytes() for f in searched.directory.rglob("*") if f.is_file()}
-    request = build_request_from_sweep(
-        f"{searched.directory}:knee", ["training.lr_schedule=cosine"]
-    )
+    source = f"{searched.directory}:knee"
+    request = build_request_from_sweep(source, ["training.lr_schedule=cosine"])
     config = build_trial_config(request, seed=None, out=Path("o"), threads=None)
     assert config.training.lr_schedule == "cosine"
     assert before == {f: f.read_bytes() for f in searched.directory.rglob("*") if f.is_file()}
@@ -502,18 +459,17 @@ def test_the_sweep_is_not_modified(searched):
 
 @pytest.mark.parametrize("source", ["runs/code", ":knee", "runs/code:"])
 def test_a_source_without_directory_or_pick_is_refused(fake, source):
-    with pytest.raises(UsageError, match="runs/code:knee, runs/code:max_correctness"):
-        train.main(["--from", source])
+    assert "runs/code:knee, runs/code:max_correctness" in refuse(train.main, ["--from", source])
 
 
 def test_another_policy_is_trained_with_the_values_that_are_asked_for(fake, searched, capsys):
-    source, policy = f"{searched.directory}:1", f"policy={POLICIES['embedded']}"
-    with pytest.raises(UsageError, match="choose values, for example") as caught:
-        train.main(["--from", source, "--set", policy])
+    policy = ["--set", f"policy={POLICIES['embedded']}"]
+    message = refuse(run_from, searched, "1", *policy)
     assert not fake.configs
-    values = str(caught.value).partition("for example ")[2].splitlines()[0].split()
+    assert "choose values, for example " in message
+    values = message.partition("for example ")[2].splitlines()[0].split()
     short = ["--set", "training.max_completion_length=60", "--set", "training.length_limit=20"]
-    assert train.main(["--from", source, "--set", policy, *values, *short]) == 0
+    assert run_from(searched, "1", *policy, *values, *short) == 0
     (config,) = fake.configs
     assert (config.policy, config.seed) == (str(POLICIES["embedded"]), 71)
     assert config.params["learning_rate"] == 1e-6
@@ -522,34 +478,8 @@ def test_another_policy_is_trained_with_the_values_that_are_asked_for(fake, sear
     assert "does not carry over to another policy" in capsys.readouterr().out
 
 
-def test_parameters_of_a_trial_cannot_be_overridden(fake, searched):
-    with pytest.raises(UsageError, match="has no effect"):
-        train.main(["--from", f"{searched.directory}:knee", "--set", "space.group_size=4"])
-
-
-# --- the command line -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        [str(SPACE), "--from", "x:1"],
-        [str(SPACE), "--pick", "knee"],
-        [str(SPACE), "--steps", "0"],
-        [str(SPACE), "--seed", "-1"],
-        [str(SPACE), "--seed", "4294967296"],
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        train.main(arguments)
-    assert caught.value.code == 2
-    assert "usage:" in capsys.readouterr().err
-
-
 def test_the_request_is_written_as_json(fake, tmp_path):
-    train.main([*FILE, "--steps", "1", "--out", "here"])
+    run("--out", "here", steps=1)
     request = json.loads((tmp_path / "here" / train.REQUEST).read_text())
     assert request["params.reward_weights.format"] == 0.5
     assert request["training.steps"] == 1
@@ -557,18 +487,16 @@ def test_the_request_is_written_as_json(fake, tmp_path):
 
 
 def test_a_file_with_a_start_trains_that_first_and_once(fake, tmp_path):
-    arguments = [*FILE, "--steps", "3", "--set", "start={steps: 2}", "--out", "here"]
-    fake.actions[1] = lambda: signal.raise_signal(signal.SIGTERM)
-    assert train.main(arguments) == 143
-    assert train.main(arguments) == 0
-    assert train.main(arguments) == 0
+    words = ["--set", "start={steps: 2}", "--out", "here"]
+    fake.actions[1] = interrupt
+    assert [run(*words) for _ in range(3)] == [143, 0, 0]
     own, _, config = fake.configs
     assert (own.supervised.steps, own.training.steps, own.start) == (2, 2, None)
     assert own.directory == tmp_path / "here" / "start"
     assert (config.supervised, config.training.steps) == (None, 3)
     assert config.start == own.directory / "checkpoint-2"
     with pytest.raises(UsageError, match=r"another training: .*start.steps = 2, not 4"):
-        train.main([*arguments, "--set", "start={steps: 4}"])
+        run(*words, "--set", "start={steps: 4}")
 
 
 def test_a_candidate_is_trained_again_from_the_start_of_its_sweep(fake, tmp_path):
@@ -586,5 +514,5 @@ def test_a_candidate_is_trained_again_from_the_start_of_its_sweep(fake, tmp_path
     assert config.start == kept
     other = build_request_from_sweep(f"{spec.directory}:1", ["model.dropout=true"])
     assert other.start is None  # it needs a start of its own
-    with pytest.raises(UsageError, match="trial 0 is the supervised start"):
-        build_request_from_sweep(f"{spec.directory}:0", [])
+    message = refuse(build_request_from_sweep, f"{spec.directory}:0", [])
+    assert "trial 0 is the supervised start" in message

@@ -73,36 +73,7 @@ def test_the_page_is_served_until_ctrl_c(sweep):
 )
 def test_the_name_of_a_proxy_is_as_browsers_send_it(text, name):
     assert watch.build_parser().parse_args(["x", "--allow-host", text]).allow_host == [name]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "https://sweeps.example",
-        "*",
-        "*.example",
-        "a/b",
-        "",
-        "a b",
-        "a:65536",
-        "a:0",
-        "[:::]",
-        "[::g]",
-    ],
-)
-def test_what_is_no_name_of_a_proxy_is_refused_in_one_line(text, capsys):
-    with pytest.raises(SystemExit):
-        watch.build_parser().parse_args(["x", "--allow-host", text])
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument --allow-host: {text!r} is not the name of a host; write the name" in line
-
-
-@pytest.mark.parametrize("text", ["https://x.example/code", "/code?token=1", "/code#top"])
-def test_what_is_no_path_of_a_proxy_is_refused_in_one_line(text, capsys):
-    with pytest.raises(SystemExit):
-        watch.build_parser().parse_args(["x", "--root-path", text])
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument --root-path: {text!r} is not a path; write what stands between" in line
+    assert str(DEFAULT_PORT) in watch.build_parser().format_help()
 
 
 @pytest.mark.integration
@@ -111,13 +82,17 @@ def test_a_browser_and_other_machines_are_served_only_on_request(sweep, monkeypa
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
     monkeypatch.setattr("os.nice", lambda _: 0)
-    assert watch.main([str(sweep), "--port", str(find_free_port())]) == 0
+
+    def serve(*words):
+        assert watch.main([str(sweep), "--port", str(find_free_port()), *words]) == 0
+
+    serve()
     assert opened == []
-    assert watch.main([str(sweep), "--port", str(find_free_port()), "--open"]) == 0
-    assert len(opened) == 1
-    assert "/?token=" in opened[0]
+    serve("--open")
+    (address,) = opened
+    assert "/?token=" in address
     assert "warning" not in capsys.readouterr().err
-    assert watch.main([str(sweep), "--port", str(find_free_port()), "--host", "0.0.0.0"]) == 0
+    serve("--host", "0.0.0.0")
     printed = capsys.readouterr()
     assert f"http://{socket.gethostname()}:" in printed.out
     assert "warning: everyone who has this address can steer" in printed.err
@@ -140,15 +115,6 @@ def test_a_taken_port_is_one_line(sweep):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("port", ["0", "65536", "x"])
-def test_a_port_that_cannot_be_is_refused(sweep, port, capsys):
-    with pytest.raises(SystemExit) as caught:
-        watch.main([str(sweep), "--port", port])
-    assert caught.value.code == 2
-    assert "--port" in capsys.readouterr().err
-    assert str(DEFAULT_PORT) in watch.build_parser().format_help()
-
-
 def test_the_token_outlives_the_server_and_is_for_the_owner_alone(sweep):
     token = watch.read_token(sweep)
     assert watch.read_token(sweep) == token
@@ -167,23 +133,20 @@ def test_without_a_directory_the_token_is_not_kept(tmp_path):
     assert watch.read_token(tmp_path / "nowhere") != first
 
 
-def test_a_file_names_the_sweep_that_it_will_start(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    load, location = watch.find_spec(str(SPACE))
-    assert location == "runs/code"
-    assert load().search.is_divided
-    start_sweep(load_code_spec(tmp_path / "runs", ["name=code", "search.trials=5"], SPACE)).close()
-    (tmp_path / "runs" / "sweep").rename(tmp_path / "runs" / "code")
-    assert load().search.trials == 5
-
-
-def test_a_storage_that_yaml_would_misread_stays_as_it_is(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("line", "storage"),
+    [("", "runs"), ("storage: 'runs #1'\n", "runs #1")],  # YAML would misread the latter
+)
+def test_a_file_names_the_sweep_that_it_will_start(tmp_path, monkeypatch, line, storage):
     monkeypatch.chdir(tmp_path)
     space = tmp_path / "own.yaml"
-    space.write_text(f"extends: {SPACE}\nname: code\nstorage: 'runs #1'\n")
+    space.write_text(f"extends: {SPACE}\nname: code\n{line}")
     load, location = watch.find_spec(str(space))
-    start_sweep(load_code_spec(tmp_path / "runs", ["search.trials=5"], SPACE)).close()
-    (tmp_path / "runs #1").mkdir()
-    (tmp_path / "runs" / "sweep").rename(tmp_path / "runs #1" / "code")
+    assert location == f"{storage}/code"
+    assert load().search.is_divided
+    changes = ["name=code", "search.trials=5"]
+    start_sweep(load_code_spec(tmp_path / "made", changes, SPACE)).close()
+    (tmp_path / storage).mkdir()
+    (tmp_path / "made" / "sweep").rename(tmp_path / storage / "code")
     assert load().search.trials == 5
-    assert load().location == location == "runs #1/code"
+    assert load().location == location

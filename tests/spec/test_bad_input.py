@@ -1,12 +1,12 @@
 """Everything that a sweep file can get wrong: line, key, value, reason, fix; all at once."""
 
 import dataclasses
-import importlib.util
 import itertools
 import pickle
 import re
 import sys
 import types
+from operator import attrgetter
 
 import pytest
 from hypothesis import given, settings
@@ -18,22 +18,10 @@ from gdpo_tune.spec import load_spec
 from tests.support.spec_cases import CASES, GOOD
 
 
-def problems_of(tmp_path, text, *overrides, name=None) -> tuple[SpecProblem, ...]:
-    path = tmp_path / "sweep.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(SpecError) as caught:
-        load_spec(path, overrides, name)
-    return caught.value.problems
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_bad_file(case, tmp_path, monkeypatch):
-    found = importlib.util.find_spec
+def test_bad_file(case, refuse, tmp_path, installed):
     # What else is wrong is told where a package is not installed, too.
-    present = ("peft", "flash_attn")
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: name if name in present else found(name)
-    )
+    installed.update(peft=True, flash_attn=True)
     old, new, line, key, reason, fix = CASES[case]
     for name in ("file", "rows.jsonl"):
         (tmp_path / name).touch()
@@ -41,8 +29,7 @@ def test_bad_file(case, tmp_path, monkeypatch):
     places = {"{file}": "file", "{rows}": "rows.jsonl", "{folder}": "folder"}
     for mark, name in places.items():
         new = new.replace(mark, str(tmp_path / name))
-    text = GOOD.replace(old, new)
-    (problem,) = problems_of(tmp_path, text)
+    (problem,) = refuse(text=GOOD.replace(old, new))
     assert (problem.where, problem.key) == (f"{tmp_path / 'sweep.yaml'}:{line}", key)
     assert reason in problem.reason
     assert fix in problem.fix
@@ -53,19 +40,18 @@ def test_bad_file(case, tmp_path, monkeypatch):
     [("", 12), ("  group_size: {choices: [3, 5], when: {normalization: gdpo}}\n", 8)],
     ids=["not in the file", "at its default under another mode"],
 )
-def test_default_group_size_must_divide_too(group_size, line, tmp_path):
+def test_default_group_size_must_divide_too(group_size, line, refuse, tmp_path):
     text = GOOD.replace("completions_per_step: 64", "completions_per_step: 60")
-    (problem,) = problems_of(tmp_path, text.replace("  group_size: [4, 8]\n", group_size))
+    (problem,) = refuse(text=text.replace("  group_size: [4, 8]\n", group_size))
     assert problem.where == f"{tmp_path / 'sweep.yaml'}:{line}"
     assert problem.reason == "8 does not divide training.completions_per_step = 60"
 
 
-def test_the_file_that_cases_break_is_good(tmp_path):
-    (tmp_path / "sweep.yaml").write_text(GOOD)
-    assert load_spec(tmp_path / "sweep.yaml").name == "sweep"
+def test_the_file_that_cases_break_is_good(load):
+    assert load().name == "sweep"
 
 
-def test_every_problem_at_once_in_the_order_of_lines(tmp_path):
+def test_every_problem_at_once_in_the_order_of_lines(refuse):
     text = GOOD
     for old, new in {
         "task: code": "task: code\npolcy: x",
@@ -77,62 +63,43 @@ def test_every_problem_at_once_in_the_order_of_lines(tmp_path):
         "trials: 16": "trials: 0, sampler: x, scheduler: {type: halvin}",
     }.items():
         text = text.replace(old, new)
-    problems = problems_of(tmp_path, text, "resources.workers=0", "nothing")
+    problems = refuse("resources.workers=0", "nothing", text=text)
     assert [problem.key for problem in problems] == [
-        "",
-        "polcy",
-        "objectives.length.direction",
-        "objectives.length.reference",
-        "space.normalization[1]",
-        "space.group_size",
-        "space.reward_weights.format",
-        "training.steps",
-        "search.scheduler.type",
-        "search.sampler",
-        "search.trials",
+        *("", "polcy", "objectives.length.direction", "objectives.length.reference"),
+        *("space.normalization[1]", "space.group_size", "space.reward_weights.format"),
+        *("training.steps", "search.scheduler.type", "search.sampler", "search.trials"),
         "resources.workers",
     ]
     lines = [int(p.where.rpartition(":")[2]) for p in problems if not p.where.startswith("--set")]
     assert lines == sorted(lines)
 
 
-def test_what_hangs_on_a_bad_value_is_not_complained_of(tmp_path):
-    text = GOOD.replace("completions_per_step: 64", "completions_per_step: x").replace(
-        "[gdpo, grpo]", "[gdpo, grop]"
-    )
+def test_what_hangs_on_a_bad_value_is_not_complained_of(refuse):
+    text = GOOD.replace("completions_per_step: 64", "completions_per_step: x")
+    text = text.replace("[gdpo, grpo]", "[gdpo, grop]").replace("[4, 8]", "[5]")
     text = text.replace("{log: [0.05, 2]}", "{log: [0.05, 2], when: {normalization: grpo}}")
-    text = text.replace("[4, 8]", "[5]")
-    keys = [problem.key for problem in problems_of(tmp_path, text)]
+    keys = [problem.key for problem in refuse(text=text)]
     assert keys == ["space.normalization[1]", "training.completions_per_step"]
 
 
-def test_the_message_reads_well(tmp_path):
-    text = GOOD.replace("[4, 8]", "[4, 6]")
-    problems = problems_of(tmp_path, text)
-    message = str(SpecError(problems))
-    assert message.splitlines() == [
+def test_the_message_reads_well_and_survives_pickling(refuse, tmp_path):
+    error = SpecError(refuse(text=GOOD.replace("[4, 8]", "[4, 6]")))
+    assert str(error).splitlines() == [
         "1 problem in the sweep specification",
         f"{tmp_path}/sweep.yaml:8: space.group_size = [4, 6]: 6 does not divide "
         "training.completions_per_step = 64",
         "    fix: use group sizes among [2, 4, 8, 16, 32, 64], "
         "or change training.completions_per_step",
     ]
-
-
-def test_a_module_that_lies_nowhere_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "placeless", types.ModuleType("placeless"))
-    (problem,) = problems_of(tmp_path, GOOD, "sandbox.modules=[placeless]")
-    assert (problem.key, problem.reason) == (
-        "sandbox.modules[0]",
-        "no module placeless is installed",
-    )
-
-
-def test_the_error_survives_pickling(tmp_path):
-    error = SpecError(problems_of(tmp_path, GOOD.replace("[4, 8]", "[4, 6]")))
     again = pickle.loads(pickle.dumps(error))
-    assert str(again) == str(error)
-    assert again.exit_status == 2
+    assert (str(again), again.exit_status) == (str(error), 2)
+
+
+def test_a_module_that_lies_nowhere_is_not_installed(refuse, monkeypatch):
+    monkeypatch.setitem(sys.modules, "placeless", types.ModuleType("placeless"))
+    (problem,) = refuse("sandbox.modules=[placeless]")
+    assert problem.key == "sandbox.modules[0]"
+    assert problem.reason == "no module placeless is installed"
 
 
 @pytest.mark.parametrize(
@@ -148,58 +115,44 @@ def test_the_error_survives_pickling(tmp_path):
         ("task: " + "[" * 600 + "]" * 600, "", "recursion"),
     ],
 )
-def test_file_that_is_no_sweep(text, line, reason, tmp_path):
-    (problem,) = problems_of(tmp_path, text)
+def test_file_that_is_no_sweep(text, line, reason, refuse, tmp_path):
+    (problem,) = refuse(text=text)
     assert problem.where == f"{tmp_path / 'sweep.yaml'}{line}"
     assert reason in problem.reason
 
 
-def bomb(first, again):
-    """Eight lines, each of which means ten of the line before."""
-    names = "abcdefgh"
-    lines = [f"a: &a {first}"]
-    for below, name in itertools.pairwise(names):
-        lines.append(f"{name}: &{name} " + again(below, name))
-    return "# a bomb\n" + "\n".join(lines) + "\n"
-
-
-def ten_elements(below, name):
-    return "[" + ", ".join([f"*{below}"] * 10) + "]"
-
-
-def ten_keys(below, name):
-    return "{" + ", ".join(f"{name}{index}: *{below}" for index in range(10)) + "}"
-
-
 @pytest.mark.parametrize(
-    ("first", "again"), [("[1, 2, 3, 4, 5]", ten_elements), ("{x: 1, y: 2}", ten_keys)]
+    ("first", "element", "brackets"),
+    [("[1, 2, 3, 4, 5]", "*{0}", "[]"), ("{x: 1, y: 2}", "{1}{2}: *{0}", "{}")],
 )
-def test_aliases_that_mean_millions_of_values(first, again, tmp_path):
-    (problem,) = problems_of(tmp_path, bomb(first, again))
+def test_aliases_that_mean_millions_of_values(first, element, brackets, refuse, tmp_path):
+    lines = [f"a: &a {first}"]
+    for below, name in itertools.pairwise("abcdefgh"):  # each means ten of the line before
+        ten = ", ".join(element.format(below, name, index) for index in range(10))
+        lines.append(f"{name}: &{name} {brackets[0]}{ten}{brackets[1]}")
+    (problem,) = refuse(text="# a bomb\n" + "\n".join(lines) + "\n")
     assert problem.where == f"{tmp_path / 'sweep.yaml'}:7"  # the first line that means too many
     assert problem.reason.startswith("more than 100,000 values up to here")
     assert problem.fix
 
 
-def test_aliases_that_mean_millions_of_values_in_an_override(tmp_path):
+def test_aliases_that_mean_millions_of_values_in_an_override(refuse):
     text = "[&a [0, 0, 0, 0, 0, 0, 0, 0]"
-    for below, name in zip("abcdefgh", "bcdefghi", strict=True):
+    for below, name in itertools.pairwise("abcdefghi"):
         text += f", &{name} [{', '.join([f'*{below}'] * 8)}]"
-    (problem,) = problems_of(tmp_path, GOOD, f"enqueue={text}]")
+    (problem,) = refuse(f"enqueue={text}]")
     assert problem.where.startswith("--set enqueue=[&a")
     assert problem.key == "enqueue"
     assert problem.reason.startswith("more than 100,000 values")
 
 
-def test_many_values_are_no_fault_as_long_as_they_are_meant(tmp_path):
-    path = tmp_path / "sweep.yaml"
+def test_many_values_are_no_fault_as_long_as_they_are_meant(load):
     points = "".join("  - {group_size: 8}\n" for _ in range(1000))
-    path.write_text(f"{GOOD}enqueue:\n{points}")
-    assert len(load_spec(path).enqueue) == 1000
+    assert len(load(text=f"{GOOD}enqueue:\n{points}").enqueue) == 1000
 
 
-def test_a_message_shows_the_beginning_of_a_long_value(tmp_path):
-    (problem,) = problems_of(tmp_path, GOOD + f"points: [{', '.join(['1'] * 1000)}]\n")
+def test_a_message_shows_the_beginning_of_a_long_value(refuse):
+    (problem,) = refuse(text=GOOD + f"points: [{', '.join(['1'] * 1000)}]\n")
     assert len(problem.value) == 300
     assert problem.value.startswith("[1, 1, 1")
     assert problem.value.endswith("...")
@@ -214,16 +167,18 @@ def test_a_message_shows_the_beginning_of_a_long_value(tmp_path):
     ],
     ids=["brackets", "dots", "aliases of aliases"],
 )
-def test_values_that_lie_too_deep(text, line, tmp_path):
-    (problem,) = problems_of(tmp_path, text)
+def test_values_that_lie_too_deep(text, line, refuse, tmp_path):
+    (problem,) = refuse(text=text)
     assert problem.where == f"{tmp_path / 'sweep.yaml'}:{line}"
     assert problem.reason == "more than 50 levels deep"
 
 
-def test_file_that_is_not_text(tmp_path):
+def test_what_is_no_file_of_text(tmp_path):
     (tmp_path / "sweep.yaml").write_bytes(b"task: \xff\xfe")
     with pytest.raises(SpecError, match="not UTF-8 at byte 6"):
         load_spec(tmp_path / "sweep.yaml")
+    with pytest.raises(SpecError, match="Is a directory"):
+        load_spec(tmp_path)
 
 
 def test_missing_file_suggests_its_neighbour(tmp_path):
@@ -233,11 +188,6 @@ def test_missing_file_suggests_its_neighbour(tmp_path):
     (problem,) = caught.value.problems
     assert problem.where == str(tmp_path / "cod.yaml")
     assert f"did you mean {tmp_path / 'code.yaml'}?" in problem.fix
-
-
-def test_folder_instead_of_a_file(tmp_path):
-    with pytest.raises(SpecError, match="Is a directory"):
-        load_spec(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -260,15 +210,14 @@ def test_folder_instead_of_a_file(tmp_path):
         ("name=a/b", "name", "directory"),
     ],
 )
-def test_bad_override_is_named(override, key, reason, tmp_path):
-    (problem,) = problems_of(tmp_path, GOOD, override)
-    assert problem.where == f"--set {override}"
-    assert problem.key == key
+def test_bad_override_is_named(override, key, reason, refuse):
+    (problem,) = refuse(override)
+    assert (problem.where, problem.key) == (f"--set {override}", key)
     assert reason in problem.reason
 
 
-def test_bad_name_option_is_named(tmp_path):
-    (problem,) = problems_of(tmp_path, GOOD, name="../up")
+def test_bad_name_option_is_named(refuse):
+    (problem,) = refuse(name="../up")
     assert (problem.where, problem.key) == ("--name ../up", "name")
 
 
@@ -279,21 +228,18 @@ def test_stem_that_is_no_name(tmp_path):
         load_spec(path)
 
 
-def test_mode_under_which_nothing_is_left(tmp_path, monkeypatch):
+def test_mode_under_which_nothing_is_left(refuse, monkeypatch):
     """A condition that asks only for modes which ignore the parameter never holds."""
     ignoring = dataclasses.replace(registry.NORMALIZATIONS["grpo"], ignores=("beta",))
     monkeypatch.setitem(registry.NORMALIZATIONS, "grpo", ignoring)
-    text = GOOD.replace(
-        "search:", "space.beta: {log: [1e-3, 1], when: {normalization: grpo}}\nsearch:"
-    )
-    (problem,) = problems_of(tmp_path, text)
+    (problem,) = refuse("space.beta={log: [1e-3, 1], when: {normalization: grpo}}")
     assert problem.key == "space.beta"
     assert problem.reason.startswith("normalization is never gdpo, grpo_no_std")
 
 
-def test_errors_of_a_base_point_into_it(tmp_path):
+def test_errors_of_a_base_point_into_it(refuse, tmp_path):
     (tmp_path / "base.yaml").write_text(GOOD.replace("steps: 60", "steps: 0"))
-    problems = problems_of(tmp_path, "extends: base.yaml\nsearch: {trials: 0}\n")
+    problems = refuse(text="extends: base.yaml\nsearch: {trials: 0}\n")
     assert [(p.where, p.key) for p in problems] == [
         (f"{tmp_path / 'base.yaml'}:13", "training.steps"),
         (f"{tmp_path / 'sweep.yaml'}:2", "search.trials"),
@@ -313,15 +259,11 @@ def test_errors_of_a_base_point_into_it(tmp_path):
         ('"\\0"', "a character that no name can have"),
     ],
 )
-def test_bad_extends(extends, reason, tmp_path):
+def test_bad_extends(extends, reason, refuse, tmp_path):
     (tmp_path / "middle.yaml").write_text("extends: sweep.yaml\n")
-    (problem,) = problems_of(tmp_path, f"# a comment\nextends: {extends}\n")
-    file, _, line = problem.where.rpartition(":")
-    assert (file, line) in [
-        (str(tmp_path / "sweep.yaml"), "2"),
-        (str(tmp_path / "middle.yaml"), "1"),
-    ]
-    assert problem.key == "extends"
+    (problem,) = refuse(text=f"# a comment\nextends: {extends}\n")
+    place = "middle.yaml:1" if extends == "middle.yaml" else "sweep.yaml:2"
+    assert (problem.where, problem.key) == (f"{tmp_path}/{place}", "extends")
     assert re.search(reason, problem.reason)
 
 
@@ -354,14 +296,9 @@ def test_any_damage_ends_in_a_spec_or_a_spec_error(data, tmp_path_factory):
     assert load_spec(again) == spec
 
 
-def test_a_mode_that_does_not_exist_hides_no_other_problem(tmp_path):
-    found = problems_of(
-        tmp_path,
-        GOOD,
-        "space.normalization=[gdpo, grop]",
-        "space.temperature={range: [0.7, 1], when: {normalization: grop}}",
-        "task=cod",
-    )
+def test_a_mode_that_does_not_exist_hides_no_other_problem(refuse):
+    condition = "space.temperature={range: [0.7, 1], when: {normalization: grop}}"
+    found = refuse("space.normalization=[gdpo, grop]", condition, "task=cod")
     assert {problem.key for problem in found} >= {"space.normalization[1]", "task"}
 
 
@@ -371,14 +308,13 @@ def test_a_mode_that_does_not_exist_hides_no_other_problem(tmp_path):
         ("policy", "policy={}"),
         ("task", "task={}.py:Mine"),
         ("data.source", "data={{source: {}, layout: mbpp}}"),
-        ("storage", "storage={}"),
         ("tracking.uri", "tracking.uri=sqlite:///{}"),
         ("search.warm_start[0]", "search.warm_start=[{}]"),
     ],
 )
 @pytest.mark.parametrize("name", ["a" * 5000, "a/" * 3000, "~nouser/x", "é" * 200])
-def test_a_path_that_no_disk_can_hold(key, override, name, tmp_path):
-    (problem,) = problems_of(tmp_path, GOOD, override.format(name))
+def test_a_path_that_no_disk_can_hold(key, override, name, refuse):
+    (problem,) = refuse(override.format(name))
     assert problem.key == key
     assert len(problem.reason) < 100
     assert len(problem.fix) < 150
@@ -386,74 +322,54 @@ def test_a_path_that_no_disk_can_hold(key, override, name, tmp_path):
 
 @pytest.mark.parametrize("key", ['"\\ud800"', '"a\\0"'])
 @pytest.mark.parametrize("section", ["{}: 1\n", "training: {{{}: 1}}\n"])
-def test_a_key_that_cannot_be_printed(key, section, tmp_path):
-    text = GOOD.replace("training: {steps: 60, completions_per_step: 64}\n", section.format(key))
-    (problem,) = problems_of(tmp_path, text)
+def test_a_key_that_cannot_be_printed(key, section, refuse, tmp_path):
+    training = "training: {steps: 60, completions_per_step: 64}\n"
+    (problem,) = refuse(text=GOOD.replace(training, section.format(key)))
     assert problem.where == f"{tmp_path / 'sweep.yaml'}:13"
     assert problem.reason == "a key has characters that cannot be printed"
 
 
 @pytest.mark.parametrize("weights", ["{}", "[]", "", "1"])
 @pytest.mark.parametrize("task", ["code", "cod", "missing.py:Mine"])
-def test_a_space_without_any_weight(weights, task, tmp_path):
+def test_a_space_without_any_weight(weights, task, load, refuse):
     old = "  reward_weights:\n    correctness: 1\n    format: {log: [0.05, 2]}\n"
     text = GOOD.replace(old, f"  reward_weights: {weights}\n").replace("code", task)
     if (task, weights) == ("code", "{}"):  # every weight has its default
-        (tmp_path / "sweep.yaml").write_text(text)
-        assert load_spec(tmp_path / "sweep.yaml").space.domains["reward_weights.correctness"]
-        return
-    keys = {problem.key for problem in problems_of(tmp_path, text)}
-    assert keys <= {"task", "space.reward_weights"}
+        assert load(text=text).space.domains["reward_weights.correctness"]
+    else:
+        keys = {problem.key for problem in refuse(text=text)}
+        assert keys <= {"task", "space.reward_weights"}
 
 
-def test_what_another_machine_needs_is_no_error(tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "peft" else found(name)
-    )
-    path = tmp_path / "sweep.yaml"
-    path.write_text(GOOD)
-    overrides = [
-        "model.lora_rank=8",
-        "sandbox.modules=[no_such_module]",
-        "data={source: ./rows.jsonl, layout: mbpp}",
-    ]
+def test_what_another_machine_needs_is_no_error(load, refuse, installed):
+    installed["peft"] = False
+    data = "data={source: ./rows.jsonl, layout: mbpp}"
+    overrides = ["model.lora_rank=8", "sandbox.modules=[no_such_module]", data]
     needs: list[SpecProblem] = []
-    assert load_spec(path, overrides, needs=needs).model.lora_rank == 8
+    assert load(*overrides, needs=needs).model.lora_rank == 8
     keys = ["sandbox.modules[0]", "data.source", "model.lora_rank"]
     assert [need.key for need in needs] == keys
-    assert [problem.key for problem in problems_of(tmp_path, GOOD, *overrides)] == keys
-    with pytest.raises(SpecError, match="1 problem"):
-        load_spec(path, [*overrides, "training.steps=0"], needs=[])
+    assert [problem.key for problem in refuse(*overrides)] == keys
+    assert len(refuse(*overrides, "training.steps=0", needs=[])) == 1
 
 
-def test_flash_attention_is_refused_without_its_package(tmp_path, monkeypatch):
-    """Source: `_flash_attn_import_error` of transformers: a policy could not be loaded."""
-    found, missing = importlib.util.find_spec, ["flash_attn"]
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name in missing else found("json")
-    )
-    asked = "model.attention=flash_attention_2", "resources.gpus=1"
-    (problem,) = problems_of(tmp_path, GOOD, *asked)
-    assert problem.key == "model.attention"
-    assert "needs the package flash-attn" in problem.reason
-    missing.clear()
-    assert load_spec(tmp_path / "sweep.yaml", asked).model.attention == "flash_attention_2"
-
-
+# Source: `_flash_attn_import_error` of transformers: without it a policy could not be loaded.
 @pytest.mark.parametrize(
-    ("override", "package", "extra"),
+    ("override", "module", "package", "fix"),
     [
-        ("model.lora_rank=8", "peft", "peft"),
-        ("training.optimizer=adamw_8bit", "torchao", "adam8bit"),
+        ("model.lora_rank=8", "peft", "peft", "'gdpo-tune[peft]'"),
+        ("training.optimizer=adamw_8bit", "torchao", "torchao", "'gdpo-tune[adam8bit]'"),
+        ("model.attention=flash_attention_2", "flash_attn", "flash-attn", "flash-attn --no-build"),
     ],
 )
-def test_a_key_without_its_package_names_the_extra(tmp_path, monkeypatch, override, package, extra):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == package else found(name)
-    )
-    (problem,) = problems_of(tmp_path, GOOD, override)
-    assert problem.key == override.partition("=")[0]
-    assert package in problem.reason
-    assert f"pip install 'gdpo-tune[{extra}]'" in problem.fix
+def test_a_key_without_its_package_names_it(
+    load, refuse, installed, override, module, package, fix
+):
+    installed[module] = False
+    key, _, value = override.partition("=")
+    (problem,) = refuse(override, "resources.gpus=1")
+    assert problem.key == key
+    assert f"needs the package {package}" in problem.reason
+    assert f"pip install {fix}" in problem.fix
+    installed[module] = True
+    assert str(attrgetter(key)(load(override, "resources.gpus=1"))) == value

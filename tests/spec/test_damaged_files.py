@@ -1,12 +1,10 @@
 """1,210 shipped files with random damage: each is read, or refused by its name with a reason."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import huggingface_hub
 import pytest
@@ -23,21 +21,9 @@ VALUES = (
     *("/proc/1/mem", "/dev/null", "x.py:A", "s3://bucket/x", "http://[::1", "sqlite:///", "file:x"),
     *('"\\0"', '"\\ud800"', '"\\a"', "é" * 200, "a" * 5000, "a/" * 3000, "9" * 5000, "*a", "&a"),
     *("[]", "{}", "[[]]", "[null]", "{a: 1}", "{a: {b: {c: 1}}}", "[1, x, true]", "[4, 4]"),
-    *(
-        "{log: [0, 1]}",
-        "{range: [1, 0]}",
-        "{range: [0, 1], step: 0}",
-        "{choices: []}",
-        "{when: {}}",
-    ),
-    *(
-        "{value: 1, when: {beta: 0}}",
-        "{type: halving}",
-        "{type: x}",
-        "{kind: x}",
-        "!t x",
-        "!!int x",
-    ),
+    *("{log: [0, 1]}", "{range: [1, 0]}", "{range: [0, 1], step: 0}", "{choices: []}"),
+    *("{when: {}}", "{value: 1, when: {beta: 0}}", "{type: halving}", "{type: x}", "{kind: x}"),
+    *("!t x", "!!int x"),
     *("{? [a] : 2}", "{<<: 1}", "|", ">", "@", "%", "]", "}", "'", '"', "- a", ": b", "[" * 300),
 )
 """Texts that take the place of a value."""
@@ -55,9 +41,11 @@ NAMES = (
     *("embeded", "../embedded", f"sqlite:///{'a' * 5000}", f"s3://{'a' * 5000}/x", "' '", "x\ty"),
 )
 KEY = re.compile(r"[A-Za-z_]\w*(?=:(?: |\n))")
+SECTION = re.compile(r"(?<=:)(?: *#[^\n]*)?\n(?:(?P<indent>[ ]+)[^\n]*\n)+")
+"""Everything below a key."""
 
 
-def damage(text: str, rng: random.Random) -> bytes:
+def damage(text, rng):
     """Return a file with one to three random faults."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         text = rng.choice(OPERATIONS)(text, rng)
@@ -68,7 +56,7 @@ def damage(text: str, rng: random.Random) -> bytes:
     return bytes(data[: rng.randrange(len(data))] if data and not rng.randrange(25) else data)
 
 
-def _replace(text: str, pattern: re.Pattern[str], rng: random.Random, new: str) -> str:
+def _replace(text, pattern, rng, new):
     found = list(pattern.finditer(text))
     if not found:
         return text
@@ -76,19 +64,12 @@ def _replace(text: str, pattern: re.Pattern[str], rng: random.Random, new: str) 
     return text[: match.start()] + new + text[match.end() :]
 
 
-def _change_value(text: str, rng: random.Random) -> str:
-    return _replace(text, VALUE, rng, rng.choice(VALUES))
+def _change(pattern, values):
+    """Return an operation that puts one of the values in the place of what the pattern finds."""
+    return lambda text, rng: _replace(text, pattern, rng, rng.choice(values))
 
 
-def _change_name(text: str, rng: random.Random) -> str:
-    return _replace(text, NAME, rng, rng.choice(NAMES))
-
-
-def _change_type(text: str, rng: random.Random) -> str:
-    return _replace(text, COLLECTION, rng, rng.choice(VALUES))
-
-
-def _change_key(text: str, rng: random.Random) -> str:
+def _change_key(text, rng):
     names = [match[0] for match in KEY.finditer(text)]
     name = rng.choice(names)
     position = rng.randrange(len(name))
@@ -97,13 +78,7 @@ def _change_key(text: str, rng: random.Random) -> str:
     return _replace(text, re.compile(rf"\b{name}(?=:)"), rng, new)
 
 
-def _empty_section(text: str, rng: random.Random) -> str:
-    """Replace a key and everything below it by the key with another value."""
-    below = re.compile(r"(?<=:)(?: *#[^\n]*)?\n(?:(?P<indent>[ ]+)[^\n]*\n)+")
-    return _replace(text, below, rng, f" {rng.choice(VALUES)}\n")
-
-
-def _change_lines(text: str, rng: random.Random) -> str:
+def _change_lines(text, rng):
     """Remove, repeat, move or indent a line."""
     lines = text.splitlines(keepends=True)
     line = lines.pop(rng.randrange(len(lines))) if lines else ""
@@ -112,17 +87,11 @@ def _change_lines(text: str, rng: random.Random) -> str:
     return "".join([*lines[:position], *kept, *lines[position:]])
 
 
-OPERATIONS: tuple[Callable[[str, random.Random], str], ...] = (
-    _change_value,
-    _change_value,
-    _change_name,
-    _change_type,
-    _change_key,
-    _empty_section,
-    _change_lines,
+OPERATIONS = (
+    *(_change(VALUE, VALUES), _change(VALUE, VALUES), _change(NAME, NAMES)),
+    *(_change(COLLECTION, VALUES), _change_key),
+    *(_change(SECTION, [f" {value}\n" for value in VALUES]), _change_lines),
 )
-
-
 FILES = [*(ROOT / "search_spaces").glob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")]
 SEEDS = 110
 """Damaged copies of each file."""
@@ -134,10 +103,8 @@ pytestmark = pytest.mark.slow
 def project(tmp_path, monkeypatch):
     """A copy of the shipped files in the current directory, without a network."""
 
-    def refuse_network(*_, **__):
-        raise OfflineModeIsEnabled("no network in tests")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse_network)
+    refusal = MagicMock(side_effect=OfflineModeIsEnabled("no network in tests"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refusal)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     for name in ("search_spaces", "sweeps"):
@@ -164,10 +131,10 @@ def test_a_damaged_file_is_read_or_refused_with_its_name_and_a_reason(original, 
             assert "fix: " in printed or f"{file}: policy " in printed, f"damage {seed}"
 
 
-def check_space(file: Path) -> int:
+def check_space(file):
     return sweep.main([str(file), "--dry-run"])
 
 
-def check_schedule(file: Path) -> int:
+def check_schedule(file):
     status = schedule.main([str(file), "validate", "--files-only"])
     return status or schedule.main([str(file), "render", "--to", "systemd"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from gdpo_tune.core.policy_shapes import PolicyShapes, find_known_size
 from gdpo_tune.core.text import format_bytes
 from gdpo_tune.spec import gpu
 from gdpo_tune.spec.dry_run import render_dry_run
-from gdpo_tune.spec.gpu import check_gpu_share, measure_trial
+from gdpo_tune.spec.gpu import check_gpu_share, measure_trial, read_device_memory
 
 WIDTH, VOCABULARY, LAYERS = 64, 1000, 4
 LAYER, EMBEDDING = WIDTH * WIDTH, WIDTH * VOCABULARY
@@ -130,15 +131,54 @@ def test_an_engine_that_sleeps_leaves_a_step_all_but_its_workspace(load):
     assert asleep.least_room == max(step, sampling, engine.least / share)
 
 
-def test_a_policy_that_fits_beside_a_sleeping_engine_gets_that_advice(load):
-    size = find_known_size("Qwen/Qwen2.5-1.5B")
-    spec = load("resources.gpus=1", "space.beta=0", "model.dtype=bfloat16")
-    device = next(n * GIB for n in range(200, 10, -1) if n * GIB < measure(spec, size).least_room)
-    with pytest.raises(ResourcesError, match=r"rollout\.sleep=true"):
-        check_gpu_share(spec, size, device)
+MORE = "a GPU with more memory"
+RANK = "train adapters: --set model.lora_rank=16"
+SLEEP = "let vLLM sleep during a step: --set rollout.sleep=true"
+SHARE = "divide it otherwise: --set rollout.vllm_memory_share="
+WORKERS = "divide the policy: --set resources.workers={}, each with a GPU"
+ALONE = "rollout.engine=transformers"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "gibibytes", "remedies"),
+    [
+        (["gpus: 1", "space.beta=0"], 1.5, 47,
+         [MORE, f"{SHARE}0.13", SLEEP, RANK, WORKERS.format(2)]),
+        (["gpus: 1", "space.beta=0"], 1.5, 8, [MORE]),
+        (["gpus: 1", "space.beta=0.1"], 7, 80, [MORE, RANK, WORKERS.format(4)]),
+        (["gpus: 0.5", "space.beta=0.1"], 1.5, 80,
+         ["--set resources.gpus=0.74", f"{SHARE}0.11", RANK]),
+        (["gpus: 1", "space.beta=0.1", ALONE], 1.5, 30,
+         [MORE, "do without the reference policy: --set space.beta=0", RANK, WORKERS.format(2)]),
+        (["gpus: 1, workers: 2", ALONE], 7, 40, [MORE, RANK, WORKERS.format(4)]),
+        (["gpus: 1, sharding: none", ALONE], 7, 40, [MORE, RANK]),
+        (["gpus: 1", "rollout.vllm_memory_share=0.9"], 1.5, 80,
+         [MORE, f"{SHARE}0.13", RANK, WORKERS.format(4)]),
+    ],
+)  # fmt: skip
+def test_a_refusal_proposes_what_suffices(load, overrides, size, gibibytes, remedies):
+    resources, *others = overrides
+    policy = find_known_size(f"Qwen/Qwen2.5-{size}B")
+    spec = load(f"resources={{{resources}}}", *others)
     with pytest.raises(ResourcesError) as caught:
-        check_gpu_share(spec, size, 8 * GIB)
-    assert "rollout.sleep" not in str(caught.value)
+        check_gpu_share(spec, policy, gibibytes * GIB)
+    problem, _, fix = str(caught.value).partition("\n    fix: ")
+    assert fix == ", or ".join(remedies)
+    memory = measure(spec, policy)
+    states = format_bytes(memory.weights + memory.gradients)
+    assert f"({states} for weights, gradients and moments, " in problem
+    assert (
+        f"takes at least {math.ceil(100 * memory.least_room / gibibytes / GIB) / 100:g} of"
+        in problem
+    )
+
+
+def test_what_a_failing_tool_prints_is_not_read(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 81920, Disabled\nexit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert read_device_memory() is None
 
 
 def read_memory_line(spec, size=SIZE):

@@ -1,7 +1,8 @@
 """Paths of a sweep's file: from every directory, after a move, and with variables."""
 
-from __future__ import annotations
-
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gdpo_tune.ledger.opening import write_spec
 from gdpo_tune.report import main as report
 from gdpo_tune.results.open_sweep import find_sweep, locate_sweep
 from gdpo_tune.results.public_record import make_public
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import load_spec
 from tests.support.paths import ROOT
 
 TASK = """
@@ -36,7 +37,7 @@ space: {group_size: [4, 8], reward_weights: {right: 1}}
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path, monkeypatch):
     """A project with a sweep that has run, read from elsewhere."""
     directory = tmp_path / "a project's 100% ?"
     directory.mkdir()
@@ -50,29 +51,26 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def read(project: Path) -> SweepSpec:
+def read(project):
     return load_spec(project / "runs" / "mine" / "spec.yaml", to_run=False)
 
 
-def check_places(spec: SweepSpec, project: Path) -> None:
+def check_places(spec, project):
     assert spec.task == f"{project}/sums.py:Sums"
     assert spec.tracking.uri == f"sqlite:///{project}/mlflow.db"
     assert spec.storage == f"{project}/runs"
 
 
-def test_a_sweep_is_read_from_every_directory(project: Path):
+def test_a_sweep_is_read_from_every_directory(project):
     """A path of SQLite is relative to the current directory (sqlite.org/uri.html)."""
-    spec = read(project)
-    check_places(spec, project)
-    check_places(find_sweep(str(project / "runs" / "mine")).spec, project)
-    file = str(project / "runs" / "mine" / "spec.yaml")
-    assert locate_sweep(file) == str(project / "runs" / "mine")
-    assert find_sweep(file).spec.directory == project / "runs" / "mine"
+    check_places(read(project), project)
+    directory = project / "runs" / "mine"
+    check_places(find_sweep(str(directory)).spec, project)
+    assert locate_sweep(f"{directory}/spec.yaml") == str(directory)
+    assert find_sweep(f"{directory}/spec.yaml").spec.directory == directory
 
 
-def test_the_identity_is_that_of_the_paths_as_written(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_identity_is_that_of_the_paths_as_written(project, monkeypatch):
     there, stored = read(project), project / "runs" / "mine" / "spec.yaml"
     before = stored.read_text()
     monkeypatch.chdir(project)
@@ -85,34 +83,27 @@ def test_the_identity_is_that_of_the_paths_as_written(
     assert stored.read_text() == before
 
 
-@pytest.mark.parametrize("is_copy", [False, True])
-def test_a_project_that_moved_is_found_where_it_is(project: Path, is_copy: bool):
+@pytest.mark.parametrize("move", [Path.rename, shutil.copytree])
+def test_a_project_that_moved_is_found_where_it_is(project, move):
     """A copy has its own database: that of the original is not written."""
     moved = project.with_name("moved")
-    if is_copy:
-        import shutil
-
-        shutil.copytree(project, moved)
-    else:
-        project.rename(moved)
+    move(project, moved)
     check_places(read(moved), moved)
     (moved / "mlflow.db").unlink()
     (moved / "runs" / "mine").rename(moved / "runs" / "renamed")
     renamed = load_spec(moved / "runs" / "renamed" / "spec.yaml", to_run=False)
-    there = project if is_copy else moved  # a new database, if any, is the project's
+    there = project if project.exists() else moved  # a new database, if any, is the project's
     assert renamed.tracking.uri in (f"sqlite:///{there}/mlflow.db", f"sqlite:///{moved}/mlflow.db")
 
 
-def test_a_sweep_of_an_earlier_version_is_found_by_its_place(project: Path):
+def test_a_sweep_of_an_earlier_version_is_found_by_its_place(project):
     stored = project / "runs" / "mine" / "spec.yaml"
     lines = [line for line in stored.read_text().splitlines() if not line.startswith("project:")]
     stored.write_text("\n".join(lines))
     check_places(read(project), project)
 
 
-def test_a_project_beside_its_sweeps_is_found_after_a_move(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_project_beside_its_sweeps_is_found_after_a_move(tmp_path, monkeypatch):
     """`..` in `storage` leads from a sweep back to its project (path_resolution(7))."""
     project = tmp_path / "home" / "project"
     project.mkdir(parents=True)
@@ -126,7 +117,7 @@ def test_a_project_beside_its_sweeps_is_found_after_a_move(
     assert spec.task == f"{moved}/project/sums.py:Sums"
 
 
-def test_a_file_may_extend_that_of_a_sweep(project: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_may_extend_that_of_a_sweep(project, monkeypatch):
     """It did before such a file named its project."""
     (project / "next.yaml").write_text("extends: runs/mine/spec.yaml\ntraining: {steps: 7}\n")
     assert load_spec(project / "next.yaml").task == f"{project}/sums.py:Sums"
@@ -134,27 +125,23 @@ def test_a_file_may_extend_that_of_a_sweep(project: Path, monkeypatch: pytest.Mo
     assert load_spec("next.yaml").task == "sums.py:Sums"
 
 
-def test_an_unset_variable_of_an_earlier_sweep_is_named(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_an_earlier_sweep_lacks_is_named(project, monkeypatch):
+    (project / "sums.py").rename(project / "other.py")
+    with pytest.raises(SpecError, match=r"there is no file .*a project's 100% \?/sums.py"):
+        read(project)
+    (project / "other.py").rename(project / "sums.py")
     monkeypatch.chdir(project)
     with pytest.raises(SpecError, match=r"warm_start\[0\].*the variable GDPO_NONE is not set"):
         load_spec("mine.yaml", ["search.warm_start=[$GDPO_NONE/runs/code]"])
 
 
-def test_what_is_missing_is_named_with_its_absolute_path(project: Path):
-    (project / "sums.py").rename(project / "other.py")
-    with pytest.raises(SpecError, match=r"there is no file .*a project's 100% \?/sums.py"):
-        read(project)
-
-
-def test_nothing_of_the_directory_is_published(project: Path):
+def test_nothing_of_the_directory_is_published(project):
     public = make_public(read(project)).dump_yaml()
     assert str(project) not in public
     assert "project:" not in public
 
 
-def test_variables_in_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_variables_in_paths_are_expanded(tmp_path, monkeypatch):
     """Parameter expansion of the shell (POSIX.1-2024, XCU 2.6.2), without its operators."""
     monkeypatch.setenv("SCRATCH", str(tmp_path / "big"))
     monkeypatch.chdir(tmp_path)
@@ -175,45 +162,41 @@ def test_variables_in_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["storage", "policy", "data.source", "data.test.source", "tracking.uri", "task"],
+    ("key", "text"),
+    [
+        ("storage", "${SCRATCH}/runs"),
+        ("policy", "${SCRATCH}/policy"),
+        ("data.source", "${SCRATCH}/data.jsonl"),
+        ("data.test.source", "${SCRATCH}/data.jsonl"),
+        ("tracking.uri", "sqlite:///$SCRATCH/m.db"),
+        ("task", "$SCRATCH/a.py:A"),
+    ],
 )
 @pytest.mark.parametrize("value", ["", None])
-def test_an_unknown_variable_is_refused_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str | None
-):
+def test_an_unknown_variable_is_refused_with_its_line(tmp_path, monkeypatch, key, text, value):
     monkeypatch.chdir(tmp_path)
-    if value is None:
-        monkeypatch.delenv("SCRATCH", raising=False)
-    else:
+    monkeypatch.delenv("SCRATCH", raising=False)
+    if value is not None:
         monkeypatch.setenv("SCRATCH", value)
-    text = {"tracking.uri": "sqlite:///$SCRATCH/m.db", "task": "$SCRATCH/a.py:A"}.get(
-        key, "${SCRATCH}/data.jsonl"
-    )
     lines = {"task": "code", "objectives": "{correctness: {direction: maximize, reference: 0}}"}
-    lines |= {"space": "{group_size: [4, 8]}", "data.layout": "mbpp", key: f'"{text}"'}
-    if not key.startswith("data"):
-        del lines["data.layout"]
-    if key == "data.test.source":
-        lines["data.source"] = "openai/gsm8k"
+    lines |= {"space": "{group_size: [4, 8]}"}
+    lines |= {"data.layout": "mbpp"} if key.startswith("data") else {}
+    lines |= {key: f'"{text}"'}
+    lines |= {"data.source": "openai/gsm8k"} if key == "data.test.source" else {}
     file = tmp_path / "mine.yaml"
     file.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
-    number = list(lines).index(key) + 1
     with pytest.raises(SpecError) as error:
         load_spec("mine.yaml", needs=None, to_run=True)
-    found = [p for p in error.value.problems if p.key == key]
-    assert [p.where for p in found] == [f"mine.yaml:{number}"]
-    assert "the variable SCRATCH is not set (export SCRATCH=...)" in found[0].reason
-    assert found[0].fix
+    (problem,) = [p for p in error.value.problems if p.key == key]
+    assert problem.where == f"mine.yaml:{list(lines).index(key) + 1}"
+    assert "the variable SCRATCH is not set (export SCRATCH=...)" in problem.reason
+    assert problem.fix
     assert find_path_problem("$SCRATCH/x")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
-def test_that_there_is_no_sweep_needs_no_heavy_import(tmp_path: Path):
+def test_that_there_is_no_sweep_needs_no_heavy_import(tmp_path):
     """Importing Optuna, pydantic and plotly takes seconds."""
-    import subprocess
-    import sys
-
     code = (
         "import sys; from gdpo_tune.report import main\n"
         "try: main(['runs/nothing'])\n"
@@ -234,16 +217,11 @@ def test_that_there_is_no_sweep_needs_no_heavy_import(tmp_path: Path):
     "path", ["${oc.env:SCRATCH}/x", "${SCRATCH:-/tmp}/x", "$(pwd)/x", "runs/${SCRATCH", "$$/x"]
 )
 @pytest.mark.parametrize("key", ["storage={}", "tracking.uri=sqlite:///{}", "policy=./{}"])
-def test_a_dollar_of_another_language_is_no_name_of_a_directory(
-    key: str, path: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_dollar_of_another_language_is_no_name_of_a_directory(key, path, monkeypatch, tmp_path):
     """Forms of OmegaConf and of shells (POSIX, 2.6.2), which nothing here fills in."""
     monkeypatch.setenv("SCRATCH", "/scratch")
     with pytest.raises(SpecError, match="is not filled in: a \\$ begins a variable"):
         load_spec(ROOT / "search_spaces" / "code.yaml", [key.format(path)])
     assert find_path_problem("$SCRATCH/${SCRATCH}") == ""
-
-
-def test_a_directory_with_a_dollar_in_its_name_is_itself(tmp_path: Path):
-    (tmp_path / "$(pwd)").mkdir()
+    (tmp_path / "$(pwd)").mkdir()  # a directory that is named so is itself
     assert find_path_problem(f"{tmp_path}/$(pwd)/new") == ""

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune.core import registry
+from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.ledger.trial_encoding import convert_to_distribution
+from gdpo_tune.spec.document import read_scalar
 from gdpo_tune.spec.load import read_point
 from gdpo_tune.spec.space import Choices, Fixed, Space, Uniform
 from gdpo_tune.tasks import code
@@ -35,36 +37,24 @@ def test_contains(domain, inside, outside):
 
 
 @pytest.mark.parametrize(
-    ("domain", "values"),
+    ("domain", "values", "middle"),
     [
-        (Fixed(value="gdpo"), ("gdpo",)),
-        (Choices(choices=(8, 4)), (8, 4)),
-        (Uniform(low=2, high=5, integer=True), (2, 3, 4, 5)),
-        (Uniform(low=2, high=8, step=3, integer=True), (2, 5, 8)),
-        (Uniform(low=2, high=5, log=True, integer=True), (2, 3, 4, 5)),
-        (Uniform(low=0.0, high=1.0, step=0.25), (0, 0.25, 0.5, 0.75, 1)),
-        (Uniform(low=0.1, high=0.7, step=0.1), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)),
-        (Uniform(low=0.0, high=1.0, step=0.33333333334), (0, 0.33333333334, 0.66666666668, 1)),
-        (Uniform(low=0.0, high=1.0), None),
+        (Fixed(value="gdpo"), ("gdpo",), "gdpo"),
+        (Choices(choices=(8, 4)), (8, 4), 8),
+        (Choices(choices=("a", "b", "c")), ("a", "b", "c"), "b"),
+        (Uniform(low=2, high=5, integer=True), (2, 3, 4, 5), 4),
+        (Uniform(low=2, high=8, step=3, integer=True), (2, 5, 8), 5),
+        (Uniform(low=2, high=5, log=True, integer=True), (2, 3, 4, 5), 3),
+        (Uniform(low=0.0, high=1.0, step=0.25), (0, 0.25, 0.5, 0.75, 1), 0.5),
+        (Uniform(low=0.1, high=0.7, step=0.1), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7), 0.4),
+        (Uniform(low=0.0, high=1.0, step=0.33333333334),
+         (0, 0.33333333334, 0.66666666668, 1), 0.33333333334),
+        (Uniform(low=1.0, high=3.0), None, 2.0),
+        (Uniform(low=0.01, high=1.0, log=True), None, 0.1),
     ],
-)
-def test_values(domain, values):
+)  # fmt: skip
+def test_values_and_their_middle(domain, values, middle):
     assert domain.list_values() == values
-
-
-@pytest.mark.parametrize(
-    ("domain", "middle"),
-    [
-        (Fixed(value=3), 3),
-        (Choices(choices=("a", "b", "c")), "b"),
-        (Uniform(low=1.0, high=3.0), 2.0),
-        (Uniform(low=0.01, high=1.0, log=True), 0.1),
-        (Uniform(low=2, high=5, integer=True), 4),
-        (Uniform(low=2, high=8, step=3, integer=True), 5),
-        (Uniform(low=0.1, high=0.7, step=0.1), 0.4),
-    ],
-)
-def test_middle(domain, middle):
     assert domain.find_middle() == pytest.approx(middle)
     assert domain.contains(domain.find_middle())
 
@@ -164,8 +154,7 @@ def test_active_follows_a_chain_of_conditions(load):
 
 
 def test_active_knows_what_is_fixed(load):
-    space = load("space.normalization=gdpo", BETA).space
-    assert "beta" in space.select_active({})
+    assert "beta" in load("space.normalization=gdpo", BETA).space.select_active({})
 
 
 def test_complete_fills_fixed_and_inactive(load):
@@ -189,10 +178,9 @@ def test_complete_fills_fixed_and_inactive(load):
 
 
 def test_complete_refuses_an_open_dimension(load):
+    given = {"normalization": "gdpo", "group_size": 4, "reward_weights.format": 1}
     with pytest.raises(KeyError, match="no value for learning_rate"):
-        load().space.complete(
-            {"normalization": "gdpo", "group_size": 4, "reward_weights.format": 1}
-        )
+        load().space.complete(given)
 
 
 def test_inactive_fixed_value_gives_way_to_the_default(load):
@@ -214,9 +202,8 @@ def test_baseline_takes_defaults_where_the_space_holds_them(load):
 
 
 def test_baseline_may_lie_outside(load):
-    assert load("space.normalization=grpo").space.complete_baseline({"normalization": "gdpo"})[
-        "normalization"
-    ] == ("gdpo")
+    space = load("space.normalization=grpo").space
+    assert space.complete_baseline({"normalization": "gdpo"})["normalization"] == "gdpo"
 
 
 def test_reachable_includes_the_default_of_what_can_be_inactive(load):
@@ -264,3 +251,38 @@ def test_active_is_closed_under_conditions(choices, parents):
     for name, domain in domains.items():
         expected = all(parent in active and choices.get(parent) == 1 for parent in domain.when)
         assert (name in active) == expected
+
+
+# --- configurations that a person adds to a running sweep -----------------------------------------
+
+
+@pytest.fixture
+def spec(load):
+    shape = "space.length_shape=[step, overlong]"
+    return load(shape, "space.length_cache={range: [0.1, 0.5]}")
+
+
+def test_a_value_without_effect_is_refused(spec):
+    with pytest.raises(UsageError, match=r"length_cache has no effect here: it needs .*overlong"):
+        read_point(spec, {"length_shape": "step", "length_cache": 0.3})
+    partial = {"length_cache": 0.3}  # the shape may still become overlong
+    assert read_point(spec, partial) == partial
+
+
+def test_a_change_drops_values_that_lose_their_effect(spec):
+    base = {"length_shape": "overlong", "length_cache": 0.3, "group_size": 8}
+    changed = read_point(spec, {"length_shape": "step"}, base)
+    assert changed == {"length_shape": "step", "group_size": 8}
+
+
+def test_whole_numbers_become_floats_where_the_parameter_is_one(spec):
+    point = read_point(spec, {"reward_weights.format": 1})
+    assert isinstance(point["reward_weights.format"], float)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2e-4", 2e-4), ("8", 8), ("gdpo", "gdpo"), ("true", True), ("[1", "[1"), ("[1]", "[1]")],
+)
+def test_a_word_of_the_command_line_is_yaml(text, value):
+    assert read_scalar(text) == value

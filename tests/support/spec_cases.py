@@ -1,9 +1,17 @@
-"""A good sweep file and every way to break it, for `test_spec_bad_input`."""
+"""A good sweep file, every way to break it, and overrides of it, for the tests of the spec."""
 
 from ruamel.yaml import YAML
 
 from tests.support.paths import ROOT
 
-_READ = YAML(typ="safe").load(ROOT / "tests" / "data" / "bad_sweeps.yaml")
-GOOD: str = _READ["good"]
-CASES: dict[str, list] = _READ["bad"]
+
+def _read(name: str) -> dict:
+    return YAML(typ="safe").load(ROOT / "tests" / "data" / name)
+
+
+_BAD, _OVERRIDES = _read("bad_sweeps.yaml"), _read("sweep_overrides.yaml")
+GOOD: str = _BAD["good"]
+CASES: dict[str, list] = _BAD["bad"]
+WARNINGS: dict[str, list] = _OVERRIDES["warnings"]
+IDENTITY: dict[str, list[str]] = _OVERRIDES["identity"]
+DRY_RUN: dict[str, list] = _OVERRIDES["dry run"]
