@@ -1,13 +1,9 @@
 """AdamW with 8-bit moments: it resumes bit by bit, and up to rounding where it is divided."""
 
-from __future__ import annotations
-
-from contextlib import nullcontext
-
 import pytest
 
-from gdpo_tune.training import train
-from tests.support.training import SETTINGS, build_trial_config, write_policy
+from tests.support.training import SETTINGS, stop_after, write_policy
+from tests.support.trials import build_trial, get_results, run_metrics
 from tests.training.test_sharding import assert_resumed, run_trials
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("toy")]
@@ -20,28 +16,18 @@ WIDE = 128
 def test_a_training_resumes_bit_by_bit(tmp_path):
     policy = write_policy(tmp_path / "policy", width=WIDE)
 
-    def run(name, optimizer, stop=0, resume=None):
+    def build(name, optimizer="adamw_8bit"):
         settings = SETTINGS.replace(optimizer=optimizer)
-        config = build_trial_config(
-            policy, tmp_path / name, settings=settings, learning_rate=1e-3, beta=0.01
-        )
-        metrics = []
+        fields = {"training": settings, "learning_rate": 1e-3, "beta": 0.01}
+        return build_trial(policy, tmp_path / name, **fields)
 
-        def report(measurement, _):
-            metrics.append(dict(measurement.metrics))
-            if measurement.step == stop:
-                raise SystemExit
-
-        with pytest.raises(SystemExit) if stop else nullcontext():
-            outcome = train(config, resume=resume, report=report)
-            return metrics, outcome.validation, outcome.test
-
-    run("cut", "adamw_8bit", stop=2)
-    plain, *_ = run("plain", "adamw")
-    (repeated, *rest), *outcome = run("cut", "adamw_8bit", resume=tmp_path / "cut/checkpoint-2")
-    steps, *expected = run("whole", "adamw_8bit")
-    assert repeated == {}
-    assert (rest, outcome) == (steps[2:], expected)
+    newest = stop_after(build("cut"), 2)
+    plain, _ = run_metrics(build("plain", "adamw"))
+    rest, outcome = run_metrics(build("cut"), newest)
+    steps, expected = run_metrics(build("whole"))
+    assert newest.name == "checkpoint-2"
+    assert rest == steps[2:]
+    assert get_results(outcome) == get_results(expected)
     assert plain != steps, "8 bits round the moments"
 
 

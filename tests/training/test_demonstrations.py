@@ -1,7 +1,5 @@
 """Demonstrations of a supervised start: where they come from, and their tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -68,14 +66,11 @@ def test_solutions_of_a_data_set_are_written_for_its_training_prompts_alone(
     references = {r.problem.prompt: r.completion for r in read_references(data) if r.problem}
     solved = [p for p in splits["train"] if references[p.prompt]]
     tokenizer = prompts.tokenizer
-    expected = {
-        (
-            tuple(prompts.encode([problem.prompt])[0]),
-            (*tokenizer.encode(references[problem.prompt], add_special_tokens=False), end),
-        )
-        for problem in solved
-        for end in [tokenizer.eos_token_id]
-    }
+    texts = [references[problem.prompt] for problem in solved]
+    written = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    encoded = prompts.encode([problem.prompt for problem in solved])
+    pairs = zip(encoded, written, strict=True)
+    expected = {(tuple(p), (*text, tokenizer.eos_token_id)) for p, text in pairs}
     assert solved
     assert {(tuple(p), tuple(c)) for p, c in found.rows} == expected
     held_out = prompts.encode([p.prompt for n in ("validation", "test") for p in splits[n]])
@@ -84,16 +79,12 @@ def test_solutions_of_a_data_set_are_written_for_its_training_prompts_alone(
 
 
 def test_the_calls_of_toolrl_are_demonstrated_after_their_messages(tmp_path):
-    rows = [
-        {
-            "prompt": [
-                {"role": "system", "content": f"Tools: f{n}"},
-                {"role": "user", "content": f"Say {n}"},
-            ],
-            "reward_model": {"ground_truth": f"<think>No.</think>\n<response>{n}</response>"},
-        }
-        for n in range(40)
-    ]
+    rows = []
+    for n in range(40):
+        turns = {"system": f"Tools: f{n}", "user": f"Say {n}"}
+        prompt = [{"role": role, "content": text} for role, text in turns.items()]
+        truth = f"<think>No.</think>\n<response>{n}</response>"
+        rows.append({"prompt": prompt, "reward_model": {"ground_truth": truth}})
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data = DataSettings(source=str(tmp_path / "rows.jsonl"), layout="toolrl")
     found, task, prompts = collect(data, "tools", train_prompts=8)
@@ -195,13 +186,18 @@ def test_a_row_that_is_no_demonstration_is_named(row, message, tmp_path):
         collect(start=write(tmp_path / "mine.jsonl", row))
 
 
-def test_files_without_demonstrations_are_refused(tmp_path):
-    with pytest.raises(DataError, match="the file is empty\n    fix: write lines"):
-        collect(start=write(tmp_path / "mine.jsonl"))
-    with pytest.raises(DataError, match=r"gone.jsonl: no such file\n    fix: write data, or"):
-        collect(start=StartSettings(demonstrations=str(tmp_path / "gone.jsonl")))
-    (tmp_path / "mine.jsonl").write_text("{")
-    with pytest.raises(DataError, match=r"mine.jsonl:1: "):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "the file is empty\n    fix: write lines"),
+        (None, r"mine.jsonl: no such file\n    fix: write data, or"),
+        ("{", r"mine.jsonl:1: "),
+    ],
+)
+def test_files_without_demonstrations_are_refused(content, message, tmp_path):
+    if content is not None:
+        (tmp_path / "mine.jsonl").write_text(content)
+    with pytest.raises(DataError, match=message):
         collect(start=StartSettings(demonstrations=str(tmp_path / "mine.jsonl")))
 
 

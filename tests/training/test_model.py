@@ -1,22 +1,16 @@
 """`model:` in training: precision, recomputation, adapters, chat templates, end tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
 from gdpo_tune.cli import check_trainable
 from gdpo_tune.core.errors import PolicyError, TrialFailure
@@ -25,19 +19,14 @@ from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.adapters import load_adapter
 from gdpo_tune.policies.load_policy import check_policy, load_policy, measure_policy
-from gdpo_tune.training import checkpoints, train, worker_cache, written_policy
+from gdpo_tune.training import checkpoints, worker_cache, written_policy
 from gdpo_tune.training.lora import build_adapter_config, save_policy
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trial import build_trainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
-from tests.support.training import (
-    SETTINGS,
-    ToyTask,
-    build_trial_config,
-    mark_slow_cases,
-    register_toy_task,
-    stop_after,
-)
+from tests.support import training as support
+from tests.support.training import SETTINGS, ToyTask
+from tests.support.trials import build_trial, get_results, run_metrics
 from tests.support.tuning import load_code_spec
 
 CHAT = (
@@ -46,7 +35,9 @@ CHAT = (
 )
 
 pytestmark = pytest.mark.usefixtures("toy")
-LORA = ModelSettings(lora_rank=4)
+PLAIN, LORA = ModelSettings(), ModelSettings(lora_rank=4)
+SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
 
 
 class InstructedTask(ToyTask):
@@ -61,21 +52,15 @@ def chat(policy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat")
     _, tokenizer = load_policy(policy)
     tokenizer.chat_template = CHAT
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    ends = {"pad_token_id": 0, "eos_token_id": 1, "initializer_range": 0.2}
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config)
+    model = transformers.Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **heads, **ends
+        )
+    )
     end_of_turn = tokenizer.convert_tokens_to_ids("z")
     model.generation_config = GenerationConfig(eos_token_id=[end_of_turn, 1], pad_token_id=0)
     model.save_pretrained(folder)
@@ -83,47 +68,42 @@ def chat(policy, tmp_path_factory):
     return str(folder)
 
 
-def configure(policy, directory: Path, model: ModelSettings, **params):
-    return dataclasses.replace(build_trial_config(policy, directory, **params), model=model)
+@pytest.fixture(scope="module")
+def once(policy, tmp_path_factory):
+    """Run a trial only the first time; return its steps and its outcome."""
+    results = {}
+
+    def run_once(model=PLAIN, **changes):
+        key = (model, *changes.items())
+        if key not in results:
+            if model.lora_rank:
+                pytest.importorskip("peft")
+            directory = tmp_path_factory.mktemp("once")
+            results[key] = run_metrics(build_trial(policy, directory, model=model, **changes))
+        return results[key]
+
+    return run_once
 
 
-def run(config, resume=None):
-    """Return the metrics that a trial reported, and its outcome."""
-    reports = []
-    outcome = train(config, resume=resume, report=lambda m, path: reports.append((m, path)))
-    return [dict(m.metrics) for m, _ in reports], outcome
+def compute_logits(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits
 
 
-def result(outcome):
-    return outcome.validation, outcome.test
-
-
-# --- precision and recomputation ------------------------------------------------------------------
-
-
-def test_bfloat16_changes_the_arithmetic_and_not_the_stored_weights(policy, tmp_path):
-    exact, _ = run(configure(policy, tmp_path / "a", ModelSettings(dtype="float32")))
-    usual, _ = run(configure(policy, tmp_path / "b", ModelSettings()))
-    coarse, outcome = run(configure(policy, tmp_path / "c", ModelSettings(dtype="bfloat16")))
-    assert exact == usual
-    assert coarse != exact
+def test_bfloat16_changes_the_arithmetic_and_not_the_stored_weights(once):
+    exact, _ = once(ModelSettings(dtype="float32"))
+    coarse, outcome = once(ModelSettings(dtype="bfloat16"))
+    assert once()[0] == exact != coarse
     weights = load_file(outcome.checkpoint / "model.safetensors")
     assert {value.dtype for value in weights.values()} == {torch.float32}
     assert any(bool((value.bfloat16().float() != value).any()) for value in weights.values())
 
 
-def test_a_finished_trial_in_bfloat16_evaluates_to_the_same(policy, tmp_path):
-    config = configure(policy, tmp_path, ModelSettings(dtype="bfloat16"))
-    _, whole = run(config)
-    reports, again = run(config, resume=whole.checkpoint)
-    assert reports == [{}], "the measurement is reported again, and no step is done"
-    assert result(again) == result(whole)
-
-
 @pytest.mark.parametrize("choice", ["auto", "on", "off"])
-def test_recomputation_saves_memory_and_changes_no_number(policy, tmp_path, monkeypatch, choice):
-    recomputed = []
-    original = GDPOTrainer.compute_loss
+def test_recomputation_saves_memory_and_changes_no_number(
+    policy, tmp_path, once, monkeypatch, choice
+):
+    recomputed, original = [], GDPOTrainer.compute_loss
 
     def compute_loss(self, model, *arguments, **keywords):
         recomputed.append(model.is_gradient_checkpointing)
@@ -131,9 +111,9 @@ def test_recomputation_saves_memory_and_changes_no_number(policy, tmp_path, monk
 
     monkeypatch.setattr(GDPOTrainer, "compute_loss", compute_loss)
     settings = ModelSettings(gradient_checkpointing=choice)
-    metrics, _ = run(configure(policy, tmp_path / "a", settings))
+    metrics, _ = run_metrics(build_trial(policy, tmp_path, model=settings))
     assert set(recomputed) == {choice == "on"}
-    assert metrics == run(configure(policy, tmp_path / "b", ModelSettings()))[0]
+    assert metrics == once()[0]
 
 
 @pytest.fixture
@@ -159,8 +139,7 @@ def test_the_reference_goes_where_the_policy_is_and_has_the_weights_of_the_start
     with torch.no_grad():
         start.lm_head.weight += 1
     start.save_pretrained(tmp_path / "start")
-    config = build_trial_config(policy, tmp_path / "trial", beta=0.1)
-    config = dataclasses.replace(config, start=tmp_path / "start")
+    config = build_trial(policy, tmp_path / "trial", beta=0.1, start=tmp_path / "start")
     del loads[:]
     with worker_cache.open_worker_cache(config) as cache:
         trainer, _ = build_trainer(config, cache)
@@ -175,7 +154,7 @@ def test_the_reference_goes_where_the_policy_is_and_has_the_weights_of_the_start
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "eager"])
 def test_policy_and_reference_have_the_chosen_attention(policy, tmp_path, attention):
     model = ModelSettings(attention=attention, shared_prompts="off")
-    config = configure(policy, tmp_path / "trial", model, beta=0.1)
+    config = build_trial(policy, tmp_path, model=model, beta=0.1)
     with worker_cache.open_worker_cache(config) as cache:
         trainer, _ = build_trainer(config, cache)
     chosen = "sdpa" if attention == "auto" else attention
@@ -183,34 +162,22 @@ def test_policy_and_reference_have_the_chosen_attention(policy, tmp_path, attent
         assert network.config._attn_implementation == chosen
 
 
-def test_the_reference_is_of_the_same_revision(policy, tmp_path):
-    for revision, asked in (("v2", "v2"), ("", "main")):
-        config = configure(policy, tmp_path, ModelSettings(revision=revision), beta=0.1)
+def test_the_reference_is_of_the_same_revision_which_a_directory_has_not(policy, tmp_path):
+    for revision, asked in (("", "main"), ("v2", "v2")):
+        config = build_trial(policy, tmp_path, model=ModelSettings(revision=revision), beta=0.1)
         arguments = build_trainer_arguments(config, ToyTask.rewards)
         assert arguments.model_init_kwargs["revision"] == asked
-
-
-def test_a_folder_has_no_revision(policy, tmp_path):
     with pytest.raises(PolicyError, match=r"is a directory, so model\.revision = v2"):
-        run(configure(policy, tmp_path, ModelSettings(revision="v2")))
+        run_metrics(config)
 
 
-# --- adapters -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def peft():
-    return pytest.importorskip("peft")
-
-
-def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
-    reports, outcome = run(configure(policy, tmp_path, LORA))
+def test_an_adapter_is_trained_and_the_policy_is_not(policy, once):
+    reports, outcome = once(LORA)
     before, _ = load_policy(policy)
     merged, tokenizer = load_policy(str(outcome.checkpoint))
     adapted = load_adapter(load_policy(policy)[0], outcome.checkpoint)
-    tokens = torch.tensor([tokenizer("tabc=")["input_ids"]])
-    with torch.no_grad():
-        logits = [model(tokens).logits for model in (before, merged, adapted)]
+    tokens = tokenizer("tabc=")["input_ids"]
+    logits = [compute_logits(model, tokens) for model in (before, merged, adapted)]
     torch.testing.assert_close(logits[1], logits[2], atol=1e-5, rtol=1e-5)
     assert float((logits[0] - logits[1]).abs().max()) > 1e-3
     saved = json.loads((outcome.checkpoint / "adapter_config.json").read_text())
@@ -225,67 +192,66 @@ def test_an_adapter_is_trained_and_the_policy_is_not(peft, policy, tmp_path):
     "change",
     [{"lora_rank": 2}, {"lora_alpha": 32.0}, {"lora_targets": ("q_proj",)}, {"dtype": "bfloat16"}],
 )
-def test_each_setting_of_an_adapter_changes_training(peft, policy, tmp_path, change):
-    usual, _ = run(configure(policy, tmp_path / "a", LORA))
-    other, _ = run(configure(policy, tmp_path / "b", LORA.replace(**change)))
-    assert [m["train/grad_norm"] for m in usual] != [m["train/grad_norm"] for m in other]
+def test_each_setting_of_an_adapter_changes_training(once, change):
+    usual, other = (once(model)[0] for model in (LORA, LORA.replace(**change)))
+    name = "train/grad_norm"
+    assert [metrics[name] for _, metrics in usual] != [metrics[name] for _, metrics in other]
 
 
-def test_adapters_start_from_the_trials_seed_whatever_ran_before(peft, policy, tmp_path):
-    first = run(configure(policy, tmp_path / "a", LORA))
+def test_adapters_start_from_the_trials_seed_whatever_ran_before(policy, tmp_path, once):
+    first, outcome = once(LORA)
     torch.manual_seed(99)
-    again = run(configure(policy, tmp_path / "b", LORA))
-    assert first[0] == again[0]
-    assert result(first[1]) == result(again[1])
+    again, other = run_metrics(build_trial(policy, tmp_path, model=LORA))
+    assert first == again
+    assert get_results(outcome) == get_results(other)
 
 
 @pytest.mark.parametrize(
     ("step", "dtype"),
-    mark_slow_cases(product((1, 2), ("auto", "bfloat16")), [(2, "auto"), (1, "bfloat16")]),
+    support.mark_slow_cases(product((1, 2), ("auto", "bfloat16")), [(2, "auto"), (1, "bfloat16")]),
 )
-def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(peft, policy, tmp_path, step, dtype):
+def test_a_resumed_trial_with_an_adapter_is_bitwise_equal(policy, tmp_path, once, step, dtype):
     model = LORA.replace(dtype=dtype)
-    whole, outcome = run(configure(policy, tmp_path / "a", model, beta=0.05))
-    config = configure(policy, tmp_path / "b", model, beta=0.05)
-    checkpoint = stop_after(config, step)
+    whole, outcome = once(model, beta=0.05)
+    config = build_trial(policy, tmp_path, model=model, beta=0.05)
+    checkpoint = support.stop_after(config, step)
     assert not (checkpoint / "model.safetensors").exists()
-    rest, again = run(config, resume=checkpoint)
-    # The measurement at the checkpoint is reported again, without step metrics.
-    assert [metrics for metrics in rest if metrics] == whole[step:]
-    assert result(again) == result(outcome)
-    reports, evaluated = run(config, resume=again.checkpoint)
-    assert reports == [{}]
-    assert result(evaluated) == result(outcome)
+    rest, again = run_metrics(config, checkpoint)
+    assert rest == whole[step:]
+    assert get_results(again) == get_results(outcome)
 
 
-READ = """
-import sys, torch
-from peft import AutoPeftModelForCausalLM
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
-place, out = sys.argv[1:]
-tokens = torch.tensor([AutoTokenizer.from_pretrained(place)("tabc=")["input_ids"]])
-models = [kind.from_pretrained(place) for kind in (AutoPeftModelForCausalLM, AutoModelForCausalLM)]
-models.append(pipeline("text-generation", model=place).model)
-with torch.no_grad():
-    torch.save([model(tokens).logits for model in models], out)
-"""
+@pytest.mark.parametrize("model", [ModelSettings(dtype="bfloat16"), LORA], ids=["whole", "adapter"])
+def test_a_finished_trial_reports_again_and_evaluates_to_the_same(policy, once, model):
+    _, whole = once(model)
+    config = build_trial(policy, whole.checkpoint.parent, model=model)
+    reports, again = support.run(config, whole.checkpoint)
+    assert [dict(measurement.metrics) for measurement, _ in reports] == [{}], "no step is done"
+    assert get_results(again) == get_results(whole)
 
 
-def test_an_adapter_and_its_base_load_in_a_process_of_their_own(peft, policy, tmp_path):
-    checkpoint = run(configure(policy, tmp_path, LORA))[1].checkpoint
-    command = [sys.executable, "-c", READ, str(checkpoint), str(tmp_path / "logits.pt")]
-    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    model, tokenizer = load_policy(str(checkpoint))
-    with torch.no_grad():
-        expected = model(torch.tensor([tokenizer("tabc=")["input_ids"]])).logits
-    for logits in torch.load(tmp_path / "logits.pt"):
-        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+def test_an_adapter_and_its_base_load_by_the_functions_of_the_libraries(once):
+    place = once(LORA)[1].checkpoint
+    peft = pytest.importorskip("peft")
+    model, tokenizer = load_policy(str(place))
+    tokens = tokenizer("tabc=")["input_ids"]
+    assert transformers.AutoTokenizer.from_pretrained(place)("tabc=")["input_ids"] == tokens
+    for loaded in (
+        peft.AutoPeftModelForCausalLM.from_pretrained(place),
+        AutoModelForCausalLM.from_pretrained(place),
+        transformers.pipeline("text-generation", model=str(place)).model,
+    ):
+        logits = compute_logits(loaded.float(), tokens)
+        torch.testing.assert_close(logits, compute_logits(model, tokens), atol=1e-5, rtol=1e-5)
 
 
-def test_an_adapter_of_another_base_is_refused_in_one_line(peft, policy, tmp_path):
+def test_an_adapter_of_another_base_is_refused_in_one_line(policy, tmp_path):
+    pytest.importorskip("peft")
     base = shutil.copytree(policy, tmp_path / "base")
-    config = configure(str(base), tmp_path / "t", LORA)
-    checkpoint = run(config)[1].checkpoint
+    config = build_trial(str(base), tmp_path / "t", model=LORA)
+    checkpoint = run_metrics(config)[1].checkpoint
+    with pytest.raises(PolicyError, match="is an adapter, and a training begins at a whole policy"):
+        check_policy(str(checkpoint))
     model = load_policy(policy)[0]
     with torch.no_grad():
         model.model.norm.weight += 0.1
@@ -294,8 +260,8 @@ def test_an_adapter_of_another_base_is_refused_in_one_line(peft, policy, tmp_pat
     merged = dataclasses.replace(config, train=False, parts=(TrainedPart(checkpoint, 1.0),))
     for read, message in (
         (lambda: load_policy(str(checkpoint)), "is another policy than .*base: give the one"),
-        (lambda: run(config, resume=checkpoint), "is another policy than .*base: give the one"),
-        (lambda: run(merged), "from another initial policy than this sweep's"),
+        (lambda: run_metrics(config, checkpoint), "is another policy than .*base: give the one"),
+        (lambda: run_metrics(merged), "from another initial policy than this sweep's"),
     ):
         with pytest.raises((PolicyError, TrialFailure), match=message) as caught:
             read()
@@ -305,20 +271,14 @@ def test_an_adapter_of_another_base_is_refused_in_one_line(peft, policy, tmp_pat
         load_policy(str(checkpoint))
 
 
-def test_no_training_begins_at_an_adapter(peft, policy, tmp_path):
-    checkpoint = run(configure(policy, tmp_path, LORA))[1].checkpoint
-    with pytest.raises(PolicyError, match="is an adapter, and a training begins at a whole policy"):
-        check_policy(str(checkpoint))
-
-
 def test_a_trial_that_is_killed_while_it_writes_its_last_adapter_resumes(
-    peft, policy, tmp_path, monkeypatch
+    policy, tmp_path, once, monkeypatch
 ):
     class Killed(BaseException):
         """Stands for the death of the process."""
 
-    expected = run(configure(policy, tmp_path / "a", LORA))[1]
-    config = configure(policy, tmp_path / "b", LORA)
+    expected = once(LORA)[1]
+    config = build_trial(policy, tmp_path, model=LORA)
 
     def save_half(model, directory, *, dtype, **options):
         save_policy(model, directory, dtype=dtype, **options)
@@ -332,47 +292,42 @@ def test_a_trial_that_is_killed_while_it_writes_its_last_adapter_resumes(
         patch.setattr(written_policy, "save_policy", save_half)
         patch.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)  # nothing tidies up
         with pytest.raises(Killed):
-            run(config)
+            run_metrics(config)
     assert (config.directory / ".unfinished-3" / "adapter_model.safetensors").is_file()
     newest = checkpoints.find_newest_checkpoint(config.directory)
     assert newest == config.directory / "checkpoint-2"
-    again = run(config, resume=newest)[1]
-    assert result(again) == result(expected)
+    again = run_metrics(config, newest)[1]
+    assert get_results(again) == get_results(expected)
     assert not list(config.directory.glob(".unfinished*"))
     ours, theirs = (o.checkpoint / "adapter_model.safetensors" for o in (again, expected))
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_the_kl_of_an_adapter_is_against_the_policy_without_it(peft, policy, tmp_path):
-    reports, _ = run(configure(policy, tmp_path, LORA, beta=0.5))
-    assert reports[0]["train/kl"] == pytest.approx(0, abs=1e-7)
-    assert reports[-1]["train/kl"] > 1e-4
+def test_the_kl_of_an_adapter_is_against_the_policy_without_it(once):
+    reports, _ = once(LORA, beta=0.05)
+    kl = [metrics["train/kl"] for _, metrics in reports]
+    assert kl[0] == pytest.approx(0, abs=1e-7)
+    assert kl[-1] > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("targets", "missing"), [(("q_proj", "c_attn"), "c_attn"), (("lm_head",), "lm_head")]
+)
 def test_a_target_that_matches_no_module_is_refused_with_the_names_of_modules(
-    peft, policy, tmp_path
+    chat, policy, tmp_path, targets, missing
 ):
-    settings = ModelSettings(lora_rank=4, lora_targets=("q_proj", "c_attn"))
-    with pytest.raises(PolicyError) as caught:
-        run(configure(policy, tmp_path, settings))
-    message = str(caught.value)
-    assert "no linear module c_attn" in message
-    assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in message
+    settings = ModelSettings(lora_rank=4, lora_targets=targets)
+    names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    with pytest.raises(PolicyError, match=f"no linear module {missing}(.|\n)*{names}"):
+        run_metrics(build_trial(policy, tmp_path, model=settings))
+    with pytest.raises(PolicyError, match=f"no linear module {missing}"):
+        build_adapter_config(load_policy(chat)[0], settings, chat)
 
 
 def test_adapters_on_all_linear_modules_of_experts_are_refused_before_training(tmp_path):
     """Source: unsloth#5345, Automodel#1151: PEFT leaves experts or cannot write them."""
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    settings = transformers.Qwen3MoeConfig(
-        **sizes,
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-    )
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    settings = transformers.Qwen3MoeConfig(**experts, **SIZES, **HEADS)
     model = transformers.Qwen3MoeForCausalLM(settings)
     model.save_pretrained(tmp_path)
     names = dict(model.named_parameters()), measure_policy(str(tmp_path)).shapes
@@ -393,18 +348,14 @@ def test_adapters_that_vllm_would_know_by_other_names_are_refused_before_the_swe
         getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
         for kind in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
     )
-    differing = {
+    assert set(TEXT_PART_TYPES) == {
         kind
         for kind in text.keys() & whole.keys()
         if text[kind] != whole[kind]
         and "text_config" in configuration_auto.CONFIG_MAPPING[kind].sub_configs
     }
-    assert differing == set(TEXT_PART_TYPES)
-
-    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    config = transformers.Qwen3_5Config(text_config={**sizes, **heads})
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    config = transformers.Qwen3_5Config(text_config={**SIZES, **HEADS})
+    model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path / "text")
     model.save_pretrained(tmp_path / "whole")
     (tmp_path / "whole/config.json").write_text(config.to_json_string())
@@ -424,23 +375,14 @@ def test_adapters_that_vllm_would_know_by_other_names_are_refused_before_the_swe
             check_trainable(spec)
 
 
-def test_the_output_head_is_no_target(peft, chat):
-    model, _ = load_policy(chat)
-    with pytest.raises(PolicyError, match="no linear module lm_head"):
-        build_adapter_config(model, ModelSettings(lora_rank=4, lora_targets=("lm_head",)), chat)
-
-
-# --- chat templates -------------------------------------------------------------------------------
-
-
-def seen_prompts(monkeypatch):
-    """Token ids that TRL continues with, and the texts of the trainer's prompts."""
-    seen = []
-    original = GDPOTrainer._generate
+@pytest.fixture
+def sampled(monkeypatch):
+    """Prompts of the trainer, the token ids that TRL continues with, and its completions."""
+    seen, original = [], GDPOTrainer._generate
 
     def generate(self, prompts):
         output = original(self, prompts)
-        seen.extend(zip(prompts, output[0], strict=True))
+        seen.extend(zip(prompts, output[0], output[1], strict=True))
         return output
 
     monkeypatch.setattr(GDPOTrainer, "_generate", generate)
@@ -451,46 +393,39 @@ def seen_prompts(monkeypatch):
     ("instructions", "first"), [("auto", "s=answer=u={}=a="), ("off", "u={}=a=")]
 )
 def test_training_and_held_out_prompts_are_rendered_alike(
-    chat, tmp_path, monkeypatch, instructions, first
+    chat, tmp_path, monkeypatch, sampled, instructions, first
 ):
-    register_toy_task(monkeypatch, InstructedTask)
-    seen = seen_prompts(monkeypatch)
-    config = configure(chat, tmp_path, ModelSettings(instructions=instructions))
+    support.register_toy_task(monkeypatch, InstructedTask)
+    config = build_trial(chat, tmp_path, model=ModelSettings(instructions=instructions))
     with worker_cache.open_worker_cache(config) as cache:
         held_out = cache.load_split("validation")
         decode = cache.tokenizer.decode
         texts = [decode(tokens) for tokens in held_out.prompts]
         assert texts == [first.format(problem.prompt) for problem in held_out.problems]
-    run(config)
+    run_metrics(config)
     prompts = {problem.prompt for problem in ToyTask(SETTINGS).problems("train", 12, 0)}
-    assert {prompt for prompt, _ in seen} <= prompts
-    assert all(decode(tokens) == first.format(prompt) for prompt, tokens in seen)
+    assert {prompt for prompt, *_ in sampled} <= prompts
+    assert all(decode(tokens) == first.format(prompt) for prompt, tokens, _ in sampled)
 
 
-def test_a_policy_without_a_template_gets_instructions_as_plain_text(policy, tmp_path, monkeypatch):
-    register_toy_task(monkeypatch, InstructedTask)
-    seen = seen_prompts(monkeypatch)
-    instructed, _ = run(configure(policy, tmp_path / "a", ModelSettings()))
-    assert all(len(tokens) > len("answer") + len(prompt) for prompt, tokens in seen)
-    seen.clear()
-    plain, _ = run(configure(policy, tmp_path / "b", ModelSettings(instructions="off")))
-    assert all(len(tokens) == len(prompt) for prompt, tokens in seen)
+def test_a_policy_without_a_template_gets_instructions_as_plain_text(
+    policy, tmp_path, monkeypatch, sampled
+):
+    support.register_toy_task(monkeypatch, InstructedTask)
+    instructed, _ = run_metrics(build_trial(policy, tmp_path / "a"))
+    assert all(len(tokens) > len("answer") + len(prompt) for prompt, tokens, _ in sampled)
+    sampled.clear()
+    off = ModelSettings(instructions="off")
+    plain, _ = run_metrics(build_trial(policy, tmp_path / "b", model=off))
+    assert all(len(tokens) == len(prompt) for prompt, tokens, _ in sampled)
     assert instructed != plain
 
 
-def test_every_end_token_of_a_chat_policy_ends_a_completion(chat, tmp_path, monkeypatch):
+def test_every_end_token_of_a_chat_policy_ends_a_completion(chat, tmp_path, sampled):
     """The tokenizer's and those that the policy declares, in training as in evaluation."""
-    completions = []
-    original = GDPOTrainer._generate
-
-    def generate(self, prompts):
-        output = original(self, prompts)
-        completions.extend(output[1])
-        return output
-
-    monkeypatch.setattr(GDPOTrainer, "_generate", generate)
     _, tokenizer = load_policy(chat)
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("z")}
-    run(build_trial_config(chat, tmp_path, temperature=1.3))
+    run_metrics(build_trial(chat, tmp_path, temperature=1.3))
+    completions = [tokens for _, _, tokens in sampled]
     assert all(ends.isdisjoint(tokens[:-1]) for tokens in completions)
     assert {tokens[-1] for tokens in completions if len(tokens) < 8} == ends

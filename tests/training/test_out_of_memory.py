@@ -1,7 +1,5 @@
 """A trial that runs out of memory fails, and its message names the settings to change."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import json
@@ -18,35 +16,30 @@ from gdpo_tune.core.errors import CrowdedGpuError, TrialFailure
 from gdpo_tune.core.policy_shapes import PolicyShapes
 from gdpo_tune.core.settings import ModelSettings, RolloutSettings
 from gdpo_tune.policies.load_policy import load_policy, measure_policy
-from gdpo_tune.training import distributed, memory, rollout, train, worker_cache
-from gdpo_tune.training.memory import (
-    MicroBatchLimit,
-    choose_limit,
-    estimate_memory,
-    explain_out_of_memory,
-    list_remedies,
-)
-from gdpo_tune.training.trainer import GDPOTrainer
-from tests.support.training import build_trial_config, register_toy_task, write_policy
+from gdpo_tune.training import distributed, memory, rollout
+from gdpo_tune.training.memory import MicroBatchLimit, explain_out_of_memory, list_remedies
+from tests.support.trials import build_trial
 
 GIB = 2**30
-CPU = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory: you tried"
+CPU = RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried")
+NO_CACHE = ValueError("No available memory for the cache blocks. Try increasing")
+
+
+def lack(size="2.00 GiB", more=""):
+    return torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size}.{more}")
 
 
 @pytest.fixture
 def config(tmp_path):
-    return build_trial_config("embedded", tmp_path)
+    return build_trial("embedded", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
-        RuntimeError(CPU),
-        MemoryError(),
-        ValueError("No available memory for the cache blocks. Try increasing"),
-    ],
-)
+@pytest.fixture(scope="module")
+def embedded():
+    return load_policy("embedded")[0]
+
+
+@pytest.mark.parametrize("error", [lack(more="\nmore"), CPU, MemoryError(), NO_CACHE])
 def test_out_of_memory_is_a_failure_that_names_settings(config, error):
     with pytest.raises(TrialFailure) as caught, explain_out_of_memory(config):
         raise error
@@ -73,58 +66,41 @@ def crowd(monkeypatch):
     return set_memory
 
 
+WARM_UP = RuntimeError("CUDA out of memory occurred when warming up sampler")
+WARM_UP.__cause__ = lack()
+OTHERS = CrowdedGpuError, "trial's share of its GPU"
+OWN = TrialFailure, "out of memory"
+
+
 @pytest.mark.parametrize(
-    ("share", "free", "own", "error"),
+    ("share", "free", "own", "error", "expected"),
     [
         # A neighbour holds 59 GiB: more than its half.
-        (0.5, 1, 20, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
-        (0.5, 1, 3, ValueError("Free memory on device cuda:0 (1.0/80.0 GiB) on startup is less")),
-        (0.5, 9, 3, ValueError("No available memory for the cache blocks. Try increasing")),
-        (0.5, 9, 3, AssertionError("Error in memory profiling. Initial free memory 9 GiB")),
-        (0.5, 0, 3, RuntimeError("CUDA error: out of memory")),
-        (0.5, 0, 3, RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")),
+        (0.5, 1, 20, lack(), OTHERS),
+        (0.5, 1, 3, ValueError("Free memory on device cuda:0 (1.0/80.0 GiB) on startup"), OTHERS),
+        (0.5, 9, 3, NO_CACHE, OTHERS),
+        (0.5, 9, 3, AssertionError("Error in memory profiling. Initial free memory 9 GiB"), OTHERS),
+        (0.5, 0, 3, RuntimeError("CUDA error: out of memory"), OTHERS),
+        (0.5, 0, 3, RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OTHERS),
         # Another user's process, on a GPU that the trial has for itself.
-        (1.0, 1, 20, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+        (1.0, 1, 20, lack(), OTHERS),
+        # Above the trial's share, of vLLM too, or memory of the machine.
+        (0.5, 30, 38, lack(), OWN),
+        (0.5, 30, 39, lack("600.00 MiB"), OWN),
+        (0.5, 30, 39.49, lack("2.00 MiB"), OWN),  # torch takes a segment of 20 MiB for it
+        (1.0, 1, 78, lack("4.00 GiB"), OWN),
+        (0.5, 30, 38, WARM_UP, OWN),
+        (0.5, 1, 3, CPU, OWN),
+        (0.5, 1, 3, MemoryError(), OWN),
     ],
 )
-def test_memory_that_others_hold_is_no_failure_of_the_trial(config, crowd, share, free, own, error):
+def test_memory_that_others_hold_is_no_failure_of_the_trial(
+    config, crowd, share, free, own, error, expected
+):
     crowd(free, own)
     config = dataclasses.replace(config, gpu_share=share)
-    expected = pytest.raises(CrowdedGpuError, match="trial's share of its GPU")
-    with expected, explain_out_of_memory(config):
-        raise error
-
-
-@pytest.mark.parametrize(
-    ("share", "free", "own", "tried"),
-    [
-        (0.5, 30, 38, "2.00 GiB"),
-        (0.5, 30, 39, "600.00 MiB"),
-        (0.5, 30, 39.49, "2.00 MiB"),  # torch takes a segment of 20 MiB for it
-        (1.0, 1, 78, "4.00 GiB"),
-    ],
-)
-def test_memory_above_the_trials_share_is_its_own_failure(config, crowd, share, free, own, tried):
-    crowd(free, own)
-    config = dataclasses.replace(config, gpu_share=share)
-    with pytest.raises(TrialFailure, match="out of memory"), explain_out_of_memory(config):
-        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {tried}.")
-
-
-def test_a_warm_up_of_vllm_above_the_trials_share_is_its_own_failure(config, crowd):
-    crowd(30, 38)
-    config = dataclasses.replace(config, gpu_share=0.5)
-    inner = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    error = RuntimeError("CUDA out of memory occurred when warming up sampler")
-    with pytest.raises(TrialFailure, match="out of memory"), explain_out_of_memory(config):
-        raise error from inner
-
-
-@pytest.mark.parametrize("error", [RuntimeError(CPU), MemoryError()])
-def test_memory_of_the_machine_is_not_taken_for_that_of_a_gpu(config, crowd, error):
-    crowd(1, 3)
-    config = dataclasses.replace(config, gpu_share=0.5)
-    with pytest.raises(TrialFailure, match="out of memory"), explain_out_of_memory(config):
+    kind, message = expected
+    with pytest.raises(kind, match=message), explain_out_of_memory(config):
         raise error
 
 
@@ -162,79 +138,59 @@ def test_several_processes_keep_their_micro_batches(config, monkeypatch, size, f
     assert message.count("completions_per_step") == 1
 
 
-def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(config, monkeypatch):
-    monkeypatch.setattr("gdpo_tune.training.rollout.select_engine", lambda *_, **__: "vllm")
-    settings = RolloutSettings(engine="vllm", vllm_memory_share=0.3)
+@pytest.mark.parametrize("processes", [1, 2])  # each has an engine
+def test_with_vllm_its_share_is_named_and_not_the_batch_that_is_sampled(
+    config, monkeypatch, processes
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM(NEWEST, on_cpu=False))
+    monkeypatch.setattr(distributed, "count_processes", lambda: processes)
+    settings = RolloutSettings(vllm_memory_share=0.3)
     message = list_remedies(dataclasses.replace(config, rollout=settings))
     assert "vllm_memory_share (0.3)" in message
     assert "completions_per_step" not in message
 
 
-def test_each_of_several_processes_has_an_engine(config, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM(NEWEST, on_cpu=False))
-    assert "vllm_memory_share" in list_remedies(config)
-    monkeypatch.setattr(distributed, "count_processes", lambda: 2)
-    assert "vllm_memory_share" in list_remedies(config)
+@pytest.fixture
+def choose(config, embedded):
+    """Return the limit of micro-batches of a trial."""
+
+    def choose(**changes):
+        return memory.choose_limit(dataclasses.replace(config, **changes), embedded)
+
+    return choose
 
 
-def test_a_trial_that_runs_out_of_memory_fails_and_closes_its_cache(tmp_path, monkeypatch):
-    register_toy_task(monkeypatch)
-    policy = write_policy(tmp_path / "policy")
-
-    def exhausted(self, *_, **__):
-        raise RuntimeError(CPU)
-
-    monkeypatch.setattr(GDPOTrainer, "compute_loss", exhausted)
-    with pytest.raises(TrialFailure, match=r"out of memory: lower training\.completions_per_step"):
-        train(build_trial_config(policy, tmp_path / "trial"), resume=None, report=lambda *_: None)
-    assert worker_cache._cache is None
+@pytest.mark.parametrize(("size", "expected"), [(4, 4), (0, 16)])
+def test_a_number_is_a_limit_of_completions(config, choose, size, expected):
+    training = config.training.replace(micro_batch_size=size)
+    assert choose(training=training) == MicroBatchLimit(expected)
 
 
-# Limits of micro-batches
-
-
-def test_a_number_is_a_limit_of_completions(config):
-    for size, expected in ((4, 4), (0, 16)):
-        training = config.training.replace(micro_batch_size=size)
-        limit = choose_limit(dataclasses.replace(config, training=training), load("embedded"))
-        assert limit == MicroBatchLimit(expected)
-
-
-def load(name):
-    return load_policy(name)[0]
-
-
-def test_on_a_CPU_a_fixed_amount_of_memory_limits_tokens(config, monkeypatch):
-    model = load("embedded")
-    assert choose_limit(config, model).size > config.training.completions_per_step * 64
+def test_on_a_CPU_a_fixed_amount_of_memory_limits_tokens(config, choose, embedded, monkeypatch):
+    assert choose().size > config.training.completions_per_step * 64
     monkeypatch.setattr(memory, "CPU_ACTIVATIONS", 2**27)
-    small = choose_limit(config, model)
+    small = choose()
     assert small.counts_tokens
     monkeypatch.setattr(memory, "CPU_ACTIVATIONS", 2**28)
-    assert choose_limit(config, model).size == pytest.approx(2 * small.size, abs=1)
+    assert choose().size == pytest.approx(2 * small.size, abs=1)
     monkeypatch.setattr(memory, "CPU_ACTIVATIONS", 1)
-    longest = model.config.max_position_embeddings  # fewer than the data could fill
-    assert choose_limit(config, model) == MicroBatchLimit(longest, counts_tokens=True)
+    longest = embedded.config.max_position_embeddings  # fewer than the data could fill
+    assert choose() == MicroBatchLimit(longest, counts_tokens=True)
 
 
-def test_on_a_GPU_the_share_of_the_trial_limits_tokens(config, monkeypatch, crowd):
+def test_on_a_GPU_the_share_of_the_trial_limits_tokens(choose, monkeypatch, crowd):
     crowd(80, 0)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     monkeypatch.setattr(memory, "MOST_TOKENS", 10**12)
     monkeypatch.setattr(rollout, "find_vllm", lambda: None)
-    model = load("embedded")
-
-    def choose(**changes):
-        return choose_limit(dataclasses.replace(config, **changes), model).size
-
-    whole, half = choose(), choose(gpu_share=0.5)
+    whole, half = choose().size, choose(gpu_share=0.5).size
     assert whole / half == pytest.approx(2, rel=0.05)
     monkeypatch.setattr(rollout, "find_vllm", lambda: VLLM(NEWEST, on_cpu=False))
-    beside_an_engine = choose(rollout=RolloutSettings(vllm_memory_share=0.5))
+    beside_an_engine = choose(rollout=RolloutSettings(vllm_memory_share=0.5)).size
     assert beside_an_engine == pytest.approx(half, rel=0.05)
     monkeypatch.setattr(memory, "MOST_TOKENS", 2**16)
-    assert choose() == 2**16
+    assert choose().size == 2**16
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi3", "opt", "gemma3"])
@@ -263,7 +219,7 @@ def test_the_size_of_other_architectures_is_known(config, family, tmp_path):
         for name, each in model.named_parameters()
         if re.search(r"(c_fc|h_to_4h|gate_up_proj|gate_proj|fc1)\.weight$", name)
     }
-    in_memory = estimate_memory(config, model).policy
+    in_memory = memory.estimate_memory(config, model).policy
     for shapes in (in_memory, measure_policy(str(tmp_path))):
         assert (shapes.layers, shapes.hidden_size, shapes.vocabulary) == (2, 64, 99)
         assert (shapes.kv_elements_per_token, shapes.intermediate_size) == (kept, inner)
@@ -275,16 +231,12 @@ def test_vllm_has_slots_for_experts_and_peft_leaves_them():
     Source: `FusedMoEWithLoRA.create_lora_weights` of vLLM 0.31, `Qwen3MoeExperts` of Transformers.
     """
     layer, hidden, inner, experts, rank = "model.layers.0.mlp.experts.", 64, 24, 4, 8
-    embedding = {"model.embed_tokens.weight": (99, hidden)}
     stacked = {"gate_up_proj": (experts, 2 * inner, hidden), "down_proj": (experts, hidden, inner)}
-    apart = {
-        f"{number}.{half}_proj": (inner, hidden) for number in range(4) for half in ("gate", "up")
-    }
-    apart |= {f"{number}.down_proj": (hidden, inner) for number in range(4)}
-    for tensors, end in ((stacked, ""), (apart, ".weight")):
-        shapes = PolicyShapes(
-            {**embedding, **{f"{layer}{name}{end}": shape for name, shape in tensors.items()}}
-        )
+    one = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    apart = {f"{i}.{name}.weight": shape for i in range(experts) for name, shape in one.items()}
+    for tensors in (stacked, apart):
+        shapes = {f"{layer}{name}": shape for name, shape in tensors.items()}
+        shapes = PolicyShapes({"model.embed_tokens.weight": (99, hidden), **shapes})
         assert shapes.count_adapter_parameters(rank) == 0
         ends = 2 * rank * (99 + hidden)
         assert shapes.count_slot_parameters(rank) - ends == 3 * experts * rank * (inner + hidden)
@@ -296,7 +248,7 @@ def test_what_a_thread_has_freed_goes_back_to_the_system():
 
     Source: M_MMAP_THRESHOLD and malloc_trim in the manual pages mallopt(3) and malloc_trim(3).
     """
-    process = psutil.Process()
+    process, kept = psutil.Process(), []
 
     def work():
         del_me = torch.ones(7 << 20)
@@ -306,7 +258,6 @@ def test_what_a_thread_has_freed_goes_back_to_the_system():
         del blocks
         kept.append(process.memory_info().rss)
 
-    kept = []
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()

@@ -1,7 +1,5 @@
 """Deadlines for progress: a process that hangs ends with its stacks, and a slow one does not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -64,7 +62,7 @@ def test_what_takes_long_may_take_long_again(deadline, ended):
 
 
 def test_an_engine_that_never_returns_is_late_and_one_that_starts_is_not(
-    deadline, ended, monkeypatch
+    deadline, ended, monkeypatch, thawed
 ):
     # Source: vllm#56816, verl#340.
     monkeypatch.setattr(progress, "ENGINE", deadline)
@@ -78,11 +76,10 @@ def test_an_engine_that_never_returns_is_late_and_one_that_starts_is_not(
 
     engine = engines.Engine(HangingLLM, threads=1)
     assert ended == []
-    request = engines.SampleRequest([3], None)
 
     def sample():
         with pytest.raises(TypeError):  # a step returns no list
-            engine.generate([request])
+            engine.generate([engines.SampleRequest([3], None)])
 
     call = threading.Thread(target=sample)
     call.start()
@@ -105,13 +102,8 @@ with progress.TRAINING.watch():
 
 
 def test_the_process_of_a_trial_ends_and_shows_its_stacks():
-    answer = subprocess.run(
-        [sys.executable, "-c", HANGING],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-c", HANGING]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 1
     assert "this process hangs: no progress of the training for" in answer.stderr
     assert "hang_in_a_kernel" in answer.stderr

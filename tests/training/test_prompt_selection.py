@@ -1,18 +1,16 @@
 """Selection of prompts: what is learnt, what is sampled, and what a group has to have."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from gdpo_tune.core.parameters import CANDIDATES
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.task_info import order_prompts
-from gdpo_tune.training import trainer as trainer_module
-from gdpo_tune.training import worker_cache
 from gdpo_tune.training.normalization import compute_advantages, find_informative_groups
 from gdpo_tune.training.prompt_selection import PromptSelection
-from tests.support.training import SETTINGS, build_trial_config, have_same_weights, run, stop_after
+from gdpo_tune.training.trainer import GDPOTrainer
+from tests.support.training import SETTINGS, have_same_weights, stop_after
+from tests.support.trials import build_trial, run_metrics
 
 PROMPTS = [f"{('easy', 'mixed')[i % 2]} sum {i}" for i in range(64)]
 
@@ -25,9 +23,6 @@ def teach(selection, steps):
     for step in steps:
         chosen = selection.select(step)
         selection.learn(chosen, ["mixed" in PROMPTS[i] for i in chosen])
-
-
-# The estimate
 
 
 def test_without_experience_prompts_come_in_turn():
@@ -47,8 +42,7 @@ def test_informative_prompts_are_recognized_by_their_words():
 
 
 def test_a_prompt_without_common_words_is_remembered_itself():
-    prompts = [f"p{i}" for i in range(16)]
-    selection = build(prompts, steps=2)
+    selection = build([f"p{i}" for i in range(16)], steps=2)
     selection.learn(range(16), [i == 5 for i in range(16)])
     assert 5 in selection.select(0)
 
@@ -76,56 +70,47 @@ def test_the_state_is_saved_exactly(tmp_path):
     assert (selection._state == other._state).all()
 
 
-# Groups that teach something
-
 EQUAL, SPLIT = [[1.0, 0.1]] * 4, [[1.0, 0.0], [0.0, 0.1], [1.0, 0.0], [0.0, 0.1]]
+CANCELLING, ONE_ALIVE = [[1.0, 0.0], [0.0, 1.0]] * 2, [[0.0, 0.0], *[[1.0, 0.0]] * 3]
+
+
+def find(mode, rewards, weights):
+    ranges = [(0.0, 1.0)] * 2
+    rewards, weights = torch.tensor(rewards), torch.tensor(weights)
+    advantages = compute_advantages(rewards, weights, 4, mode, ranges=ranges)
+    return find_informative_groups(advantages, 4).tolist()
 
 
 @pytest.mark.parametrize("mode", NORMALIZATIONS)
 def test_a_group_is_informative_under_the_mode_and_weights(mode):
-    def find(weights):
-        rewards = torch.tensor([*EQUAL, *SPLIT, [0.0, 0.0], *[[1.0, 0.0]] * 3])
-        ranges = [(0.0, 1.0)] * 2
-        advantages = compute_advantages(rewards, torch.tensor(weights), 4, mode, ranges=ranges)
-        return find_informative_groups(advantages, 4).tolist()
-
-    assert find([1.0, 1.0]) == [False, mode != "gd2po", True]  # which drops disagreements
-    assert find([1.0, 0.0]) == [False, True, True]
-    assert find([0.0, 1.0]) == [False, True, False]
+    rewards = [*EQUAL, *SPLIT, *ONE_ALIVE]
+    assert find(mode, rewards, [1.0, 1.0]) == [False, mode != "gd2po", True]  # drops disagreements
+    assert find(mode, rewards, [1.0, 0.0]) == [False, True, True]
+    assert find(mode, rewards, [0.0, 1.0]) == [False, True, False]
 
 
-@pytest.mark.parametrize("mode", [mode for mode in NORMALIZATIONS if mode != "gd2po"])
+# gd2po drops disagreements, and saw weights the two by their spread over the batch
+@pytest.mark.parametrize("mode", [mode for mode in NORMALIZATIONS if mode not in ("gd2po", "saw")])
 def test_rewards_that_cancel_teach_nothing_whatever_whitening_adds(mode):
-    cancelling = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
-    rewards = torch.tensor([*cancelling, [0.0, 0.0], *[[1.0, 0.0]] * 3])
-    advantages = compute_advantages(rewards, torch.ones(2), 4, mode, ranges=[(0.0, 1.0)] * 2)
-    if mode == "saw":  # which weights the two by their spread over the batch
-        return
-    assert find_informative_groups(advantages, 4).tolist() == [False, True]
+    assert find(mode, [*CANCELLING, *ONE_ALIVE], [1.0, 1.0]) == [False, True]
 
 
-# In a trial
-
-
-@pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_resumed_trial_selects_the_same_prompts(policy, tmp_path, passes):
-    settings = SETTINGS.replace(steps=5)
-    parameters = {"prompt_selection": "informative", "num_iterations": passes}
-    whole, expected = run(build_trial_config(policy, tmp_path / "a", 0, settings, **parameters))
-    newest = stop_after(build_trial_config(policy, tmp_path / "b", 0, settings, **parameters), 3)
-    worker_cache.release_worker_cache()
-    config = build_trial_config(policy, tmp_path / "b", 0, settings, **parameters)
+def test_a_resumed_trial_selects_the_same_prompts(toy, policy, tmp_path, passes):
+    changes = {"prompt_selection": "informative", "num_iterations": passes}
+    changes["training"] = SETTINGS.replace(steps=5)
+    whole, expected = run_metrics(build_trial(policy, tmp_path / "a", **changes))
+    config = build_trial(policy, tmp_path / "b", **changes)
+    newest = stop_after(config, 3)
     assert newest.name == "checkpoint-3"
-    rest, outcome = run(config, resume=newest)
-    assert [m.metrics for m, _ in rest] == [m.metrics for m, _ in whole][3:]
+    rest, outcome = run_metrics(config, newest)
+    assert rest == whole[3:]
     assert outcome.test == expected.test
     assert have_same_weights(outcome.checkpoint, expected.checkpoint)
     assert outcome.cost.completions == 5 * SETTINGS.completions_per_step
 
 
-@pytest.mark.usefixtures("toy")
-def test_the_groups_of_a_step_are_those_that_were_selected(policy, tmp_path, monkeypatch):
+def test_the_groups_of_a_step_are_those_that_were_selected(toy, policy, tmp_path, monkeypatch):
     scored, selected = [], []
 
     class Recorder(PromptSelection):
@@ -133,17 +118,16 @@ def test_the_groups_of_a_step_are_those_that_were_selected(policy, tmp_path, mon
             selected.append((list(chosen), list(informative)))
             super().learn(chosen, informative)
 
-    inner = trainer_module.GDPOTrainer._calculate_rewards
+    inner = GDPOTrainer._calculate_rewards
 
     def calculate(self, inputs, *others):
         scored.append(([row["problem"] for row in inputs], [row["prompt"] for row in inputs]))
         return inner(self, inputs, *others)
 
     monkeypatch.setattr("gdpo_tune.training.trial.PromptSelection", Recorder)
-    monkeypatch.setattr(trainer_module.GDPOTrainer, "_calculate_rewards", calculate)
-    config = build_trial_config(policy, tmp_path, prompt_selection="informative")
-    reports, _ = run(config)
-    assert len(selected) == len(scored) == len(reports)
+    monkeypatch.setattr(GDPOTrainer, "_calculate_rewards", calculate)
+    steps, _ = run_metrics(build_trial(policy, tmp_path, prompt_selection="informative"))
+    assert len(selected) == len(scored) == len(steps)
     for (chosen, informative), (problems, prompts) in zip(selected, scored, strict=True):
         assert problems == [index for index in chosen for _ in range(4)]
         assert len(set(prompts)) == len(informative) == len(set(chosen)) == 4

@@ -3,27 +3,21 @@
 Most tests use a GPT-2: its positions are learned, it has dropout, and its modules are Conv1D.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import json
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    TrainingArguments,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
 from gdpo_tune.core.errors import PolicyError
 from gdpo_tune.core.settings import ModelSettings, TrainingSettings
 from gdpo_tune.policies.load_policy import load_policy
-from gdpo_tune.training import rollout, train
+from gdpo_tune.training import rollout
 from gdpo_tune.training.decoding import Decoding
 from gdpo_tune.training.lora import build_adapter_config
-from tests.support.training import SETTINGS, build_trial_config, write_gpt2
+from tests.support import training as support
+from tests.support.training import SETTINGS, write_gpt2
+from tests.support.trials import build_trial, run_metrics
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -70,22 +64,29 @@ OWN_DECODING = {
 """Every kind of key that a generation_config.json may have, each with a value that would show."""
 
 
-def run(policy, directory, settings=ONE_STEP, model=None, **params):
+def run(policy, directory, training=ONE_STEP, **changes):
     """Train and return the metrics of all steps and the outcome."""
-    config = build_trial_config(policy, directory, settings=settings, **params)
-    config = dataclasses.replace(config, model=model or ModelSettings())
-    steps = []
-    outcome = train(config, resume=None, report=lambda step, _: steps.append(step.metrics))
-    return [{k: v for k, v in step.items() if "time" not in k} for step in steps], outcome
+    steps, outcome = run_metrics(build_trial(policy, directory, training=training, **changes))
+    return [{k: v for k, v in m.items() if "time" not in k} for _, m in steps], outcome
 
 
-# --- generation_config.json -----------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    return write_gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def plain(gpt2, tmp_path_factory):
+    """Metrics of the first step of a GPT-2 with neutral decoding, and the outcome."""
+    with pytest.MonkeyPatch.context() as patch:
+        support.register_toy_task(patch)
+        (step,), outcome = run(gpt2, tmp_path_factory.mktemp("plain"))
+    return step, outcome
 
 
 @pytest.fixture(scope="module")
 def draw(tmp_path_factory):
     """A function that samples held-out completions under a policy's own decoding."""
-
     policy = tmp_path_factory.mktemp("policy")
     write_gpt2(policy)
 
@@ -111,25 +112,12 @@ def test_no_key_of_a_generation_config_changes_a_held_out_draw(draw, plain_draw,
     assert draw(**sampled, **{key: OWN_DECODING[key]}) == plain_draw
 
 
-def test_no_key_of_a_generation_config_changes_a_training(tmp_path):
+def test_no_key_of_a_generation_config_changes_a_training(tmp_path, plain):
     # Source: trl#5783.
-    own = {**OWN_DECODING, "do_sample": True}
-    plain = run(write_gpt2(tmp_path / "plain"), tmp_path / "first")
-    changed = run(write_gpt2(tmp_path / "own", own), tmp_path / "second")
-    assert changed[0] == plain[0]
-    assert changed[1].test == plain[1].test
-
-
-def test_a_trained_policy_is_saved_with_neutral_decoding_and_every_end_token(tmp_path):
-    policy = write_gpt2(tmp_path / "policy", {"eos_token_id": [1, 5], "top_k": 2, "min_p": 0.9})
-    _, outcome = run(policy, tmp_path / "trial")
-    saved = GenerationConfig.from_pretrained(outcome.checkpoint)
-    assert saved.eos_token_id == [1, 5]
-    assert (saved.do_sample, saved.temperature, saved.top_k, saved.top_p) == (True, 1.0, 0, 1.0)
-    assert saved.min_p is None
-
-
-# --- dropout --------------------------------------------------------------------------------------
+    policy = write_gpt2(tmp_path / "own", {**OWN_DECODING, "do_sample": True})
+    (step,), outcome = run(policy, tmp_path / "trial")
+    assert step == plain[0]
+    assert outcome.test == plain[1].test
 
 
 def test_an_unmoved_policy_has_no_kl_and_clips_nothing_despite_its_dropout(tmp_path):
@@ -143,73 +131,54 @@ def test_an_unmoved_policy_has_no_kl_and_clips_nothing_despite_its_dropout(tmp_p
 
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+EXPERTS = {"intermediate_size": 48, "num_key_value_heads": 2, "num_local_experts": 4}
 NOISY = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, **DROPOUT},
     "opt": {**SIZES, "word_embed_proj_dim": 32, "ffn_dim": 48, "dropout": 0.2, "layerdrop": 0.5},
     "falcon": {**SIZES, "hidden_dropout": 0.2, "attention_dropout": 0.2},
     "llama": {**SIZES, "intermediate_size": 48, "attention_dropout": 0.2},
-    "mixtral": {
-        **SIZES,
-        "intermediate_size": 48,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-        "router_jitter_noise": 0.3,
-    },
+    "mixtral": {**SIZES, **EXPERTS, "router_jitter_noise": 0.3},
 }
 """Architectures whose forward passes read their dropout, or other noise, from different places."""
 
 
 @pytest.mark.parametrize("kind", NOISY)
-@pytest.mark.parametrize("dropout", [False, True])
-def test_training_mode_computes_what_evaluation_mode_computes(tmp_path, kind, dropout):
-    _, tokenizer = load_policy(write_gpt2(tmp_path))
-    config = AutoConfig.for_model(
-        kind, vocab_size=64, eos_token_id=1, pad_token_id=0, **NOISY[kind]
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model, _ = load_policy(str(tmp_path), dropout=dropout)
+def test_training_mode_computes_what_evaluation_mode_computes(gpt2, tmp_path, kind):
+    sizes = {"vocab_size": 64, "eos_token_id": 1, "pad_token_id": 0, **NOISY[kind]}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).save_pretrained(tmp_path)
+    load_policy(gpt2)[1].save_pretrained(tmp_path)
     tokens = torch.arange(5, 25)[None]
-    with torch.no_grad():
-        expected = model.eval()(tokens).logits
-        logits = model.train()(tokens).logits
-    assert torch.equal(logits, expected) is not dropout
-
-
-# --- positions ------------------------------------------------------------------------------------
+    for dropout in (False, True):
+        model, _ = load_policy(str(tmp_path), dropout=dropout)
+        with torch.no_grad():
+            expected = model.eval()(tokens).logits
+            logits = model.train()(tokens).logits
+        assert torch.equal(logits, expected) is not dropout
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_padding_moves_no_learned_position(tmp_path, lora_rank):
+def test_padding_moves_no_learned_position(tmp_path, gpt2, plain, lora_rank):
     # Source: trl#469, trl#6800: micro-batches of other widths give the same gradient, and a policy
     # that does not move has ratios of 1.
-    policy, model = write_gpt2(tmp_path / "policy"), ModelSettings(lora_rank=lora_rank)
-    norms = []
-    for size in (0, 4):
-        settings = ONE_STEP.replace(micro_batch_size=size)
-        (step,), _ = run(policy, tmp_path / f"{size}", settings, model)
-        norms.append(step["train/grad_norm"])
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    model = ModelSettings(lora_rank=lora_rank)
+    whole = run(gpt2, tmp_path / "whole", model=model)[0] if lora_rank else [plain[0]]
+    parts, _ = run(gpt2, tmp_path / "parts", ONE_STEP.replace(micro_batch_size=4), model=model)
+    assert parts[0]["train/grad_norm"] == pytest.approx(whole[0]["train/grad_norm"], rel=1e-4)
     settings = ONE_STEP.replace(mini_batch_size=8, micro_batch_size=4)
-    params = {"beta": 0.04, "learning_rate": 1e-12}
-    (step,), _ = run(policy, tmp_path / "still", settings, model, **params)
+    params = {"beta": 0.04, "learning_rate": 1e-12, "model": model}
+    (step,), _ = run(gpt2, tmp_path / "still", settings, **params)
     assert step["train/kl"] < 1e-6
     assert step["train/clip_ratio/region_mean"] == 0
 
 
-# --- LoRA -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("target", ["c_attn", "wpe", "all-linear"])
-def test_adapters_of_other_modules_than_linear_train_and_merge(tmp_path, target):
+def test_adapters_of_other_modules_than_linear_train_and_merge(tmp_path, gpt2, target):
     # Source: peft#2992; PEFT adapts Conv1D and embeddings too, and c_attn is its default for GPT-2.
     peft = pytest.importorskip("peft")
-    policy = write_gpt2(tmp_path / "policy")
-    settings = ONE_STEP.replace(steps=2)
     model = ModelSettings(lora_rank=2, lora_targets=(target,))
-    _, outcome = run(policy, tmp_path / "trial", settings, model)
+    _, outcome = run(gpt2, tmp_path, ONE_STEP.replace(steps=2), model=model)
     merged = load_policy(str(outcome.checkpoint))[0]
-    base = load_policy(policy)[0]
+    base = load_policy(gpt2)[0]
     tokens = torch.arange(2, 20)[None]
     with torch.no_grad():
         untrained = base(tokens).logits
@@ -219,19 +188,14 @@ def test_adapters_of_other_modules_than_linear_train_and_merge(tmp_path, target)
     assert not torch.allclose(expected, untrained)
 
 
-def test_targets_without_weights_of_their_own_are_refused_with_those_that_exist(tmp_path):
-    model = load_policy(write_gpt2(tmp_path))[0]
-    for target in ("wte", "lm_head", "q_proj"):  # the embedding is tied to the head
-        with pytest.raises(
-            PolicyError, match=rf"no linear module {target}: .*c_attn, c_fc, c_proj"
-        ):
-            build_adapter_config(model, ModelSettings(lora_rank=2, lora_targets=(target,)), "mine")
+@pytest.mark.parametrize("target", ["wte", "lm_head", "q_proj"])
+def test_targets_without_weights_of_their_own_are_refused_with_those_that_exist(gpt2, target):
+    settings = ModelSettings(lora_rank=2, lora_targets=(target,))  # wte is tied to the head
+    with pytest.raises(PolicyError, match=rf"no linear module {target}: .*c_attn, c_fc, c_proj"):
+        build_adapter_config(load_policy(gpt2)[0], settings, "mine")
 
 
-# --- settings -------------------------------------------------------------------------------------
-
-
-def test_the_temperature_of_evaluations_is_a_setting(tmp_path, monkeypatch):
+def test_the_temperature_of_evaluations_is_a_setting(tmp_path, gpt2, monkeypatch):
     used = []
 
     def sample(model, prompts, decoding, generator):
@@ -239,32 +203,34 @@ def test_the_temperature_of_evaluations_is_a_setting(tmp_path, monkeypatch):
         return rollout.generate(model, prompts, decoding, generator)
 
     monkeypatch.setattr(rollout, "choose_held_out_sampler", lambda _: sample)
-    policy = write_gpt2(tmp_path / "policy")
     for temperature in (0.5, 0.0):
         settings = ONE_STEP.replace(evaluation_temperature=temperature)
-        run(policy, tmp_path / f"{temperature}", settings, temperature=0.7)
+        run(gpt2, tmp_path / f"{temperature}", settings, temperature=0.7)
     assert list(dict.fromkeys(used)) == [0.5, None]  # None: the most likely token
 
 
-@pytest.mark.parametrize("model", [ModelSettings(), ModelSettings(lora_rank=2)])
-def test_a_checkpoint_records_by_which_decoding_it_was_judged(tmp_path, model):
+@pytest.mark.parametrize(
+    ("temperature", "lora_rank"), [(0.5, 0), (0.5, 2), (1.0, 0)], ids=["full", "lora", "default"]
+)
+def test_a_checkpoint_records_by_which_decoding_it_was_judged(tmp_path, temperature, lora_rank):
     # Source: generation_config.json, which `from_pretrained`, pipelines and vLLM read.
     policy = write_gpt2(tmp_path / "policy", OWN_DECODING | {"eos_token_id": [5]})
-    settings = ONE_STEP.replace(steps=2, checkpoint_every=1)
-    settings = settings.replace(evaluate_every=1, evaluation_temperature=0.5)
-    run(policy, tmp_path / "trial", settings, model, temperature=0.7)
+    settings = ONE_STEP.replace(steps=2, checkpoint_every=1, evaluate_every=1)
+    settings = settings.replace(evaluation_temperature=temperature)
+    model = ModelSettings(lora_rank=lora_rank)
+    run(policy, tmp_path / "trial", settings, model=model, temperature=0.7)
     places = sorted((tmp_path / "trial").glob("checkpoint-*"))
     assert places
     for place in places:
         config = json.loads((place / "generation_config.json").read_text())
         del config["transformers_version"]
-        expected = {"do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 1.0}
+        expected = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         assert config == {**expected, "eos_token_id": [1, 5], "pad_token_id": 0}
 
 
-def test_an_adapter_names_the_revision_of_its_base(tmp_path):
+def test_an_adapter_names_the_revision_of_its_base(gpt2):
     # Source: `revision` of `PeftConfig`; the Hub's commit where a sweep names none. peft#1567.
-    model = load_policy(write_gpt2(tmp_path / "policy"))[0]
+    model = load_policy(gpt2)[0]
     model.config._commit_hash = "c" * 40
     for revision, expected in (("v1.0", "v1.0"), ("", "c" * 40)):
         settings = ModelSettings(lora_rank=2, revision=revision)

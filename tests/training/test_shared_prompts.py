@@ -1,7 +1,5 @@
 """Each prompt once: the same numbers as the padded batch, for many architectures."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -12,17 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from gdpo_tune.core.settings import ModelSettings
-from gdpo_tune.training import shared_prompts
+from gdpo_tune.training import micro_batches, shared_prompts
 from gdpo_tune.training.decoding import Decoding
 from gdpo_tune.training.lora import build_adapter_config
 from gdpo_tune.training.rollout import sample_from_cache
-from gdpo_tune.training.shared_prompts import (
-    UnknownAttentionError,
-    build_row,
-    compute_group_log_probs,
-    enable,
-    find_obstacle,
-)
+from gdpo_tune.training.shared_prompts import compute_group_log_probs, find_obstacle
 from gdpo_tune.training.trainer import GDPOTrainer
 from tests.support.training import build_plain_trainer, write_gpt2
 
@@ -41,35 +33,19 @@ SIZES: dict[str, Any] = {
 }
 WINDOW = {"sliding_window": 8}
 """Shorter than a prompt, and shorter than a prompt with its completion."""
+NO_DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+OTHERS = "llama qwen2 qwen3 gemma3_text phi3 olmo2 smollm3 glm4 cohere starcoder2 gpt_neox"
 KINDS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {},
+    **{kind: {} for kind in OTHERS.split()},
+    **{f"{kind} window": WINDOW for kind in ("mistral", "gemma3_text", "cohere2")},
     "mistral": {"sliding_window": None},
-    "mistral window": WINDOW,
     "qwen2 window": {**WINDOW, "use_sliding_window": True, "max_window_layers": 0},
-    "gemma3_text": {},
-    "gemma3_text window": WINDOW,
-    "cohere2 window": WINDOW,
-    "phi3": {},
-    "olmo2": {},
     "granite": {"logits_scaling": 3.0},
-    "smollm3": {},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-    "glm4": {},
-    "cohere": {},
-    "starcoder2": {},
-    "gpt_neox": {},
-    "gpt2": {
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": 128,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-    },
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, **NO_DROPOUT},
 }
+QUICK = ("llama", "qwen3", "mistral window", "gemma3_text window", "qwen3_moe", "gpt2")
 PROMPTS, COMPLETIONS = (13, 20), (5, 14, 9, 1)
-TEMPERATURE = 0.8
 
 
 def build_model(kind: str, **changes: Any) -> Any:
@@ -78,7 +54,7 @@ def build_model(kind: str, **changes: Any) -> Any:
     settings = {**SIZES, **KINDS.get(kind, {}), **changes}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings)).float()
-    add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
+    add_fused_lm_head(model, temperature=0.8, outputs=("log_probs", "entropy"))
     return model.train()
 
 
@@ -103,13 +79,8 @@ def compute_padded(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int
     labels = ids.masked_fill(mask == 0, -100)
     labels[:, :-width] = -100
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        labels=labels,
-        fused_lm_head=True,
-    )
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    output = model(**inputs, labels=labels, fused_lm_head=True)
     return output.log_probs[:, -width:], output.entropy[:, -width:]
 
 
@@ -125,16 +96,14 @@ def measure(model: Any, function: Any) -> list[torch.Tensor]:
 
 def assert_equal(model: Any) -> None:
     expected = measure(model, compute_padded)
-    enable(model.get_base_model() if hasattr(model, "peft_config") else model)
+    for _ in range(2):  # a model may be enabled for several trials
+        shared_prompts.enable(model.get_base_model() if hasattr(model, "peft_config") else model)
     found = measure(model, compute_group_log_probs)
     for ours, theirs in zip(found, expected, strict=True):
         assert theirs.norm() > 1e-3
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
     again = measure(model, compute_padded)
     assert all(map(torch.equal, again, expected)), "nothing else has changed"
-
-
-QUICK = ("llama", "qwen3", "mistral window", "gemma3_text window", "qwen3_moe", "gpt2")
 
 
 @pytest.mark.parametrize(
@@ -167,21 +136,10 @@ def attend_to_texts(query, key, value, starts, key_starts, most, most_keys, **op
         place = torch.arange(len(asked))[:, None] + len(keys) - len(asked)
         other = torch.arange(len(keys))[None]
         mask = (other <= place + right) & ((left < 0) | (other >= place - left))
-        found.append(
-            scaled_dot_product_attention(
-                *(each.transpose(0, 1)[None] for each in (asked, keys, values)),
-                attn_mask=mask,
-                scale=options["scale"],
-                enable_gqa=True,
-            )[0].transpose(0, 1)
-        )
+        texts = (each.transpose(0, 1)[None] for each in (asked, keys, values))
+        more = {"attn_mask": mask, "scale": options["scale"], "enable_gqa": True}
+        found.append(scaled_dot_product_attention(*texts, **more)[0].transpose(0, 1))
     return torch.cat(found)
-
-
-def test_a_model_may_be_enabled_for_several_trials():
-    model = build_model("llama")
-    enable(model)
-    assert_equal(model)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2 window", "gpt2"])
@@ -214,11 +172,11 @@ def test_a_window_is_seen():
     """Without it the numbers differ, so the comparison above can fail."""
     wide, narrow = (build_model("mistral", sliding_window=size) for size in (None, 8))
     narrow.load_state_dict(wide.state_dict())
+    found = []
     for model in (wide, narrow):
-        enable(model)
-    batch = draw_batch()
-    ours, theirs = (compute_group_log_probs(model, *batch)[0] for model in (wide, narrow))
-    assert (ours - theirs).abs().max() > 0.01
+        shared_prompts.enable(model)
+        found.append(compute_group_log_probs(model, *draw_batch())[0])
+    assert (found[0] - found[1]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("adapter", [False, True])
@@ -226,9 +184,8 @@ def test_recomputation_and_adapters_change_nothing(adapter):
     model = build_model("llama")
     if adapter:
         peft = pytest.importorskip("peft")
-        model = peft.get_peft_model(
-            model, build_adapter_config(model, ModelSettings(lora_rank=2), "")
-        )
+        settings = build_adapter_config(model, ModelSettings(lora_rank=2), "")
+        model = peft.get_peft_model(model, settings)
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.1)
@@ -239,7 +196,7 @@ def test_recomputation_and_adapters_change_nothing(adapter):
 
 def test_a_row_has_each_prompt_once_and_no_padding():
     ids, mask, width = draw_batch()
-    row = build_row(ids, mask, width)
+    row = shared_prompts.build_row(ids, mask, width)
     assert len(row.tokens) == sum(PROMPTS) + 2 * sum(COMPLETIONS)
     assert len(row.groups) == 2
     assert len(row.targets) == 2 * sum(COMPLETIONS)
@@ -251,7 +208,7 @@ def test_an_empty_completion_is_0():
     ids, mask, width = draw_batch()
     ids[0, -width:] = mask[0, -width:] = 0
     model = build_model("llama")
-    enable(model)
+    shared_prompts.enable(model)
     log_probs, _, _ = compute_group_log_probs(model, ids, mask, width)
     assert not log_probs[0].any()
     assert torch.isfinite(log_probs).all()
@@ -267,36 +224,38 @@ def test_an_empty_completion_is_0():
     ],
 )
 def test_what_the_attention_does_not_compute_is_refused(kind, changes, reason):
-    settings = {**SIZES, **changes}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
-    assert reason in find_obstacle(model)
+    config = AutoConfig.for_model(kind, **SIZES, **changes)
+    assert reason in find_obstacle(AutoModelForCausalLM.from_config(config))
 
 
-def test_a_policy_that_cannot_share_is_padded_or_refused(tmp_path, monkeypatch):
+@pytest.fixture
+def build_trainer(tmp_path):
     policy = write_gpt2(tmp_path / "policy")
-    build = {"cls": GDPOTrainer, "normalization": "gdpo"}
-    assert build_plain_trainer(policy, tmp_path, **build).unshared == ""
-    monkeypatch.setattr(
-        "gdpo_tune.training.micro_batches.find_obstacle", lambda model: "it is recurrent"
-    )
-    assert build_plain_trainer(policy, tmp_path, **build).unshared == "it is recurrent"
+
+    def build(**changes):
+        own = {"cls": GDPOTrainer, "normalization": "gdpo"}
+        return build_plain_trainer(policy, tmp_path, **own, **changes)
+
+    return build
 
 
-def test_attention_that_nobody_knew_of_is_padded(tmp_path, monkeypatch):
-    policy = write_gpt2(tmp_path / "policy")
-    trainer = build_plain_trainer(policy, tmp_path, cls=GDPOTrainer, normalization="gdpo")
+def test_a_policy_that_cannot_share_is_padded_or_refused(build_trainer, monkeypatch):
+    assert build_trainer().unshared == ""
+    monkeypatch.setattr(micro_batches, "find_obstacle", lambda model: "it is recurrent")
+    assert build_trainer().unshared == "it is recurrent"
+
+
+def test_attention_that_nobody_knew_of_is_padded(build_trainer, monkeypatch):
+    def refuse(*_):
+        raise shared_prompts.UnknownAttentionError("its attention has sinks")
+
     monkeypatch.setattr(shared_prompts, "_attend_to_last", refuse)
     ids, mask, width = draw_batch()
     ids = torch.where(mask.bool(), ids % 20 + 3, 0)
-    found = trainer._compute_log_probs(trainer.model, ids, mask, width)[0]
-    assert trainer.unshared == "its attention has sinks"
-    padded = build_plain_trainer(
-        policy, tmp_path, cls=GDPOTrainer, normalization="gdpo", shared_prompts="off"
+    trainer, padded = build_trainer(), build_trainer(shared_prompts="off")
+    found, expected = (
+        each._compute_log_probs(each.model, ids, mask, width)[0] for each in (trainer, padded)
     )
-    expected = padded._compute_log_probs(padded.model, ids, mask, width)[0]
+    assert trainer.unshared == "its attention has sinks"
     present = mask[:, -width:].bool()
     torch.testing.assert_close(found[present], expected[present])
-
-
-def refuse(*_):
-    raise UnknownAttentionError("its attention has sinks")

@@ -1,7 +1,5 @@
 """Fields of TRL's GRPOConfig in a training: each arrives, has an effect, and is TRL's own."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
@@ -10,16 +8,10 @@ from trl import GRPOConfig
 
 from gdpo_tune.core.trl_fields import NO_LIMIT, OWN_KEYS, REFUSALS, TRL_FIELDS, TRL_PREFIX
 from gdpo_tune.spec.model import SweepSpec
-from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support.gradients import ROWS, assert_same_steps, run_two_steps
-from tests.support.training import (
-    build_trial_config,
-    have_same_weights,
-    register_toy_task,
-    run,
-)
-from tests.training.test_micro_batches import compute
+from tests.support.training import SETTINGS, ToyTask, have_same_weights, register_toy_task
+from tests.support.trials import build_trial, compute, run_metrics
 
 CHANGED = {
     "delta": 1.05,
@@ -34,6 +26,7 @@ CHANGED = {
     "adam_beta2": 0.5,
     "adam_epsilon": 0.1,
 }
+QUICK = SETTINGS.replace(steps=2, validation_prompts=2, test_prompts=2, samples_per_prompt=1)
 IN_THE_LOSS = [name for name in CHANGED if not name.startswith(("adam", "weight"))]
 
 
@@ -75,19 +68,12 @@ def trained(policy, toy_task, tmp_path_factory):
         key = tuple(fields.items())
         if key not in results:
             params = {f"{TRL_PREFIX}{name}": value for name, value in fields.items()}
-            config = build_trial_config(
-                policy,
-                tmp_path_factory.mktemp("trial"),
-                num_iterations=2,
-                learning_rate=0.03,
-                beta=0.5,
-                loss_type="grpo",
-                **params,
-            )
-            arguments = build_trainer_arguments(config, ("hits", "vowels", "length"))
+            params |= {"num_iterations": 2, "learning_rate": 0.03, "beta": 0.5, "loss_type": "grpo"}
+            params["training"] = QUICK
+            config = build_trial(policy, tmp_path_factory.mktemp("trial"), **params)
+            arguments = build_trainer_arguments(config, ToyTask.rewards)
             assert {name: getattr(arguments, name) for name in fields} == fields
-            run(config)
-            results[key] = find_newest_checkpoint(config.directory)
+            results[key] = run_metrics(config)[1].checkpoint
         return results[key]
 
     return train_once
@@ -107,14 +93,12 @@ def test_fields_at_their_defaults_change_nothing(trained):
 
 @pytest.mark.parametrize("way", ["packed", "shared"])
 @pytest.mark.parametrize("name", IN_THE_LOSS)
-def test_a_field_of_the_loss_has_the_gradient_that_trl_computes(policy, tmp_path, name, way):
+def test_a_field_of_the_loss_has_the_gradient_that_trl_computes(policy, tmp_path, whole, name, way):
     """Source: TRL's own pass over padded completions, which `padded` is."""
     changes = {"num_iterations": 2, "learning_rate": 0.3, "beta": 0.5, name: CHANGED[name]}
-    runs = []
-    for each in ("padded", way):
-        with compute(each):
-            runs.append(run_two_steps(policy, tmp_path / each, ROWS, **changes))
-    assert_same_steps(runs[1], runs[0], rel=1e-5)
+    with compute(way):
+        run = run_two_steps(policy, tmp_path, ROWS, **changes)
+    assert_same_steps(run, whole("padded", **changes), rel=1e-5)
 
 
 @pytest.mark.parametrize("way", ["packed", "shared", "padded"])
