@@ -38,9 +38,12 @@ def run_filter(program, machine, number, arguments=(0,) * 6):
             position += if_true if holds else if_false
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_every_number_gets_its_decision(name):
-    machine = MACHINES[name]
+@pytest.fixture(params=MACHINES)
+def machine(request):
+    return MACHINES[request.param]
+
+
+def test_every_number_gets_its_decision(machine):
     program = build_candidate_filter(machine)
     groups = {
         seccomp.ALLOW: ALLOWED.split(),
@@ -49,6 +52,7 @@ def test_every_number_gets_its_decision(name):
     }
     decisions = {call: decision for decision, calls in groups.items() for call in calls}
     named = {number: call for call, number in machine.numbers.items()}
+    assert len(named) == len(machine.numbers), "a number stands for two calls"
     for number in range(1024):
         call = named.get(number)
         if call not in SPECIAL:
@@ -56,9 +60,7 @@ def test_every_number_gets_its_decision(name):
             assert run_filter(program, machine.audit, number) == expected, (number, call)
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_arguments_decide_about_memory_and_threads(name):
-    machine = MACHINES[name]
+def test_arguments_decide_about_memory_and_threads(machine):
     program = build_candidate_filter(machine)
 
     def decision(call, index, value):
@@ -66,21 +68,18 @@ def test_arguments_decide_about_memory_and_threads(name):
         arguments[index] = value
         return run_filter(program, machine.audit, machine.numbers[call], arguments)
 
+    allow, deny = seccomp.ALLOW, seccomp.fail_with
     for call in ("mmap", "mprotect"):
-        assert decision(call, 2, 3) == seccomp.ALLOW
-        assert decision(call, 2, 7) == seccomp.fail_with(errno.EACCES)
-    assert decision("clone", 0, 0x11) == seccomp.KILL
-    assert decision("clone", 0, 0x3D0F00) == seccomp.fail_with(errno.EAGAIN)
-    assert decision("fcntl", 1, 3) == seccomp.ALLOW
-    assert decision("fcntl", 1, 1030) == seccomp.ALLOW
-    assert decision("fcntl", 1, 4) == seccomp.fail_with(errno.EPERM)
+        assert [decision(call, 2, value) for value in (3, 7)] == [allow, deny(errno.EACCES)]
+    clones = [decision("clone", 0, flags) for flags in (0x11, 0x3D0F00)]
+    assert clones == [seccomp.KILL, deny(errno.EAGAIN)]
+    controls = [decision("fcntl", 1, command) for command in (3, 1030, 4)]
+    assert controls == [allow, allow, deny(errno.EPERM)]
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_another_calling_convention_kills(name):
-    machine = MACHINES[name]
+def test_another_calling_convention_kills(machine):
     program = build_candidate_filter(machine)
-    other = next(m.audit for n, m in MACHINES.items() if n != name)
+    (other,) = {each.audit for each in MACHINES.values()} - {machine.audit}
     assert run_filter(program, other, machine.numbers["read"]) == seccomp.KILL
     assert run_filter(program, 0x40000003, machine.numbers["read"]) == seccomp.KILL
     for number in (0x40000000, 0x40000001, 0x400000FF, 0xFFFFFFFF):
@@ -95,10 +94,9 @@ def test_a_tree_too_large_for_conditional_jumps_still_decides_right():
         assert run_filter(program, 1, number) == rules.get(number, seccomp.ALLOW)
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_a_filter_is_short_and_ends_whatever_it_decides(name):
+def test_a_filter_is_short_and_ends_whatever_it_decides(machine):
     # The kernel checks and translates it anew for every candidate, step by step.
-    program = build_candidate_filter(MACHINES[name])
+    program = build_candidate_filter(machine)
     assert len(program) < 220
     for position, step in enumerate(program):
         jumps = [step.operand] if step.code == seccomp.JUMP else [step.if_true, step.if_false]
@@ -109,12 +107,6 @@ def test_a_filter_is_short_and_ends_whatever_it_decides(name):
 def test_instructions_are_eight_bytes_in_the_order_of_the_kernel():
     packed = seccomp.Instruction(seccomp.JUMP_EQUAL, 1, 2, 0xC000003E).pack()
     assert packed == b"\x15\x00\x01\x02\x3e\x00\x00\xc0"
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_no_number_stands_for_two_calls(name):
-    numbers = list(MACHINES[name].numbers.values())
-    assert len(numbers) == len(set(numbers))
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,11 @@ def test_different(expected, received):
 @pytest.mark.parametrize(
     ("expected", "forged"),
     [
-        ({1, 2}, b'{"set":[1,1]}'),
-        ({1: 2, 3: 4}, b'{"dict":[[1,2],[1,2]]}'),
-        ({1, True + 1}, b'{"set":[1,true]}'),
-        (7, b'{"opaque":"int"}'),
-        (7, b'{"nothing":7}'),
+        ({1, 2}, b'{"set":[1,1]}'), ({1: 2, 3: 4}, b'{"dict":[[1,2],[1,2]]}'),
+        ({1, True + 1}, b'{"set":[1,true]}'), (7, b'{"opaque":"int"}'), (7, b'{"nothing":7}'),
         ([7], b'{"list":[7]}'),
     ],
-)
+)  # fmt: skip
 def test_a_forged_value_does_not_match(expected, forged):
     assert not matches(expected, parse(forged))
 
@@ -70,17 +67,12 @@ def test_a_forged_value_does_not_match(expected, forged):
 @pytest.mark.parametrize(
     ("expected", "forged"),
     [
-        ((1,), b'{"tuple":7}'),
-        ({1}, b'{"set":"x"}'),
-        ({1: 1}, b'{"dict":[1]}'),
-        (7, b'{"int":"zz"}'),
-        (0.5, b'{"fraction":[1,0]}'),
-        (7, b'{"fraction":[1,2,3]}'),
-        (7, b'{"fraction":["1",2]}'),
-        (7, b'{"complex":[{"set":[]},0]}'),
+        ((1,), b'{"tuple":7}'), ({1}, b'{"set":"x"}'), ({1: 1}, b'{"dict":[1]}'),
+        (7, b'{"int":"zz"}'), (0.5, b'{"fraction":[1,0]}'), (7, b'{"fraction":[1,2,3]}'),
+        (7, b'{"fraction":["1",2]}'), (7, b'{"complex":[{"set":[]},0]}'),
         (7, b'{"timedelta":"abc"}'),
     ],
-)
+)  # fmt: skip
 def test_a_forged_payload_raises_what_its_reader_expects(expected, forged):
     with pytest.raises((ValueError, TypeError, ArithmeticError)):
         matches(expected, parse(forged))
@@ -104,7 +96,7 @@ def test_foreign_keys_that_collide_do_not_stall():
 
 def test_a_comparison_that_takes_too_long_ends(monkeypatch):
     # Every element is within the tolerance of one that is found by a search alone.
-    expected = {1.0 + i for i in range(3000)}
+    expected = {1.0 + i for i in range(1000)}
     received = {value * (1 + 1e-12) for value in expected}
     frame = pack_frame(dump(["value", encode(received)]))
 

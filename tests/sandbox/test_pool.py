@@ -24,9 +24,15 @@ class ScriptedWorker:
 
     layers = ("seccomp",)
     open = 0
+    isolated: list[bool] = []
+    failing: str | None = None
+    """Name of the thread whose worker does not start."""
 
     def __init__(self, modules=(), *, isolated=True):
+        if self.failing and threading.current_thread().name.startswith(self.failing):
+            raise SandboxUnavailable("start: no room")
         ScriptedWorker.open += 1
+        self.isolated.append(isolated)
         self.modules = modules
 
     def run(self, waiting, results):
@@ -43,12 +49,9 @@ class ScriptedWorker:
 @pytest.fixture
 def scripted(monkeypatch):
     monkeypatch.setattr(local_sandbox, "Worker", ScriptedWorker)
-    monkeypatch.setattr(ScriptedWorker, "open", 0)
+    for name, value in (("open", 0), ("isolated", []), ("failing", None)):
+        monkeypatch.setattr(ScriptedWorker, name, value)
     return ScriptedWorker
-
-
-def threads_of_sandboxes():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("sandbox-")]
 
 
 def job(memory=GIB, **tests):
@@ -56,24 +59,20 @@ def job(memory=GIB, **tests):
     return Job("", **tests, limits=Limits(memory_bytes=memory))
 
 
+CHECKED = job(asserts=("assert f() == 1",))
+
+
 @pytest.mark.parametrize(
-    ("workers", "jobs", "memory", "expected"),
+    ("jobs", "memory", "expected"),
     [
-        (4, [job()], 8 * GIB, 4),
-        (4, [job()], 6 * GIB, 3),
-        (4, [job()], 7 * GIB, 3),
-        (4, [job(GIB // 2), job(2 * GIB), job(GIB // 4)], 8 * GIB, 2),
-        (4, [job(asserts=("assert f() == 1",))], 8 * GIB, 2),
+        ([job()], 8 * GIB, 4), ([job()], 6 * GIB, 3), ([job()], 7 * GIB, 3), ([job()], None, 4),
+        ([job(GIB // 2), job(2 * GIB), job(GIB // 4)], 8 * GIB, 2), ([CHECKED], 8 * GIB, 2),
         # One worker works even where its limit is more than the share, or all there is.
-        (4, [job()], 1.5 * GIB, 1),
-        (4, [job()], GIB, 1),
-        (4, [job(asserts=("assert f() == 1",))], GIB, 1),
-        (4, [job()], None, 4),
-        (4, [], GIB, 4),
+        ([job()], GIB + GIB // 2, 1), ([job()], GIB, 1), ([CHECKED], GIB, 1), ([], GIB, 4),
     ],
-)
-def test_a_batch_gets_the_workers_that_fit_into_memory(workers, jobs, memory, expected):
-    assert count_workers_in_memory(workers, jobs, memory and int(memory)) == expected
+)  # fmt: skip
+def test_a_batch_gets_the_workers_that_fit_into_memory(jobs, memory, expected):
+    assert count_workers_in_memory(4, jobs, memory) == expected
 
 
 def test_a_job_that_the_machine_cannot_hold_is_refused():
@@ -126,32 +125,18 @@ def test_modules_reach_every_worker(scripted):
     assert {modules for _, modules in results} == {("numpy",)}
 
 
-def test_an_unforeseen_error_of_a_start_is_raised(monkeypatch):
+def fail_unforeseen(monkeypatch):
     def broken(worker, modules, *, isolated):
         raise MemoryError("no room for a worker")
 
-    monkeypatch.setattr(local_sandbox.Worker, "__init__", broken)
-    with pytest.raises(SandboxUnavailable, match="no room for a worker") as caught:
-        CodeSandbox(workers=2)
-    assert isinstance(caught.value.__cause__, MemoryError)
-    assert not threads_of_sandboxes()
+    monkeypatch.setattr(ScriptedWorker, "__init__", broken)
 
 
-def test_one_worker_that_does_not_start_ends_the_others(scripted, monkeypatch):
-    class Third(ScriptedWorker):
-        def __init__(self, modules=(), *, isolated=True):
-            if threading.current_thread().name.startswith("sandbox-2"):
-                raise SandboxUnavailable("start: no room")
-            super().__init__(modules, isolated=isolated)
-
-    monkeypatch.setattr(local_sandbox, "Worker", Third)
-    with pytest.raises(SandboxUnavailable, match="start: no room"):
-        CodeSandbox(workers=4)
-    assert scripted.open == 0
-    assert not threads_of_sandboxes()
+def fail_one_worker(monkeypatch):
+    monkeypatch.setattr(ScriptedWorker, "failing", "sandbox-2")
 
 
-def test_a_thread_that_cannot_be_started_ends_the_others(scripted, monkeypatch):
+def fail_one_thread(monkeypatch):
     start = threading.Thread.start
 
     def refuse(thread):
@@ -160,10 +145,23 @@ def test_a_thread_that_cannot_be_started_ends_the_others(scripted, monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(SandboxUnavailable, match="2 of 4 workers, then: can't start new thread"):
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason", "cause"),
+    [
+        (fail_unforeseen, "no room for a worker", MemoryError),
+        (fail_one_worker, "start: no room", type(None)),
+        (fail_one_thread, "2 of 4 workers, then: can't start new thread", RuntimeError),
+    ],
+)
+def test_a_worker_that_does_not_start_ends_the_others(scripted, monkeypatch, fail, reason, cause):
+    fail(monkeypatch)
+    with pytest.raises(SandboxUnavailable, match=reason) as caught:
         CodeSandbox(workers=4)
+    assert isinstance(caught.value.__cause__, cause)
     assert scripted.open == 0
-    assert not threads_of_sandboxes()
+    assert not [each for each in threading.enumerate() if each.name.startswith("sandbox-")]
 
 
 @pytest.mark.parametrize("kind", [CodeSandbox, UnsafeNoIsolationSandbox])
@@ -184,22 +182,28 @@ def test_a_sandbox_without_workers_is_refused(workers):
         CodeSandbox(workers)
 
 
-def test_only_the_unsafe_sandbox_asks_for_no_isolation(scripted, monkeypatch, caplog):
-    asked = []
-
-    class Noting(ScriptedWorker):
-        def __init__(self, modules=(), *, isolated=True):
-            asked.append(isolated)
-            super().__init__(modules, isolated=isolated)
-
-    monkeypatch.setattr(local_sandbox, "Worker", Noting)
+def test_only_the_unsafe_sandbox_asks_for_no_isolation(scripted, caplog):
     with CodeSandbox() as sandbox:
         assert sandbox.info.tier == "seccomp"
     assert not caplog.records
     with UnsafeNoIsolationSandbox() as sandbox:
         assert sandbox.info.tier == "unsafe"
         assert not isinstance(sandbox, CodeSandbox)
-    assert asked == [True, False]
+    assert scripted.isolated == [True, False]
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "unsafe_no_isolation" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("layers", "tier"),
+    [
+        (("namespaces", "landlock-5", "seccomp"), "full"),
+        (("namespaces", "seccomp"), "seccomp+namespaces"),
+        (("landlock-1", "seccomp"), "seccomp+landlock"),
+    ],
+)
+def test_a_tier_is_named_by_its_layers(scripted, monkeypatch, layers, tier):
+    monkeypatch.setattr(ScriptedWorker, "layers", layers)
+    with CodeSandbox() as sandbox:
+        assert (sandbox.info.tier, sandbox.info.layers) == (tier, layers)

@@ -24,31 +24,36 @@ def before():
     assert not [t for t in threading.enumerate() if t.name.startswith("sandbox-")]
 
 
-def test_a_second_zygote_that_cannot_be_launched(before, monkeypatch):
-    launch, started = process._launch, []
+def fail_second(monkeypatch, module, name, error):
+    """Let the second call of a function of the module raise."""
+    function, calls = getattr(module, name), []
 
-    def refuse(*arguments):
-        started.append(arguments)
-        if len(started) == 2:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return launch(*arguments)
+    def call(*arguments, **more):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise error
+        return function(*arguments, **more)
 
-    monkeypatch.setattr(process, "_launch", refuse)
-    with pytest.raises(SandboxUnavailable, match=r"start: no zygote process: .*temporarily"):
-        CodeSandbox(workers=2)
+    monkeypatch.setattr(module, name, call)
 
 
-def test_an_unforeseen_error_of_a_second_zygote(before, monkeypatch):
-    make, started = local_sandbox.SandboxProcess, []
-
-    def broken(*arguments, **more):
-        started.append(arguments)
-        if len(started) == 2:
-            raise MemoryError("no room")
-        return make(*arguments, **more)
-
-    monkeypatch.setattr(local_sandbox, "SandboxProcess", broken)
-    with pytest.raises(SandboxUnavailable, match="no room"):
+@pytest.mark.parametrize(
+    ("module", "name", "error", "reason"),
+    [
+        (
+            *(process, "_launch", BlockingIOError(11, "Resource temporarily unavailable")),
+            r"start: no zygote process: .*temporarily unavailable$",
+        ),
+        (
+            *(process.socket, "socketpair", OSError(24, "Too many open files")),
+            r"open files; write fewer sandbox\.workers",
+        ),
+        (local_sandbox, "SandboxProcess", MemoryError("no room"), "no room"),
+    ],
+)
+def test_a_second_zygote_that_does_not_start(before, monkeypatch, module, name, error, reason):
+    fail_second(monkeypatch, module, name, error)
+    with pytest.raises(SandboxUnavailable, match=reason):
         CodeSandbox(workers=2)
 
 
@@ -98,13 +103,4 @@ def test_an_unforeseen_error_in_a_process_is_reported_with_its_step(before, tmp_
         zygote.write("def _prepare(): raise LookupError(3)\n")
     monkeypatch.setattr(process, "_LAUNCHER", tmp_path / "launch.py")
     with pytest.raises(SandboxUnavailable, match=r"prepare: LookupError\(3\)"):
-        CodeSandbox()
-
-
-def test_too_few_descriptors_are_said(before, monkeypatch):
-    def refuse():
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(process.socket, "socketpair", refuse)
-    with pytest.raises(SandboxUnavailable, match=r"open files; write fewer sandbox\.workers"):
         CodeSandbox()

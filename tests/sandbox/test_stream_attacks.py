@@ -19,10 +19,6 @@ TEXT = Path(__file__).with_name("programs").joinpath("stream_attacks.txt").read_
 ATTACKS = {part.partition("\n")[0]: part.partition("\n")[2] for part in TEXT.split("## ")[1:]}
 
 
-def test_there_are_enough_attacks():
-    assert len(ATTACKS) >= 35
-
-
 @pytest.fixture(scope="module")
 def attacked():
     """Every attack's result, with that of an honest job after it."""
@@ -34,6 +30,10 @@ def attacked():
     with CodeSandbox() as sandbox:
         results = sandbox.run_batch([job for attack in jobs for job in (attack, honest)])
     return dict(zip(ATTACKS, zip(results[::2], results[1::2], strict=True), strict=True))
+
+
+def test_there_are_enough_attacks():
+    assert len(ATTACKS) >= 35
 
 
 @pytest.mark.parametrize("heading", ATTACKS)

@@ -59,11 +59,8 @@ def test_results_are_those_of_a_batch_and_nothing_runs_twice(runner):
     runner.recorder.gate.set()
     found = runner.gather([TWO, ONE, ONE, ONE, TWO], ["a", "c", "a", "b", "a"])
     assert found == ["two/a", "one/c", "one/a", "one/b", "two/a"]
-    assert sorted(runner.recorder.batches) == [
-        [("one", "a")],
-        [("one", "b"), ("two", "a")],
-        [("one", "c")],
-    ]
+    batches = [[("one", "a")], [("one", "b"), ("two", "a")], [("one", "c")]]
+    assert sorted(runner.recorder.batches) == batches
 
 
 def test_a_result_serves_one_batch(runner):

@@ -1,7 +1,4 @@
-"""CodeTask with a scripted sandbox: what is run, and how verdicts become rewards and metrics.
-
-The real sandbox is in tests/tasks/test_sandbox.py.
-"""
+"""CodeTask: programs in a scripted sandbox and the real one, rewards and metrics of verdicts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +7,7 @@ import pytest
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SandboxInfraError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.sandbox import Job, Limits, Result
+from gdpo_tune.sandbox import Call, Job, Limits, Result
 from gdpo_tune.sandbox.jobs import SandboxInfo
 from gdpo_tune.tasks import execution
 from gdpo_tune.tasks.base import Task
@@ -79,25 +76,21 @@ def test_an_optional_reward_is_on_where_it_has_a_weight():
     assert task.metrics == tuple(TASK.metrics)
 
 
-def test_verdicts_become_rewards_and_metrics():
-    statuses = [
-        ("passed", 1, 1, 0),
-        ("failed", 0, 0.5, 0),
-        ("error", 0, 0.25, 1),
-        ("timeout", 0, 0.25, 1),
-        ("memory", 0, 0.25, 1),
-        ("output", 0, 0.25, 1),
-        ("crash", 0, 0.25, 1),
+@pytest.mark.parametrize(
+    ("status", "correct", "share", "bug"),
+    [
+        ("passed", 1, 1, 0), ("failed", 0, 0.5, 0), ("error", 0, 0.25, 1), ("timeout", 0, 0.25, 1),
+        ("memory", 0, 0.25, 1), ("output", 0, 0.25, 1), ("crash", 0, 0.25, 1),
         ("violation", 0, 0, 1),
-    ]
-    names, correct, shares, bugs = (list(column) for column in zip(*statuses, strict=True))
-    task = task_with(ScriptedSandbox({name: name for name in names}), "bug_free")
-    problems = task.problems("train", 1, 0) * len(names)
-    scores = task.score(problems, [answer(name) for name in names], [10] * len(names))
-    assert scores.rewards["correctness"] == scores.metrics["correctness"] == correct
-    assert scores.partial == {"correctness": shares}
-    assert scores.rewards["bug_free"] == [1 - bug for bug in bugs]
-    assert scores.metrics["bug_rate"] == bugs
+    ],
+)  # fmt: skip
+def test_verdicts_become_rewards_and_metrics(status, correct, share, bug):
+    task = task_with(ScriptedSandbox({"program": status}), "bug_free")
+    scores = task.score(task.problems("train", 1, 0), [answer("program")], [10])
+    assert scores.rewards["correctness"] == scores.metrics["correctness"] == [correct]
+    assert scores.partial == {"correctness": [share]}
+    assert scores.rewards["bug_free"] == [1 - bug]
+    assert scores.metrics["bug_rate"] == [bug]
 
 
 def test_correctness_does_not_ask_for_the_format():
@@ -125,20 +118,13 @@ def test_every_visible_and_hidden_test_is_run_in_one_batch():
     assert sandbox.batches == 1
     for job, problem in zip(sandbox.jobs, problems, strict=True):
         tests = problem.data["visible"] + problem.data["hidden"]
-        assert [(call.function, list(call.args), call.expected) for call in job.calls] == [
-            ("f", [argument], expected) for argument, expected in tests
-        ]
+        assert job.calls == tuple(Call("f", (argument,), expected) for argument, expected in tests)
 
 
 def test_the_settings_of_the_sandbox_reach_it_and_every_job(monkeypatch):
     sandbox, opened = ScriptedSandbox(), []
     settings = SandboxSettings(cpu_seconds=0.5, wall_seconds=2.5, memory_mb=100)
-
-    def open_sandbox(settings):
-        opened.append(settings)
-        return sandbox
-
-    monkeypatch.setattr(execution, "open_sandbox", open_sandbox)
+    monkeypatch.setattr(execution, "open_sandbox", lambda given: opened.append(given) or sandbox)
     task = CodeTask(TrainingSettings(), settings)
     task.score(task.problems("train", 2, 0), [answer("a")] * 2, [9] * 2)
     assert opened == [settings]
@@ -150,9 +136,8 @@ def test_the_same_program_for_the_same_problem_is_run_once():
     sandbox = ScriptedSandbox({"a": "passed"})
     task = task_with(sandbox)
     one, other = task.problems("train", 2, 0)
-    scores = task.score(
-        [one, one, other, one], [answer("a"), "<answer>a", answer("a"), answer("b")], [9] * 4
-    )
+    texts = [answer("a"), "<answer>a", answer("a"), answer("b")]
+    scores = task.score([one, one, other, one], texts, [9] * 4)
     assert [job.code for job in sandbox.jobs] == ["a", "a", "b"]
     assert list(scores.rewards["correctness"]) == [1, 1, 1, 0]
 
@@ -176,10 +161,7 @@ def test_the_sandbox_lives_as_long_as_the_context():
 
 
 def test_problems_need_no_sandbox_and_close_is_harmless(monkeypatch):
-    def refuse(settings):
-        raise AssertionError("no sandbox is needed")
-
-    monkeypatch.setattr(execution, "open_sandbox", refuse)
+    monkeypatch.setattr(execution, "open_sandbox", lambda settings: pytest.fail("none is needed"))
     task = CodeTask(TrainingSettings())
     assert len(task.problems("test", 5, 0)) == 5
     task.close()
@@ -189,3 +171,52 @@ def test_lists_of_different_lengths_are_refused():
     task = task_with(ScriptedSandbox())
     with pytest.raises(ValueError, match="shorter"):
         task.score(task.problems("train", 2, 0), [answer("a")], [9])
+
+
+UNSAFE = {"type": "unsafe_no_isolation", "workers": 2, "modules": ("numpy",)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "workers", "modules"),
+    [
+        ({}, "CodeSandbox", 1, ()),
+        ({"workers": 3, "modules": ("numpy",)}, "CodeSandbox", 3, ("numpy",)),
+        (UNSAFE, "UnsafeNoIsolationSandbox", 2, ("numpy",)),
+    ],
+)
+def test_settings_open_the_sandbox_that_they_name(monkeypatch, settings, name, workers, modules):
+    for kind in ("CodeSandbox", "UnsafeNoIsolationSandbox"):
+        monkeypatch.setattr(execution, kind, lambda *args, _kind=kind, **more: (_kind, args, more))
+    opened = execution.open_sandbox(SandboxSettings(**settings))
+    assert opened == (name, (workers,), {"modules": modules})
+
+
+@pytest.fixture(scope="module")
+def real():
+    with CodeTask(TrainingSettings()) as task:
+        yield task
+
+
+@pytest.mark.integration
+def test_reference_solutions_are_correct_in_the_real_sandbox(real):
+    problems = real.problems("test", 60, 0)
+    assert {problem.family for problem in problems} == {"rate", "chain", "list"}
+    programs = [answer(problem.data["solution"]) for problem in problems]
+    scores = real.score(problems, programs, [20] * 60)
+    assert set(scores.rewards["correctness"]) == {1.0}
+    assert set(scores.metrics["bug_rate"]) == {0.0}
+    assert real.environment()["sandbox"]
+
+
+@pytest.mark.integration
+def test_hidden_tests_catch_a_table_of_the_visible_ones_which_earns_their_share(real):
+    problems = [p for p in real.problems("test", 40, 0) if p.family != "list"]
+    for raising, form in enumerate(("{}.get(x, 12345)", "{}[x]")):
+        tables = [form.format(dict(problem.data["visible"])) for problem in problems]
+        programs = [answer(f"def f(x): return {table}") for table in tables]
+        scores = real.score(problems, programs, [20] * len(problems))
+        tests = [(len(p.data["visible"]), len(p.data["hidden"])) for p in problems]
+        shares = [visible / (visible + hidden) for visible, hidden in tests]
+        assert scores.partial["correctness"] == pytest.approx(shares)
+        assert set(scores.rewards["correctness"]) == set(scores.metrics["correctness"]) == {0.0}
+        assert set(scores.metrics["bug_rate"]) == {float(raising)}

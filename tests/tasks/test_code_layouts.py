@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -20,9 +21,60 @@ from gdpo_tune.tasks.execution import (
     run_programs,
 )
 from tests.support.data import read_rows, read_solutions
+from tests.support.tables import read_table
 
 pytestmark = pytest.mark.integration
 SETTINGS = SandboxSettings(cpu_seconds=0.5)
+TABLE = read_table("judged")
+TEXTS = TABLE["texts"]
+CHECK_ZERO = """
+def check(candidate):
+    for xs in ([1, 2], [-6, 3]):
+        assert math.fabs(poly(xs, candidate(xs))) < 1e-4
+"""
+
+
+def convert(layout, **row):
+    return describe_layout(layout).convert(row)
+
+
+def convert_check(prompt, entry_point, test):
+    return convert("humaneval", prompt=prompt, entry_point=entry_point, test=test)
+
+
+def convert_apps(**tests):
+    starter = tests.pop("starter", "")
+    return convert("apps", question="q", starter_code=starter, input_output=json.dumps(tests))
+
+
+def convert_limited(expected, count, seconds=0.0):
+    tests = {"input": ["1\n"] * count, "output": [expected] * count}
+    limit = {"seconds": int(seconds), "nanos": int(seconds % 1 * 1e9)}
+    return convert("code_contests", description="q", public_tests=tests, time_limit=limit)
+
+
+def convert_call(arguments, expected, starter):
+    inputs, outputs = [json.loads(arguments)], [json.loads(expected)]
+    return convert_apps(fn_name="f", inputs=inputs, outputs=outputs, starter=starter)
+
+
+# Data set -> its problem by the facts of a row, and a program that its row may state as right.
+PROBLEMS = {
+    "code_contests": lambda expected, _: convert_limited(expected, 1),
+    "apps": lambda expected, _: convert_apps(inputs=["1\n"], outputs=[expected]),
+    "apps_calls": lambda arguments, expected, starter, _: convert_call(
+        arguments, expected, fill(starter)
+    ),
+    "humaneval": lambda _: convert_check(TEXTS["POLYNOMIAL"], "find_zero", CHECK_ZERO),
+    "mbpp": lambda setup, test, code: convert(
+        "mbpp", text="q", code=code, test_list=[test], test_setup_code=setup
+    ),
+}
+
+
+def fill(text):
+    """Replace the names in capitals by the texts of the table."""
+    return re.sub("CLASS|TREE|POLYNOMIAL|LINKED", lambda name: TEXTS[name[0]], text)
 
 
 @pytest.fixture(scope="module")
@@ -44,78 +96,19 @@ def judge(sandbox):
 
 
 @pytest.mark.parametrize("layout", ["mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests"])
-def test_every_solution_passes(sandbox, layout):
-    problems = [describe_layout(layout).convert(row) for row in read_rows(layout)[:3]]
-    texts = [f"```python\n{program}\n```" for program in read_solutions(layout)[:3]]
-    results = run_programs(sandbox, SETTINGS, problems, texts)
-    assert [result.status for result in results] == ["passed"] * 3
+def test_every_solution_passes(judge, layout):
+    rows, solutions = read_rows(layout)[:3], read_solutions(layout)[:3]
+    found = [judge(convert(layout, **row), text) for row, text in zip(rows, solutions, strict=True)]
+    assert found == ["passed"] * 3
 
 
-CONTEST = [
-    # expected, printed, right? `OutputsMatch` of CodeContests' execution/tester_sandboxer.cc
-    ("YES", "Yes", True), ("2 4", "2\n4", True), ("2\n4", "2 4", True), ("1.5", "1.500005", True),
-    ("1.5", "1.50002", False), ("1000000", "1000000.000001", True), ("1000000", "1000000.9", False),
-    ("2", "2.0", True), ("2", "3", False), ("YES", "NO", False), ("1 2", "12", False),
-    ("007", "7", True), ("9007199254740993", "9007199254740992", False), ("nan", "1", False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("expected", "printed", "right"), CONTEST)
-def test_printed_output_of_code_contests(judge, expected, printed, right):
-    tests = {"input": ["1\n"], "output": [expected]}
-    problem = describe_layout("code_contests").convert({"description": "q", "public_tests": tests})
-    assert judge(problem, f"print({printed!r})") == ("passed" if right else "failed")
-
-
-APPS_OUTPUT = [
-    # `eval/testing_util.py` of APPS: lines are stripped, blank ones dropped, numbers `np.allclose`.
-    ("0.333333333333", "0.333333", True), ("1.0", "1", True), ("2", "2.0", True),
-    ("a\n\nb", " a\nb", True),
-    ("0.5", "0.51", False), ("YES", "Yes", False), ("1 2", "1\n2", False),
-    # It takes these too, which are wrong: words in another order, and nearly the number.
-    ("1 2", "2 1", False), ("1000000", "1000001", False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("expected", "printed", "right"), APPS_OUTPUT)
-def test_printed_output_of_apps(judge, expected, printed, right):
-    tests = json.dumps({"inputs": ["1\n"], "outputs": [expected]})
-    problem = describe_layout("apps").convert({"question": "q", "input_output": tests})
-    assert judge(problem, f"print({printed!r})") == ("passed" if right else "failed")
-
-
-def convert_call(arguments, expected, starter=""):
-    tests = json.dumps({"fn_name": "f", "inputs": [arguments], "outputs": [expected]})
-    row = {"question": "Q", "starter_code": starter, "input_output": tests}
-    return describe_layout("apps").convert(row)
-
-
-CLASS = "class Solution:\n    def f(self, a: List[int]) -> int:\n"
-APPS_CALLS = [
-    ([[1, 1, 2]], {"1": 2, "2": 1}, "", "def f(a): return {x: a.count(x) for x in a}", True),
-    ([[1, 1]], [{"1": 2}], "", "def f(a): return {x: a.count(x) for x in a}", True),
-    ([{"1": 2}], 2, "", "def f(d): return d[1]", True),
-    ([["a"]], {"a": 1}, "", "def f(a): return {x: a.count(x) for x in a}", True),
-    ([[1, 1, 2]], [1], CLASS, f"{CLASS}        return Counter(a).most_common(1)[0][0]", True),
-    ([[1, 2]], [3], "def f(a):\n\t", "class Solution:\n    def f(self, a): return sum(a)", True),
-    ([[1, 2]], [3], CLASS, "def f(a): return sum(a)", True),
-    ([[1, 2]], [3], CLASS, "def f(a): return a", False),
-    ([2], [0.1, 0.3], "", "def f(a): return [0.1, 0.1 + 0.2]", True),
-    ([2], {"a": 0.3}, "", "def f(a): return {'a': 0.1 + 0.2}", True),
-    ([2], 0.3, "", "def f(a): return 0.30001", False),
-    ([2], [[1, 2], [3, 4]], "", "def f(a): return [(1, 2), (3, 4)]", True),
-    ([2], [1, 2], "", "def f(a): return (1, 2)", True),
-    ([2], [1, 2], "", "def f(a): return 1", True),
-    ([2], [1, 2], "", "def f(a): return 2", False),
-    ([2], "ab", "", "from __future__ import annotations\ndef f(a): return 'ab'", True),
-    ([2], [[]], "", "def f(a): return []", True),
-]
-
-
-@pytest.mark.parametrize(("arguments", "expected", "starter", "program", "right"), APPS_CALLS)
-def test_results_of_apps(judge, arguments, expected, starter, program, right):
-    problem = convert_call(arguments, expected, starter)
-    assert judge(problem, program) == ("passed" if right else "failed")
+@pytest.mark.parametrize(
+    ("data_set", "facts", "program", "status"),
+    [(data_set, *row) for data_set, rows in TABLE["judged"].items() for row in rows],
+)
+def test_a_program_is_judged_as_its_data_set_does(judge, data_set, facts, program, status):
+    program = fill(program)
+    assert judge(PROBLEMS[data_set](*facts, program), program) == status
 
 
 def test_numbers_of_any_length_and_names_that_the_judge_imports(judge):
@@ -125,12 +118,10 @@ def test_numbers_of_any_length_and_names_that_the_judge_imports(judge):
         big = str(math.factorial(2000))
     finally:
         sys.set_int_max_str_digits(limit)
-    tests = json.dumps({"inputs": ["2000\n"], "outputs": [big]})
-    problem = describe_layout("apps").convert({"question": "q", "input_output": tests})
+    problem = convert_apps(inputs=["2000\n"], outputs=[big])
     assert judge(problem, "print(math.factorial(int(input())))") == "passed"
     check = f"def check(candidate):\n    assert str(candidate(2000)) == {big!r}\n"
-    row = {"prompt": "def f(n):\n    '''Doc.'''\n", "entry_point": "f", "test": check}
-    problem = describe_layout("humaneval").convert(row)
+    problem = convert_check("def f(n):\n    '''Doc.'''\n", "f", check)
     assert judge(problem, "    import math\n    return math.factorial(n)") == "passed"
 
 
@@ -145,168 +136,64 @@ CHECK = (
     [(METHOD, "f"), (METHOD, "Solution().f"), ("from typing import List\n", "Solution().f")],
 )
 def test_the_entry_of_humaneval_may_be_a_method(judge, head, entry):
-    problem = describe_layout("humaneval").convert(
-        {"prompt": head, "entry_point": entry, "test": CHECK}
-    )
+    problem = convert_check(head, entry, CHECK)
     assert judge(problem, f"{METHOD}        return sum(xs)") == "passed"
     assert judge(problem, f"{METHOD}        return len(xs)") == "failed"
     if head == METHOD:
         assert judge(problem, "        return sum(xs)") == "passed"
 
 
-POLYNOMIAL = """import math
-
-
-def poly(xs: list, x: float):
-    return sum([c * math.pow(x, i) for i, c in enumerate(xs)])
-
-
-def find_zero(xs: list):
-    ''' Find x where poly(xs, x) is 0. '''
-"""
-CHECK_ZERO = """
-def check(candidate):
-    for xs in ([1, 2], [-6, 3]):
-        assert math.fabs(poly(xs, candidate(xs))) < 1e-4
-"""
-
-
-@pytest.mark.parametrize(
-    ("program", "status"),
-    [
-        ("    return -xs[0] / xs[1]", "passed"),
-        (f"{POLYNOMIAL}    return -xs[0] / xs[1]", "passed"),
-        ("    return 1.0", "failed"),
-        ("def poly(*a): return 0\ndef find_zero(xs): return 1.0", "failed"),
-        ("    poly.__code__ = (lambda *a: 0).__code__\n    return 1.0", "failed"),
-    ],
-)
-def test_a_program_cannot_replace_what_the_prompt_gives_to_its_test(judge, program, status):
-    """HumanEval 32, 38 and 50 judge a result by a function of the prompt."""
-    row = {"prompt": POLYNOMIAL, "entry_point": "find_zero", "test": CHECK_ZERO}
-    assert judge(describe_layout("humaneval").convert(row), program) == status
-
-
-LINKED = """
-class Node:
-    def __init__(self, value, next=None): self.value, self.next = value, next
-def link(values): return Node(values[0], link(values[1:])) if values else None
-def is_same(a, b): return a == b or (a.value == b.value and is_same(a.next, b.next))
-"""
 LENGTH = "class Solution:\n    def f(self, node): return 1 + self.f(node.next) if node else 0"
 
 
 def test_a_function_with_a_class_makes_arguments_alone(judge):
-    convert = describe_layout("humaneval").convert
-    row = {"prompt": LINKED, "entry_point": "Solution().f"}
     test = "def check(candidate):\n    assert candidate(node=link([1, 2])) == 2"
-    assert judge(convert({**row, "test": test}), LENGTH) == "passed"
-    assert judge(convert({**row, "test": test}), LENGTH.replace("1 +", "2 +")) == "failed"
-    test = "def check(candidate):\n    assert is_same(candidate(link([1, 2])), link([2, 1]))"
-    with pytest.raises(RowError, match="could replace link, which decides this test"):
-        convert({**row, "test": test})
-    head = "from math import *\ndef size(x, y): return sqrt(x * x + y * y)\n"
-    test = "def check(candidate):\n    assert size(*candidate(5)) == 5"
-    with pytest.raises(RowError, match="could replace size"):
-        convert({"prompt": head, "entry_point": "Solution().f", "test": test})
+    problem = convert_check(TEXTS["LINKED"], "Solution().f", test)
+    assert judge(problem, LENGTH) == "passed"
+    assert judge(problem, LENGTH.replace("1 +", "2 +")) == "failed"
 
 
-def test_a_test_calls_the_function_of_the_program():
-    layout = describe_layout("humaneval")
-    row = {"prompt": "def pow(x, n):\n    ' p '\n", "entry_point": "pow", "test": CHECK}
-    with pytest.raises(RowError, match="pow is the test's or Python's"):
-        layout.convert(row)
-    row = {"prompt": "def f(x):\n    ' p '\n", "entry_point": "f", "test": f"{CHECK}def f(x): pass"}
-    with pytest.raises(RowError, match="f is the test's or Python's"):
-        layout.convert(row)
+@pytest.mark.parametrize(("prompt", "entry", "test", "reason"), TABLE["refused"])
+def test_a_test_that_a_program_could_decide_is_refused(prompt, entry, test, reason):
+    with pytest.raises(RowError, match=reason):
+        convert_check(fill(prompt), entry, f"def check(candidate):\n{test}")
 
 
-TREE = "class Node:\n    def __init__(self, value):\n        self.value, self.left = value, None\n"
-MBPP = [
-    (TREE + "def f(n): return 1 + f(n.left) if n else 0", "", "assert f(root) == 2", True),
-    (TREE + "def f(n): return 1", "", "assert f(root) == 2", False),
-    (TREE + "def f(n): return 2", "", "assert f([Node(1), Node(2)]) == 2 == root.value * 2", True),
-    ("def f(x, t): return [e for e in x if not isinstance(e, t)]",
-     "-", "assert f((4, 'a'), int) == ['a']", True),
-    ("def f(x, g): return g(x)", "-", "assert f([2, 1], sorted) == [1, 2]", True),
-    ("class Solution:\n    def f(self, x): return 2 * x", "-", "assert Solution().f(2) == 4", True),
-    ("class Solution:\n    def f(self, x): return x", "-", "assert Solution().f(2) == 4", False),
-    ("class A:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1",
-     "-", "a = A()\na.up()\na.up()\nassert a.n == 2", True),
-    ("class A:\n    def __init__(self): self.is_open, self.label, self.candidate = 1, 2, 3",
-     "-", "assert (A().is_open, A().label, A().candidate) == (1, 2, 3)", True),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("code", "setup", "test", "right"), MBPP)
-def test_tests_of_mbpp_reach_the_classes_of_a_program(judge, code, setup, test, right):
-    """MBPP 367 and 927 (setup), 601 (objects as arguments), 533 (types as arguments)."""
-    setup = "" if setup else "root = Node(1)\nroot.left = Node(2)"
-    row = {"text": "q", "code": code, "test_list": [test], "test_setup_code": setup}
-    assert judge(describe_layout("mbpp").convert(row), code) == ("passed" if right else "failed")
-
-
-ANYTHING = """
-class Any(str):
-    __slots__ = ()
-class Yes:
-    def __getattr__(self, name): return lambda *a, **k: True
-    def __call__(self, *a, **k): return True
-    def __eq__(self, other): return True
-    def __iter__(self): return iter([1])
-def f(x): return Yes()
-class Solution:
-    def f(self, x): return Yes()
-"""
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        "f(1) == 2", "f(1).startswith('a')", "f(1).same(2)", "Solution().f(1) == 2",
-        "Solution().f(1).startswith('a')", "f(f(1)) == 2", "list(f(1)) == [2]", "not f(1) != 2",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("test", TABLE["questions"])
 def test_what_a_function_returns_answers_no_question_about_itself(judge, test):
-    row = {"text": "q", "code": ANYTHING, "test_list": [f"assert {test}"]}
-    assert judge(describe_layout("mbpp").convert(row), ANYTHING) in ("failed", "error")
-
-
-def convert_limited(seconds, count):
-    tests = {"input": ["1\n"] * count, "output": ["1"] * count}
-    limit = {"seconds": int(seconds), "nanos": int(seconds % 1 * 1e9)}
-    row = {"description": "q", "public_tests": tests, "time_limit": limit}
-    return describe_layout("code_contests").convert(row)
+    code = TEXTS["ANYTHING"]
+    problem = convert("mbpp", text="q", code=code, test_list=[f"assert {test}"])
+    assert judge(problem, code) in ("failed", "error")
 
 
 def test_every_test_has_the_time_that_the_data_set_states(judge, monkeypatch):
     monkeypatch.setattr(execution, "measure_slowness", lambda sandbox: 1.0)
     busy = "import time\nend = time.process_time() + .3\nwhile time.process_time() < end: pass\n"
-    assert judge(convert_limited(0, 3), f"{busy}print(1)") == "timeout"
-    assert judge(convert_limited(0.6, 3), f"{busy}print(1)") == "passed"
-    for endless in ("while True: pass", "import time\ntime.sleep(99)"):
-        settings = SandboxSettings(cpu_seconds=0.05, wall_seconds=0.2)
-        with open_sandbox(settings) as sandbox:
-            text = f"```python\n{endless}\n```"
-            [result] = run_programs(sandbox, settings, [convert_limited(0.1, 20)], [text])
-        assert result.status == "timeout"
-        assert result.cpu_seconds < 20 * 0.1 / 2  # the other tests are not run
+    assert judge(convert_limited("1", 3), f"{busy}print(1)") == "timeout"
+    assert judge(convert_limited("1", 3, 0.6), f"{busy}print(1)") == "passed"
+    settings = SandboxSettings(cpu_seconds=0.05, wall_seconds=0.2)
+    with open_sandbox(settings) as sandbox:
+        for endless in ("while True: pass", "import time\ntime.sleep(99)"):
+            texts = [f"```python\n{endless}\n```"]
+            [result] = run_programs(sandbox, settings, [convert_limited("1", 20, 0.1)], texts)
+            assert result.status == "timeout"
+            assert result.cpu_seconds < 20 * 0.1 / 2  # the other tests are not run
 
 
 def test_limits_are_scaled_and_never_lower_than_the_configured():
     limits = Limits(cpu_seconds=1.0, wall_seconds=4.0)
-    slow = build_program_job(convert_limited(2.5, 4), "pass", limits, 2.0).limits
+    slow = build_program_job(convert_limited("1", 4, 2.5), "pass", limits, 2.0).limits
     assert (slow.test_cpu_seconds, slow.cpu_seconds, slow.wall_seconds) == (5.0, 20.0, 80.0)
-    fast = build_program_job(convert_limited(0.5, 4), "pass", limits, 1.0).limits
+    fast = build_program_job(convert_limited("1", 4, 0.5), "pass", limits, 1.0).limits
     assert (fast.test_cpu_seconds, fast.cpu_seconds) == (1.0, 4.0)
-    assert build_program_job(convert_limited(0, 4), "pass", limits).limits == limits
+    assert build_program_job(convert_limited("1", 4), "pass", limits).limits == limits
 
 
 @pytest.mark.parametrize("time_limit", [{"seconds": "2"}, {"seconds": -1}, "2", {"nanos": 1e99}])
 def test_a_time_limit_that_is_none_is_refused(time_limit):
-    row = {"description": "q", "public_tests": {"input": ["1"], "output": ["1"]}}
+    tests = {"input": ["1"], "output": ["1"]}
     with pytest.raises(RowError, match="time_limit"):
-        describe_layout("code_contests").convert({**row, "time_limit": time_limit})
+        convert("code_contests", description="q", public_tests=tests, time_limit=time_limit)
 
 
 def test_the_machine_is_measured_once_a_sandbox_against_the_reference():
@@ -323,25 +210,13 @@ def test_the_machine_is_measured_once_a_sandbox_against_the_reference():
     assert sandbox.jobs == 3
 
 
-PLUS = """import numpy as np
-
-def same(out, exp, atol):
-    if out != exp and atol:
-        np.testing.assert_allclose(out, exp, rtol=1e-07, atol=atol)
-    else:
-        assert out == exp
-
-def check(candidate):
-    for inp, exp in zip([[[1.0, 2.0]], [[3.0]]], [1.5000001, 3.0]):
-        same(candidate(*inp), exp, 1e-6)
-"""
+PLUS = TEXTS["PLUS"]
 
 
 def test_tests_may_import_the_modules_of_the_sandbox():
     """EvalPlus writes rows in HumanEval's columns whose tests import numpy."""
     pytest.importorskip("numpy")
-    row = {"prompt": "def f(xs):\n    ''' Mean. '''\n", "entry_point": "f", "test": PLUS}
-    problem = describe_layout("humaneval").convert(row)
+    problem = convert_check("def f(xs):\n    ''' Mean. '''\n", "f", PLUS)
     assert problem.data["modules"] == ["numpy"]
     settings = SandboxSettings(modules=("numpy",), cpu_seconds=5)
     texts = ["    return sum(xs) / len(xs)", "    return sum(xs)"]
@@ -350,29 +225,17 @@ def test_tests_may_import_the_modules_of_the_sandbox():
     assert [result.status for result in results] == ["passed", "failed"]
 
 
-@pytest.mark.parametrize(
-    ("test", "modules", "fix"),
-    [
-        (PLUS, (), r"tests import numpy, .* write sandbox: \{modules: \[numpy\]\}$"),
-        (PLUS, ("sympy",), r"modules: \[sympy, numpy\]"),
-        (
-            PLUS.replace("numpy", "no_such.part"),
-            (),
-            r"\[no_such.part\]\}, and install no_such.part",
-        ),
-        (PLUS, ("numpy",), None),
-        (PLUS.replace("import numpy", "import math"), (), None),
-    ],
-)
-def test_modules_that_tests_need_are_asked_for_before_the_sweep(tmp_path, test, modules, fix):
-    head = "def f(xs):\n    ''' Mean {}. '''\n"
-    rows = [{"prompt": head.format(n), "entry_point": "f", "test": test} for n in range(60)]
+@pytest.mark.parametrize(("module", "modules", "fix"), TABLE["modules"])
+def test_modules_that_tests_need_are_asked_for_before_the_sweep(tmp_path, module, modules, fix):
+    test = PLUS.replace("import numpy", f"import {module}")
+    heads = [f"def f(xs):\n    ''' Mean {n}. '''\n" for n in range(60)]
+    rows = [{"prompt": head, "entry_point": "f", "test": test} for head in heads]
     file = tmp_path / "plus.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     data = DataSettings(source=str(file), layout="humaneval")
     training = TrainingSettings(train_prompts=2, validation_prompts=2, test_prompts=2)
     if fix is None:
-        check_data(data, training, modules)
+        check_data(data, training, tuple(modules))
         return
     with pytest.raises(DataError, match=fix):
-        check_data(data, training, modules)
+        check_data(data, training, tuple(modules))

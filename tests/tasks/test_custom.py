@@ -17,54 +17,23 @@ from transformers import AutoConfig, LlamaForSequenceClassification
 
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import SpecError, TaskFileError, TrialFailure, UsageError
-from gdpo_tune.core.parameters import PARAMETERS
-from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
-from gdpo_tune.core.task_files import LONGEST_REASON
-from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.settings import DataSettings, SandboxSettings
 from gdpo_tune.core.trial_files import read_steps
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tasks import task_process
 from gdpo_tune.tasks.base import Problem, Scores
-from gdpo_tune.tasks.custom import (
-    RewardBatch,
-    RewardFunctionTask,
-    name_reward,
-)
+from gdpo_tune.tasks.custom import RewardBatch, RewardFunctionTask, name_reward
 from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
 from gdpo_tune.tasks.task_process import score_by_functions
-from gdpo_tune.training import evaluation, train, worker_cache
+from gdpo_tune.training import evaluation, worker_cache
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.training.evaluation import estimate_metrics
 from tests.support.paths import ROOT
+from tests.support.tables import read_named, read_table
 from tests.support.training import write_policy
+from tests.tasks.own_tasks import FILES, HEAD, SETTINGS, TASK, run_trial, trial, with_line, written
 
 GUIDE = ROOT / "docs" / "own_task.md"
-SETTINGS = TrainingSettings(
-    steps=2,
-    completions_per_step=16,
-    max_completion_length=8,
-    length_limit=4,
-    train_prompts=40,
-    validation_prompts=6,
-    test_prompts=6,
-    samples_per_prompt=2,
-    dead_steps=0,
-)
-HEAD = "from gdpo_tune.tasks.custom import RewardFunctionTask\n"
-TASK = (
-    HEAD
-    + """
-def one(completions, **_):
-    return [1.0] * len(completions)
-
-class Mine(RewardFunctionTask):
-    reward_funcs = [one]
-    ranges = {"one": (0, 2)}
-
-    def rows(self):
-        return [{"prompt": str(i)} for i in range(100)]
-"""
-)
 
 
 @pytest.fixture(autouse=True)
@@ -78,21 +47,8 @@ def forget():
         del sys.modules[name]
 
 
-def written(folder: Path, text: str = TASK, name: str = "Mine") -> str:
-    (folder / "mine.py").write_text(text)
-    return f"{folder / 'mine.py'}:{name}"
-
-
 def blocks(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
-
-
-def trial(task: str, folder: Path, **params) -> TrialConfig:
-    defaults = {name: info.default for name, info in PARAMETERS.items()}
-    rewards = task_files.load_task_info(task).rewards
-    weights = {f"reward_weights.{name}": 1.0 for name in rewards}
-    complete = {**defaults, **weights, "group_size": 4, **params}
-    return TrialConfig(task, "embedded", 0, complete, SETTINGS, folder / "trial")
 
 
 def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
@@ -106,7 +62,7 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     spec = load_spec("sums.yaml")
     with task_files.build_task(spec.task, spec.training, spec.sandbox, spec.data) as task:
         assert task.environment() == {}
-    outcome = train(trial(spec.task, tmp_path), resume=None, report=lambda *_: None)
+    outcome = run_trial(trial(spec.task, tmp_path))
     assert set(outcome.test) == {"right", "length", "mean_length"}
     last = read_steps(tmp_path / "trial")[-1]
     assert last.step == 2
@@ -115,10 +71,8 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
 
 
 def test_a_reward_of_weight_0_is_measured_and_may_be_an_objective(tmp_path):
-    text = TASK.replace("reward_funcs = [one]", "reward_funcs = [one, two]").replace(
-        "class", "def two(lengths, **_):\n    return [float(n) for n in lengths]\n\nclass"
-    )
-    task = written(tmp_path, text)
+    two = "def two(lengths, **_):\n    return [float(n) for n in lengths]\n\nclass"
+    task = written(tmp_path, TASK.replace("[one]", "[one, two]").replace("class", two))
     goal = "{direction: minimize, reference: 9}"
     (tmp_path / "own.yaml").write_text(
         f"task: {task}\nobjectives: {{one: {{direction: maximize, reference: 0}}, two: {goal}}}\n"
@@ -127,83 +81,25 @@ def test_a_reward_of_weight_0_is_measured_and_may_be_an_objective(tmp_path):
     )
     assert [*load_spec(tmp_path / "own.yaml").objectives] == ["one", "two"]
     config = trial(task, tmp_path, **{"reward_weights.two": 0.0})
-    outcome = train(config, resume=None, report=lambda *_: None)
+    outcome = run_trial(config)
     assert outcome.test["two"].mean == outcome.test["mean_length"].mean > 0
 
 
 def test_a_class_describes_itself(tmp_path):
     info = task_files.load_task_info(written(tmp_path))
     assert info.rewards == {"one": (0, 2)}
-    assert info.metrics["one"].direction == "maximize"
-    assert (info.metrics["one"].low, info.metrics["one"].high) == (0, 2)
-    assert info.metrics["mean_length"].direction == "minimize"
-    assert info.metrics["mean_length"].low == 0
+    one, length = info.metrics["one"], info.metrics["mean_length"]
+    assert (one.direction, one.low, one.high) == ("maximize", 0, 2)
+    assert (length.direction, length.low) == ("minimize", 0)
     assert info.published == {"normalization": "gdpo", "reward_weights.one": 1.0}
 
 
-BAD = {
-    "no class": ("x = 1", "Mine", "has no class Mine"),
-    "no name": (TASK, "", "names no class"),
-    "not a class": ("Mine = 3", "Mine", "has no class Mine"),
-    "raises": ("import sys\n1 / 0", "Mine", r"raised ZeroDivisionError: .* \(mine.py, line 2\)"),
-    "syntax": ("x = 1\ndef", "Mine", r"raised SyntaxError: .* \(mine.py, line 2\)"),
-    "syntax elsewhere": ("import i_am_cut", "Mine", r"closed \(i_am_cut.py, line 1\)"),
-    "no Exception": (
-        "class Lost(BaseException): pass\nraise Lost(3)",
-        "Mine",
-        r"raised .*Lost: 3 \(mine.py, line 2\)",
-    ),
-    "in a library": ("import json\njson.loads('')", "Mine", r"value: .* \(mine.py, line 2\)"),
-    "much text": ("raise ValueError('a' * 10**6)", "Mine", rf"ValueError: a{{,{LONGEST_REASON}}} "),
-    "time limit": (
-        TASK.replace("    ranges", "    time_limit = '9'\n    ranges"),
-        "Mine",
-        "'9' has",
-    ),
-    "most failed": (
-        TASK.replace("    ranges", "    most_failed = 10\n    ranges"),
-        "Mine",
-        r"most_failed = 10 has to be in \[0, 1\)",
-    ),
-    # Source: TRL trains several turns with tools; a class whose tools are never called trains one.
-    "tools": (
-        TASK.replace("    ranges", "    tools = [one]\n    ranges"),
-        "Mine",
-        r"Mine.tools is not read: one answer .* remove it, .* \(mine.py, line 6\)",
-    ),
-    "metrics": (
-        TASK.replace("    ranges", "    metrics = ('two',)\n    ranges"),
-        "Mine",
-        "Mine.metrics is not read: .* weight 0 in space.reward_weights",
-    ),
-    "no time": (TASK.replace("    ranges", "    time_limit = 0\n    ranges"), "Mine", "limit = 0"),
-    "no rewards": (HEAD + "class Mine(RewardFunctionTask): pass", "Mine", "holds no function"),
-    "no task": ("class Mine:\n rewards = metrics = ('a',)", "Mine", "derive it from"),
-    "own score": (TASK + "    def score(self): pass\n", "Mine", r"its score\(\) is not called"),
-    "dotted": (
-        HEAD + "def f(**_): pass\nf.__name__ = 'a.b'\n"
-        "class Mine(RewardFunctionTask): reward_funcs = [f]",
-        "Mine",
-        "'a.b', which is not a plain name",
-    ),
-    "twice": (
-        HEAD + "def f(**_): pass\nclass Mine(RewardFunctionTask): reward_funcs = [f, f]",
-        "Mine",
-        "a name twice",
-    ),
-    "range": (TASK.replace("(0, 2)", "(2, 0)"), "Mine", r"ranges\['one'\] has to be"),
-    "direction": (
-        TASK.replace("    ranges", "    directions = {'one': 'up'}\n    ranges"),
-        "Mine",
-        "is not maximize or minimize",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_file_that_is_no_task_is_refused(tmp_path, case):
-    text, name, reason = BAD[case]
+@pytest.mark.parametrize(("text", "name", "reason"), read_named("task_files", "bad"))
+def test_a_file_that_is_no_task_is_refused(tmp_path, text, name, reason):
     (tmp_path / "i_am_cut.py").write_text("x = (")
+    if text.startswith("TASK: "):
+        text = with_line(text.removeprefix("TASK: "))
+    text = text.replace("TASK", TASK).replace("HEAD", HEAD)
     with pytest.raises(TaskFileError, match=reason):
         task_files.load_task_info(written(tmp_path, text, name))
 
@@ -234,20 +130,16 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 def test_data_for_a_task_that_writes_its_own_prompts_is_refused(tmp_path):
     (tmp_path / "rows.jsonl").touch()
     (space,) = blocks("yaml")
-    (tmp_path / "own.yaml").write_text(
-        space.replace("sums.py:Sums", written(tmp_path))
-        .replace("right", "one")
-        .replace("short: {d", "mean_length: {d")
-        + f"data: {{source: {tmp_path / 'rows.jsonl'}, layout: gsm8k}}\n"
-    )
-    with pytest.raises(
-        SpecError, match=r"data\.source = .*: a task in a file writes its own prompts"
-    ):
+    space = space.replace("sums.py:Sums", written(tmp_path)).replace("right", "one")
+    data = f"data: {{source: {tmp_path / 'rows.jsonl'}, layout: gsm8k}}\n"
+    (tmp_path / "own.yaml").write_text(space.replace("short: {d", "mean_length: {d") + data)
+    reason = r"data\.source = .*: a task in a file writes its own prompts"
+    with pytest.raises(SpecError, match=reason):
         load_spec(tmp_path / "own.yaml")
 
 
 def test_missing_instructions_are_refused_at_once(tmp_path):
-    task = written(tmp_path, TASK.replace("    ranges", "    instructions = None\n    ranges"))
+    task = written(tmp_path, with_line("instructions = None"))
     with pytest.raises(TaskFileError, match="instructions has to be a text"):
         task_files.build_task(task, SETTINGS, SandboxSettings(), DataSettings())
 
@@ -259,68 +151,44 @@ class Own(RewardFunctionTask):
         return [{"prompt": str(i), "answer": i} for i in range(60)]
 
 
-def own(*functions) -> type[RewardFunctionTask]:
-    return type("Own", (Own,), {"reward_funcs": functions})
+def own(*functions, rows=None, settings=SETTINGS):
+    changes = {} if rows is None else {"rows": lambda self: rows}
+    return type("Own", (Own,), {"reward_funcs": functions, **changes})(settings)
 
 
 def test_rows_go_where_their_prompt_says():
-    task = own(lambda **_: [])(SETTINGS)
+    task = own(lambda **_: [])
     seen = {split: task.problems(split, 3, 0) for split in ("train", "validation", "test")}
     for split, problems in seen.items():
         assert [choose_row_split(problem.prompt) for problem in problems] == [split] * 3
-        assert problems == own()(SETTINGS).problems(split, 3, 0)
+        assert problems == own().problems(split, 3, 0)
     with pytest.raises(UsageError, match=r"--set training.test_prompts=\d+, or more rows"):
         task.problems("test", 60, 0)
-    large = own(lambda **_: [])(SETTINGS.replace(validation_prompts=30, test_prompts=30))
-    said = (
-        r"has \d of 30 validation prompts, \d of 30 test prompts\n    fix: (--set \S+=\d ?){2}, or"
-    )
-    with pytest.raises(UsageError, match=said), large:
+    more = SETTINGS.replace(validation_prompts=30, test_prompts=30)
+    said = r"has \d of 30 validation prompts, \d of 30 test prompts\n +fix: (--set \S+=\d ?){2}, or"
+    with pytest.raises(UsageError, match=said), own(lambda **_: [], settings=more):
         pass
 
 
 def test_rows_whose_prompts_differ_in_case_or_white_space_share_a_split():
     # Source: marin#6742: near-duplicates made a held-out set contaminated.
     rows = [{"prompt": text.format(i)} for i in range(60) for text in ("is it {}?", "Is  it {}?\n")]
-    splits = type("Near", (Own,), {"rows": lambda self: rows})(SETTINGS)._splits
+    splits = own(rows=rows)._splits
     forms = [{normalize_prompt(p.prompt) for p in problems} for problems in splits.values()]
     assert (sum(map(len, splits.values())), sum(map(len, forms))) == (120, 60)
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        (
-            [{"prompt": ["a"]}],
-            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
-        ),
-        ([{"text": "a"}], r"row 0 has no prompt, only \['text'\]"),
-        ([{"prompt": "a", "x": 1}, {"prompt": "b"}], r"row 1 has the columns \[\]"),
-        ("abc", "row 0 is no mapping of the names of columns to values: 'a'"),
-        ([{"prompt": "a", 3: 4}], "row 0 is no mapping of the names of columns"),
-        (
-            [{"prompt": "\ud800"}],
-            "row 0 has a prompt that is neither a text that UTF-8 can write nor a list",
-        ),
-        ([{"prompt": "a", "tools": ["f"]}], r"row 0 has the column tools, .*\n    fix: write what"),
-        (
-            [{"prompt": [{"role": "user", "content": "a"}, {"role": "tool", "content": "3"}]}],
-            r"row 0 has turns of tools, but one answer of the policy is trained.*\n    fix",
-        ),
-        (
-            [
-                {
-                    "prompt": [
-                        {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]},
-                        {"role": "user", "content": "a"},
-                    ]
-                }
-            ],
-            "row 0 has turns of tools",
-        ),
-        (None, r"has 0 of 1 train prompts\n    fix: more rows: .* 80 per cent"),
-    ],
-)
+def test_rows_with_the_prompt_of_an_earlier_row_are_counted():
+    task = own(rows=[{"prompt": str(i % 60), "answer": i} for i in range(90)])
+    assert all(problem.data["answer"] < 60 for problem in task.problems("train", 9, 0))
+    assert task.environment() == {"rows_left_out": "30, whose prompt an earlier row has"}
+
+
+NO_TEXT = ([{"prompt": "\ud800"}], "row 0 has a prompt that is neither a text that UTF-8 can write")
+NO_ROWS = (None, r"has 0 of 1 train prompts\n    fix: more rows: .* 80 per cent")
+
+
+@pytest.mark.parametrize(("rows", "reason"), [*read_table("task_files")["rows"], NO_TEXT, NO_ROWS])
 def test_rows_that_are_refused(rows, reason):
     kind = type("Rows", (Own,), {"rows": lambda self: rows})
     with pytest.raises(UsageError, match=reason):
@@ -338,12 +206,13 @@ def score_here(task, problems, completions, lengths, ids=None, state=None, patie
     return score_by_functions(task.rewards, call, batch, task.most_failed, patience)
 
 
-def scores(function, count: int = 20, most_failed: float = 0.1, patience: float = 0.0) -> Scores:
-    task = own(function)(SETTINGS)
+def score_prompts(*functions, count=20, most_failed=0.1, patience=0.0, rows=None, **more) -> Scores:
+    """Score the first prompts as if they were completions of 0, 1, 2, ... tokens."""
+    task = own(*functions, rows=rows)
     task.most_failed = most_failed
     problems = task.problems("train", count, 0)
     texts = [problem.prompt for problem in problems]
-    return score_here(task, problems, texts, list(range(count)), patience=patience)
+    return score_here(task, problems, texts, list(range(count)), patience=patience, **more)
 
 
 def test_functions_get_prompts_completions_lengths_and_columns():
@@ -352,11 +221,14 @@ def test_functions_get_prompts_completions_lengths_and_columns():
         assert [int(prompt) for prompt in prompts] == answer
         return [None if length == 3 else length for length in lengths]
 
-    result = scores(seen)
-    assert result.failures == {"seen": {}}
+    # A function without room for a keyword does not get it.
+    result = score_prompts(seen, lambda completions, answer: answer)
+    assert result.failures == {"seen": {}, "<lambda>": {}}
     assert list(result.rewards["seen"]) == [None if i == 3 else float(i) for i in range(20)]
     assert result.metrics["seen"] == result.rewards["seen"]
     assert result.metrics["mean_length"] == [float(i) for i in range(20)]
+    prompts = [problem.prompt for problem in own().problems("train", 20, 0)]
+    assert result.rewards["<lambda>"] == [float(prompt) for prompt in prompts]
 
 
 def test_a_function_that_raises_costs_the_completions_that_it_raises_on():
@@ -365,7 +237,7 @@ def test_a_function_that_raises_costs_the_completions_that_it_raises_on():
             raise KeyError("seven")
         return [1.0] * len(completions)
 
-    result = scores(picky)
+    result = score_prompts(picky)
     assert list(result.rewards["picky"]) == [None if i == 7 else 1.0 for i in range(20)]
     ((row, reason),) = result.failures["picky"].items()
     assert row == 7
@@ -376,7 +248,7 @@ def test_a_function_that_raises_costs_the_completions_that_it_raises_on():
     ("function", "reason"),
     [
         (lambda completions, **_: completions[1:], "returned 19 values for 20 completions"),
-        (lambda **_: itertools.repeat(0.5), "values for 20 completions"),
+        (lambda **_: itertools.repeat(0.5), "returned 10020 values for 20 completions"),
         (lambda **_: [0.5], "returned 1 values for 20 completions"),
         (lambda completions, **_: [1 / n for n in dict.fromkeys("ab", 1).values()], "2 values for"),
         (lambda **_: None, "returned None, a NoneType, in place of a list of 20 numbers"),
@@ -389,10 +261,9 @@ def test_a_function_that_raises_costs_the_completions_that_it_raises_on():
 )
 def test_what_is_no_reward_ends_the_trial_and_names_the_function(function, reason):
     # Source: trl#6533; TRL 1.16 raises for another number of values.
-    with pytest.raises(
-        TrialFailure, match=r"reward <lambda> \(test_custom.py, line \d+\)"
-    ) as raised:
-        scores(function)
+    named = r"reward <lambda> \(test_custom.py, line \d+\)"
+    with pytest.raises(TrialFailure, match=named) as raised:
+        score_prompts(function)
     assert reason in str(raised.value)
 
 
@@ -407,7 +278,7 @@ def test_a_function_that_compares_completions_is_asked_for_all_again():
         mean = sum(lengths) / len(lengths)
         return [length - mean for length in lengths]
 
-    result = scores(spread, most_failed=0)
+    result = score_prompts(spread, most_failed=0)
     assert list(result.rewards["spread"]) == [row - 9.5 for row in range(20)]
     assert result.failures["spread"] == {}
     assert calls == [20, 20]
@@ -425,7 +296,7 @@ def test_a_judge_that_is_away_is_asked_again_for_what_failed_alone(patience, mon
             raise ConnectionError("503")
         return [float(row) for row in lengths]
 
-    result = scores(judge, patience=patience)
+    result = score_prompts(judge, patience=patience)
     failed = [row for row in range(20) if row % 5 < 2]
     assert calls == [20, *[1] * 20, *[1] * 16 * bool(patience)]
     assert pauses == ([1, 2] if patience else [])
@@ -440,9 +311,13 @@ def test_async_functions_are_awaited_as_in_trl():
         await asyncio.sleep(0)
         return [1.0] * len(completions)
 
-    result = scores(later)
+    result = score_prompts(later)
     assert set(result.rewards["later"]) == {1.0}
     assert result.failures["later"] == {}
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
 
 
 def test_every_call_has_its_own_copy_of_its_row():
@@ -457,16 +332,11 @@ def test_every_call_has_its_own_copy_of_its_row():
 
     rows = [{"prompt": chat(f"say {i}"), "gold": ["a", "b"]} for i in range(60)]
     twice = lambda **keywords: ticks(**keywords)  # noqa: E731
-    kind = type("Own", (Own,), {"reward_funcs": [ticks, twice], "rows": lambda self: rows})
-    task = kind(SETTINGS)
+    task = own(ticks, twice, rows=rows)
     problems = [*task.problems("train", 1, 0) * 3]
     for _ in range(2):
         scored = score_here(task, problems, ["x"] * 3, [1] * 3)
         assert scored.rewards == {"ticks": [4.0] * 3, "<lambda>": [4.0] * 3}
-
-
-def chat(text: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
 
 
 def test_conversations_reach_functions_as_messages():
@@ -479,10 +349,7 @@ def test_conversations_reach_functions_as_messages():
         assert all([set(one) for one in text] == [{"role", "content"}] for text in completions)
         return [float(text[0]["role"] == "assistant") for text in completions]
 
-    rows = [{"prompt": chat(f"say {i}")} for i in range(100)]
-    functions = [think_format_reward, seen]
-    kind = type("Own", (Own,), {"reward_funcs": functions, "rows": lambda self: rows})
-    task = kind(SETTINGS)
+    task = own(think_format_reward, seen, rows=[{"prompt": chat(f"say {i}")} for i in range(100)])
     problems = task.problems("train", 2, 0)
     assert len({problem.prompt for problem in problems}) == 2
     scored = score_here(task, problems, ["<think>\na\n</think>\nb", "b"], [3, 1])
@@ -494,11 +361,9 @@ def test_functions_of_trl_that_read_token_ids_work():
     from trl.rewards import get_soft_overlong_punishment
 
     function = get_soft_overlong_punishment(max_completion_len=10, soft_punish_cache=5)
-    task = own(function)(SETTINGS)
-    problems, ids = task.problems("train", 2, 0), [[1] * 2, [1] * 20]
-    scored = score_here(task, problems, ["a", "b"], [2, 20], ids)
+    scored = score_prompts(function, count=2, ids=[[1] * 2, [1] * 20])
     assert next(iter(scored.rewards.values())) == [0.0, -1.0]
-    failed = next(iter(score_here(task, problems, ["a", "b"], [2, 20]).failures.values()))
+    failed = next(iter(score_prompts(function, count=2).failures.values()))
     assert len(failed) == 2
     assert "completion_ids are not known here" in failed[0]
 
@@ -507,56 +372,31 @@ def test_functions_log_metrics_and_columns_and_read_the_state():
     # Source: TRL 1.16, `log_metric(name, value)` and `log_extra(column, values)`.
     def logs(completions, log_metric, log_extra, trainer_state, **_):
         log_metric("judge/step", trainer_state.global_step)
-        log_extra("parsed", [text.upper() for text in completions])
+        log_extra("parsed", [f"<{text}>" for text in completions])
         return [getattr(trainer_state, "epoch", 0.25)] * len(completions)
 
     def asks(trainer_state, completions, **_):
         return [trainer_state.best_metric] * len(completions)
 
-    task = own(logs, asks)(SETTINGS)
-    state = {"global_step": 3}
-    scored = score_here(task, task.problems("train", 2, 0), ["a", "b"], [1, 1], state=state)
+    scored = score_prompts(logs, asks, count=2, state={"global_step": 3})
     assert scored.rewards["logs"] == [0.25, 0.25]
     assert scored.logged == [("judge/step", 3.0)]
-    assert scored.columns == {"parsed": ["A", "B"]}
+    prompts = [problem.prompt for problem in own().problems("train", 2, 0)]
+    assert scored.columns == {"parsed": [f"<{prompt}>" for prompt in prompts]}
     assert "trainer_state.best_metric is not known here" in scored.failures["asks"][0]
-
-
-def test_a_function_without_room_for_a_keyword_does_not_get_it():
-    task = own(lambda completions, answer: answer)(SETTINGS)
-    problems = task.problems("train", 3, 0)
-    scored = score_here(task, problems, ["a"] * 3, [1] * 3)
-    assert scored.rewards["<lambda>"] == [problem.data["answer"] for problem in problems]
-
-
-@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "trainer_state"])
-def test_columns_that_trl_does_not_pass_on_are_refused(name):
-    # Source: TRL 1.16, `_calculate_rewards`: it raises for `completions`, replaces `trainer_state`.
-    kind = type("Own", (Own,), {"rows": lambda self: [{"prompt": "a", name: 1}]})
-    with pytest.raises(UsageError, match=rf"row 0 has the column {name}, .*\n +fix: give"):
-        kind(SETTINGS).problems("train", 1, 0)
 
 
 def test_a_column_named_lengths_reaches_its_function():
     # Source: rllm#829; under TRL `lengths` is an ordinary column.
     rows = [{"prompt": str(i), "lengths": 100 + i} for i in range(60)]
-    kind = type("Own", (Own,), {"rows": lambda self: rows, "reward_funcs": [wanted]})
-    task = kind(SETTINGS)
-    problems = task.problems("train", 2, 0)
-    scored = score_here(task, problems, ["a", "b"], [1, 2])
-    assert scored.rewards["wanted"] == [problem.data["lengths"] for problem in problems]
-    assert scored.metrics["mean_length"] == [1.0, 2.0]
+    scored = score_prompts(wanted, count=2, rows=rows)
+    prompts = [problem.prompt for problem in own(rows=rows).problems("train", 2, 0)]
+    assert scored.rewards["wanted"] == [100.0 + int(prompt) for prompt in prompts]
+    assert scored.metrics["mean_length"] == [0.0, 1.0]
 
 
 def wanted(lengths, **_):
     return lengths
-
-
-def test_rows_with_the_prompt_of_an_earlier_row_are_counted():
-    rows = [{"prompt": str(i % 60), "answer": i} for i in range(90)]
-    task = type("Own", (Own,), {"rows": lambda self: rows})(SETTINGS)
-    assert all(problem.data["answer"] < 60 for problem in task.problems("train", 9, 0))
-    assert task.environment() == {"rows_left_out": "30, whose prompt an earlier row has"}
 
 
 @pytest.mark.parametrize(("value", "accepted"), [(0.1 + 0.2 + 0.7, True), (1.1, False)])
@@ -586,77 +426,65 @@ class Half:
 
     def score(self, problems, completions, lengths, *_):
         values = [None] * self.failed + [1.0] * (len(completions) - self.failed)
-        return Scores(
-            {"a": values},
-            {},
-            {"a": dict.fromkeys(range(self.failed), "E: x")},
-        )
+        return Scores({"a": values}, {}, {"a": dict.fromkeys(range(self.failed), "E: x")})
+
+
+TEN = {"completions": ["x"] * 10, "completion_ids": [[1]] * 10, "problem": [0] * 10}
 
 
 def test_few_failures_are_counted_and_reported_once(caplog):
     (function,) = evaluation.build_reward_functions(Half(1), [None])
     logged = []
+    log = {"log_metric": lambda *metric: logged.append(metric)}
     for _ in range(3):
-        values = function(
-            completions=["x"] * 10,
-            completion_ids=[[1]] * 10,
-            problem=[0] * 10,
-            log_metric=lambda *metric: logged.append(metric),
-        )
-        assert values == [None] + [1.0] * 9
+        assert function(**TEN, **log) == [None] + [1.0] * 9
     assert logged == [("rewards/a/failed", 0.1)] * 3
-    assert [record.getMessage() for record in caplog.records] == [
-        "reward a raised (reported once): E: x"
-    ]
+    (record,) = caplog.records
+    assert record.getMessage() == "reward a raised (reported once): E: x"
 
 
 def test_many_failures_end_the_trial():
     (function,) = evaluation.build_reward_functions(Half(2), [None])
     with pytest.raises(TrialFailure, match=r"reward a raised for 20% of 10 .*first: E: x"):
-        function(completions=["x"] * 10, completion_ids=[[1]] * 10, problem=[0] * 10)
+        function(**TEN)
 
 
-def test_a_training_whose_reward_function_is_broken_fails_at_its_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_process, "PATIENCE", 0.0)
-    broken = TASK.replace("return [1.0] * len(completions)", "return unknown")
-    config = trial(written(tmp_path, broken), tmp_path)
-    reason = r"reward one raised for 100% .*NameError.*mine.py, line"
-    with pytest.raises(TrialFailure, match=reason):
-        train(config, resume=None, report=lambda *_: None)
-    assert read_steps(tmp_path / "trial") == []
-
-
-LATE = TASK.replace(
-    "    return [1.0]",
-    """    import pathlib
-    down = pathlib.Path(__file__).with_name("down")
-    share = int(down.read_text()) if down.exists() and trainer_state.global_step == 2 else 0
-    if any(int(prompt) % 100 < share for prompt in prompts):
-        raise ConnectionError("503")
-    return [1.0]""",
-).replace("completions, **_", "prompts, completions, trainer_state, **_")
+LATE = (FILES / "late.txt").read_text()
 """Its judge is away in the last evaluation, for that per cent of the prompts."""
 
 
-def test_a_judge_that_is_partly_away_in_the_last_evaluation_costs_its_values(tmp_path, monkeypatch):
+@pytest.fixture
+def impatient(monkeypatch):
     monkeypatch.setattr(task_process, "PATIENCE", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_training_whose_reward_function_is_broken_fails_at_its_first_step(tmp_path):
+    broken = TASK.replace("return [1.0] * len(completions)", "return unknown")
+    config = trial(written(tmp_path, broken), tmp_path)
+    with pytest.raises(TrialFailure, match=r"one raised for 100% .*NameError.*mine.py, line"):
+        run_trial(config)
+    assert read_steps(tmp_path / "trial") == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_judge_that_is_partly_away_in_the_last_evaluation_costs_its_values(tmp_path):
     (tmp_path / "down").write_text("50")
-    outcome = train(trial(written(tmp_path, LATE), tmp_path), resume=None, report=lambda *_: None)
+    outcome = run_trial(trial(written(tmp_path, LATE), tmp_path))
     assert outcome.test["one"].mean == outcome.validation["one"].mean == 1
     said = outcome.environment["not_scored.test.one"]
     assert re.fullmatch(r"[1-9]\d* of 12 completions: ConnectionError: 503 \(mine.py.*", said)
 
 
-def test_a_judge_that_is_away_in_the_last_evaluation_costs_no_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_process, "PATIENCE", 0.0)
+@pytest.mark.usefixtures("impatient")
+def test_a_judge_that_is_away_in_the_last_evaluation_costs_no_training(tmp_path):
     (tmp_path / "down").write_text("100")
     config = trial(written(tmp_path, LATE), tmp_path)
     config = dataclasses.replace(config, required_metrics=("one",))
     with pytest.raises(TrialFailure, match=r"metric one, .* prompts \(ConnectionError: 503"):
-        train(config, resume=None, report=lambda *_: None)
+        run_trial(config)
     (tmp_path / "down").unlink()
-    checkpoint = find_checkpoint(config.directory).newest
-    outcome = train(config, resume=checkpoint, report=lambda *_: None)
+    outcome = run_trial(config, find_checkpoint(config.directory).newest)
     assert outcome.validation["one"].mean == outcome.test["one"].mean == 1
     assert [step.step for step in read_steps(config.directory)] == [1, 2]
 
@@ -676,7 +504,7 @@ def test_a_reward_model_is_read_as_trl_reads_it(tmp_path):
     config = AutoConfig.from_pretrained(folder, num_labels=1)
     torch.manual_seed(0)
     LlamaForSequenceClassification(config).save_pretrained(folder)
-    task = type("Judged", (Own,), {"reward_funcs": [str(folder)]})(SETTINGS)
+    task = own(str(folder))
     assert task.rewards == ("judge_1",)
     problems = [Problem(prompt, "own", {}) for prompt in ("ab=", "c=", "ab=")]
     scored = score_here(task, problems, ["x", "yyyy", "x"], [1, 4, 1])
@@ -688,15 +516,13 @@ def test_a_reward_model_is_read_as_trl_reads_it(tmp_path):
     assert alone[0] == pytest.approx(first, abs=1e-5), "padding has no effect"
 
 
-def test_a_reward_model_without_its_head_is_refused(tmp_path):
+def test_a_reward_model_that_cannot_be_read_is_refused(tmp_path):
     # Source: trl#1379; transformers draws the weights of a missing head at random.
-    folder = write_policy(tmp_path / "policy")
-    task = type("Judged", (Own,), {"reward_funcs": [str(folder)]})(SETTINGS)
-    with pytest.raises(UsageError, match=r"lacks trained weights: score.weight\n +fix"):
-        score_here(task, [Problem("a", "own", {})], ["x"], [1])
-
-
-def test_a_reward_model_that_is_not_there_is_refused(tmp_path):
-    task = type("Judged", (Own,), {"reward_funcs": [str(tmp_path / "absent")]})(SETTINGS)
-    with pytest.raises(UsageError, match=r"reward model .*absent cannot be loaded"):
-        score_here(task, [Problem("a", "own", {})], ["x"], [1])
+    policy = write_policy(tmp_path / "policy")
+    reasons = {
+        str(policy): r"lacks trained weights: score.weight\n +fix",
+        str(tmp_path / "absent"): r"reward model .*absent cannot be loaded",
+    }
+    for model, reason in reasons.items():
+        with pytest.raises(UsageError, match=reason):
+            score_here(own(model), [Problem("a", "own", {})], ["x"], [1])

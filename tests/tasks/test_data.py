@@ -1,6 +1,5 @@
 """Reading a data set, splitting it, and every way in which that fails."""
 
-import json
 import logging
 import random
 
@@ -13,6 +12,7 @@ from gdpo_tune.tasks import data_rows, dataset
 from gdpo_tune.tasks.dataset import check_data, describe_data, select_problems
 from gdpo_tune.tasks.generation import choose_row_split
 from tests.support.data import DIRECTORY, build_data_settings, read_rows
+from tests.tasks.data_files import collect, list_problems, questions, settings_of, write_lines
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +22,8 @@ def forgotten():
     dataset.collect_once.cache_clear()
 
 
-def questions(count):
-    return [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(count)]
-
-
 def written(folder, rows, name="rows.jsonl"):
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return DataSettings(source=str(folder / name), layout="gsm8k")
+    return settings_of(write_lines(folder / name, rows))
 
 
 SPLITS = ("train", "validation", "test")
@@ -69,26 +63,13 @@ def test_problems_are_the_same_whatever_the_order_of_the_rows(tmp_path, hundred)
 def test_of_two_rows_with_one_prompt_the_first_counts(tmp_path):
     row = {"question": "q?", "answer": "#### 1"}
     collected = dataset.collect_data(written(tmp_path, [row, {**row, "answer": "#### 2"}]))
-    [problem] = [p for problems in collected.splits.values() for p in problems]
+    [problem] = list_problems(collected)
     assert problem.data["answer"] == "1"
 
 
-def test_a_folder_is_read_whole_and_parquet_says_the_same_as_json_lines(tmp_path):
-    written(tmp_path, questions(10), "a.jsonl")
-    settings = written(tmp_path, questions(20)[10:], "b.jsonl")
-    (tmp_path / "notes.txt").write_text("no data")
-    folder = DataSettings(source=str(tmp_path), layout="gsm8k")
-    assert sum(sizes(folder).values()) == 2 * sum(sizes(settings).values()) == 20
-    parquet = DataSettings(source=str(DIRECTORY / "toolrl.parquet"), layout="toolrl")
-    lines = build_data_settings("toolrl")
-    assert dataset.collect_data(parquet).splits == dataset.collect_data(lines).splits
-
-
-def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    lines = "\n\n".join(json.dumps(row) for row in questions(3))
-    file.write_text("\ufeff" + lines, encoding="utf-8")
-    assert sum(sizes(DataSettings(source=str(file), layout="gsm8k")).values()) == 3
+def test_nested_columns_of_parquet_say_the_same_as_json_lines():
+    parquet, lines = DIRECTORY / "toolrl.parquet", DIRECTORY / "toolrl.jsonl"
+    assert collect(parquet, "toolrl").splits == collect(lines, "toolrl").splits
 
 
 def test_rows_that_cannot_be_used_are_counted_and_the_first_is_named(tmp_path):
@@ -119,10 +100,9 @@ def test_too_small_splits_say_how_many_there_are_and_which_keys_to_change(hundre
     with pytest.raises(DataError) as caught:
         check_data(hundred, settings, ())
     message = str(caught.value)
-    assert (
-        f"{available['train']} distinct train prompts where training.train_prompts = 500" in message
-    )
-    assert f"{available['test']} distinct test prompts where training.test_prompts = 99" in message
+    for name, wanted in (("train", 500), ("test", 99)):
+        said = f"distinct {name} prompts where training.{name}_prompts = {wanted}"
+        assert f"{available[name]} {said}" in message
     assert "lower training.train_prompts, training.test_prompts, or give more data" in message
     assert "validation" not in message
     with pytest.raises(DataError, match=r"lower training\.test_prompts"):
@@ -138,28 +118,24 @@ def test_an_empty_split_cannot_be_mended_by_asking_for_less(tmp_path):
         select_problems(settings, empty[0], 1, 0)
 
 
-def test_broken_and_other_parquet(tmp_path):
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     file = tmp_path / "rows.parquet"
     file.write_bytes(b"PAR1 no table PAR1")
-    with pytest.raises(DataError, match=r"rows\.parquet cannot be read as Parquet: "):
-        dataset.collect_data(DataSettings(source=str(file), layout="toolrl"))
-    other = DataSettings(source=str(DIRECTORY / "toolrl.parquet"), layout="gsm8k")
-    with pytest.raises(DataError, match=r"no column question, answer; there are data_source, prom"):
-        dataset.collect_data(other)
-
-
-def test_a_file_that_is_gone_or_may_not_be_read(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="no such file, or a directory without"):
-        dataset.collect_data(DataSettings(source=str(tmp_path / "gone.jsonl"), layout="gsm8k"))
-    with pytest.raises(DataError, match="no such file, or a directory without"):
-        dataset.collect_data(DataSettings(source=str(tmp_path), layout="gsm8k"))
-    settings = written(tmp_path, questions(1))
-    (tmp_path / "rows.jsonl").unlink()
+    refused = {
+        file: r"rows\.parquet cannot be read as Parquet: ",
+        DIRECTORY / "toolrl.parquet": "no column question, answer; there are data_source, prom",
+        tmp_path / "gone.jsonl": "no such file, or a directory without",
+        tmp_path / "empty": "no such file, or a directory without",
+    }
+    (tmp_path / "empty").mkdir()
+    for source, reason in refused.items():
+        with pytest.raises(DataError, match=reason):
+            collect(source)
     (tmp_path / "rows.jsonl").mkdir()
     monkeypatch.setattr(data_rows, "list_data_files", lambda source: [source])
     monkeypatch.setattr(data_rows, "is_directory", lambda path: False)
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
-        dataset.collect_data(settings)
+        collect(tmp_path / "rows.jsonl")
 
 
 HUB = DataSettings(source="own/questions", layout="gsm8k", config="main", split="train")

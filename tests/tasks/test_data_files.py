@@ -17,36 +17,19 @@ from gdpo_tune.core.settings import (
     TrainingSettings,
 )
 from gdpo_tune.tasks.data_rows import read_rows
-from gdpo_tune.tasks.dataset import check_data, collect_data, describe_data, propose_layout
+from gdpo_tune.tasks.dataset import check_data, describe_data, propose_layout
 from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
+from tests.support.tables import read_table
+from tests.tasks.data_files import (
+    collect,
+    list_problems,
+    questions,
+    settings_of,
+    write_lines,
+    write_parquet,
+)
 
-
-def questions(count, first=0):
-    return [{"question": f"No. {i}?", "answer": f"x\n#### {i}"} for i in range(first, count)]
-
-
-def write_lines(file, rows):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
-    return file
-
-
-def write_parquet(file, rows):
-    import pyarrow
-    from pyarrow import parquet
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    return file
-
-
-def collect(source, layout="gsm8k", **others):
-    return collect_data(DataSettings(source=str(source), layout=layout, **others))
-
-
-def list_problems(collected):
-    return [problem for problems in collected.splits.values() for problem in problems]
+TABLE = read_table("data_files")
 
 
 def list_questions(collected, split="train"):
@@ -56,10 +39,10 @@ def list_questions(collected, split="train"):
 # Formats ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a.jsonl", "a.JSONL", "a.jsonl.gz", "a.json", "a.json.gz", "lines.json", "a.csv", "a.Parquet"],
-)
+NAMES = "a.jsonl a.JSONL a.jsonl.gz blank.jsonl a.json a.json.gz lines.json a.csv a.Parquet"
+
+
+@pytest.mark.parametrize("name", NAMES.split())
 def test_every_usual_file_gives_the_same_problems(name, tmp_path):
     """`load_dataset` reads these suffixes in either case; a .json is a list or lines."""
     rows, file = questions(12), tmp_path / name
@@ -71,6 +54,8 @@ def test_every_usual_file_gives_the_same_problems(name, tmp_path):
         file.write_bytes(b"\xef\xbb\xbfquestion,answer\r\n" + body.encode())
     elif name.endswith("Parquet"):
         write_parquet(file, rows)
+    elif name == "blank.jsonl":
+        file.write_text("\ufeff" + "\n\n".join(map(json.dumps, rows)), encoding="utf-8")
     else:
         write_lines(file, rows)
     expected = collect(write_lines(tmp_path / "other" / "rows.jsonl", rows)).splits
@@ -102,31 +87,19 @@ def test_values_arrive_as_they_are_in_the_file(tmp_path):
     ]
 
 
+PACKED = gzip.compress(json.dumps(questions(99)[9]).encode(), mtime=0)
+BYTES = [
+    ("a.jsonl", '{"question": "q"}'.encode("utf-16"), "a.jsonl: it is UTF-16"),
+    ("a.csv", "question,answer\n".encode("utf-16"), "a.csv: it is UTF-16"),
+    ("a.csv", b"question,answer\na,\xff\n", r"a.csv:\d: not CSV in UTF-8"),
+    ("a.jsonl.gz", PACKED[:-9], "gz cannot be read: Compressed fi"),
+    ("a.jsonl", b"[" * 10**5, "jsonl:1: not JSON"),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"question": "q"}'.encode("utf-16"), "a.jsonl: it is UTF-16"),
-        ("a.csv", "question,answer\n".encode("utf-16"), "a.csv: it is UTF-16"),
-        ("a.csv", b"question,answer\na,b,c\n", "a.csv:2: not CSV in UTF-8: more values than"),
-        ("a.csv", b"question,answer\na,\xff\n", r"a.csv:\d: not CSV in UTF-8"),
-        ("a.csv", b"question;answer\na;b\n", "no column question, answer; there are question;ans"),
-        ("a.json", b'[{"question": "q"', "a.json: not JSON"),
-        ("a.json", b"[1]", "a.json row 1: not a mapping but int"),
-        ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read: Not a gzipped file"),
-        (
-            "a.jsonl.gz",
-            gzip.compress(json.dumps(questions(99)[9]).encode(), mtime=0)[:-9],
-            "gz cannot be read: Compressed fi",
-        ),
-        *(("a.csv", b"", "holds no row"), ("a.json", b"[]", "holds no row")),
-        *(("a.jsonl", b"", "holds no row"), ("a.jsonl", b"\n \n", "holds no row")),
-        ("a.jsonl", b'{"question": "q", "answer": "#### 1"}\n{"a": \n', "a.jsonl:2: not JSON"),
-        ("a.jsonl", b"[1]\n", "a.jsonl:1: not a mapping but list"),
-        ("a.jsonl", b'{"problem": "p"}\n', "no column question, answer; there are problem"),
-        ("a.jsonl", b'{"question": "q"}\n', "a.jsonl:1: no column answer; there are question:"),
-        *(("a.jsonl", b"{}\n", "there are none"), ("a.jsonl", b"[" * 10**5, "jsonl:1: not JSON")),
-        ("a.csv", b"question,answer,answer\n", "a.csv:1: .*two columns have the name answer"),
-    ],
+    [*((name, text.encode(), said) for name, text, said in TABLE["broken"]), *BYTES],
 )
 def test_a_broken_file_is_named_with_its_line(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
@@ -137,18 +110,8 @@ def test_a_broken_file_is_named_with_its_line(name, content, message, tmp_path):
 # Directories and splits ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("train", "test"),
-    [
-        ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"),
-        ("data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"),
-        ("main/train.jsonl", "main/test.jsonl"),
-        ("train/a.jsonl", "test/a.jsonl"),
-        ("x_train.jsonl", "x_eval.jsonl"),
-    ],
-)
+@pytest.mark.parametrize(("train", "test"), TABLE["splits"])
 def test_a_directory_gives_the_files_of_the_split(train, test, tmp_path):
-    """`load_dataset` on the same directory gives 40 rows for `train`, as `data.split` says."""
     for name, rows in ((train, questions(40)), (test, questions(50, 40))):
         (write_parquet if "parquet" in name else write_lines)(tmp_path / name, rows)
     for litter in ("._train.jsonl", ".git/train.jsonl"):
@@ -167,10 +130,8 @@ def test_a_directory_gives_the_files_of_the_split(train, test, tmp_path):
 
 def test_prompts_that_differ_in_case_or_white_space_share_a_split(tmp_path):
     # Source: marin#6742, simplescaling/s1#26: near-duplicates made a held-out set contaminated.
-    texts = [f"How many  ARE {i}?" for i in range(200)] + [
-        f"How many are\n{i}?" for i in range(200)
-    ]
-    rows = [{"question": text, "answer": "#### 1"} for text in texts]
+    forms = ("How many  ARE {}?", "How many are\n{}?")
+    rows = [{"question": form.format(i), "answer": "#### 1"} for form in forms for i in range(200)]
     splits = collect(write_lines(tmp_path / "near.jsonl", rows)).splits
     assert sum(map(len, splits.values())) == 400
     forms = [{normalize_prompt(p.prompt) for p in problems} for problems in splits.values()]
@@ -187,17 +148,7 @@ def test_columns_that_nothing_reads_are_named(tmp_path):
         assert str(collect(file, **template)).endswith("; not read: level")
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "reason"),
-    [
-        ("image", {"bytes": "x", "path": None}, "what a policy of text cannot see"),
-        ("images", ["a.png"], "what a policy of text cannot see"),
-        ("Image_1", "a.png", "what a policy of text cannot see"),
-        # Source: Open-Reasoner-Zero#37, verl#5844; columns of cais/mmlu and allenai/ai2_arc.
-        ("choices", ["11", "47"], "choices that its prompt lacks: name the column in data.prompt_"),
-        ("options", ["A", "B"], "choices that its prompt lacks"),
-    ],
-)
+@pytest.mark.parametrize(("column", "value", "reason"), TABLE["unseen"])
 def test_a_prompt_without_its_picture_or_choices_is_refused(tmp_path, column, value, reason):
     rows = [*({**row, column: None} for row in questions(30)), {**questions(31)[30], column: value}]
     file = write_lines(tmp_path / "a.jsonl", rows)
@@ -210,6 +161,7 @@ def test_a_prompt_without_its_picture_or_choices_is_refused(tmp_path, column, va
 def test_files_whose_names_say_nothing_are_all_for_training(tmp_path):
     for name in ("a.jsonl", "b [1].jsonl"):
         write_lines(tmp_path / "of [x]" / name, questions(8))
+    (tmp_path / "of [x]" / "notes.txt").write_text("no data")
     assert collect(tmp_path / "of [x]").rows == 16
     with pytest.raises(DataError, match=r"no split test; .* there are train: write one"):
         collect(tmp_path / "of [x]", split="test")
@@ -241,13 +193,8 @@ def test_what_save_to_disk_wrote_is_read_where_it_is(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"no split test; .* there are train, dev"):
         collect(tmp_path / "two", split="test")
     assert {str(file) for file in tmp_path.rglob("*")} == before
-    facts = measure_content(
-        "math",
-        "embedded",
-        ModelSettings(),
-        DataSettings(source=str(tmp_path / "two")),
-        RolloutSettings(),
-    )
+    data = DataSettings(source=str(tmp_path / "two"))
+    facts = measure_content("math", "embedded", ModelSettings(), data, RolloutSettings())
     assert f"data train{os.sep}data-00000-of-00001.arrow" in facts
 
 
@@ -255,14 +202,9 @@ def test_own_splits_are_used_as_they_are_and_the_rest_is_for_training(tmp_path):
     train = write_lines(tmp_path / "rows.jsonl", questions(100))
     valid = write_lines(tmp_path / "v.jsonl", questions(120, 100))
     test = write_lines(tmp_path / "t.csv.jsonl", questions(150, 120))
-    both = collect(
-        train, validation=HeldOutData(source=str(valid)), test=HeldOutData(source=str(test))
-    )
-    assert {name: len(each) for name, each in both.splits.items()} == {
-        "train": 100,
-        "validation": 20,
-        "test": 30,
-    }
+    own = {"validation": HeldOutData(source=str(valid)), "test": HeldOutData(source=str(test))}
+    sizes = {name: len(problems) for name, problems in collect(train, **own).splits.items()}
+    assert sizes == {"train": 100, "validation": 20, "test": 30}
 
 
 def test_a_test_prompt_is_never_a_training_prompt(tmp_path):
@@ -270,13 +212,14 @@ def test_a_test_prompt_is_never_a_training_prompt(tmp_path):
     train = write_lines(tmp_path / "rows.jsonl", questions(100))
     other = [{"question": f"  no.  {i}? ", "answer": f"#### {i}"} for i in range(95, 115)]
     test = write_lines(tmp_path / "t.jsonl", other)
-    settings = DataSettings(source=str(train), layout="gsm8k", test=HeldOutData(source=str(test)))
-    collected = collect_data(settings)
+    own = {"test": HeldOutData(source=str(test))}
+    collected = collect(train, **own)
     assert collected.shared == 5
     assert len(collected.splits["test"]) == 20
     assert list_questions(collected).isdisjoint({f"No. {i}?" for i in range(95, 100)})
-    assert "5 held-out prompts left out of training" in describe_data(settings)["data"]
-    leaked = DataSettings(source=str(train), layout="gsm8k", test=HeldOutData(source=str(train)))
+    said = describe_data(settings_of(train, **own))["data"]
+    assert "5 held-out prompts left out of training" in said
+    leaked = settings_of(train, test=HeldOutData(source=str(train)))
     with pytest.raises(DataError, match=r"data.test: 100 of 100 prompts are in another split too"):
         check_data(leaked, TrainingSettings(), ())
 
@@ -286,24 +229,6 @@ def test_a_test_prompt_is_never_a_training_prompt(tmp_path):
 SVAMP = {"Body": "Ann has 5 shells.", "Question": "How many?", "Answer": 5.0, "Equation": "( 5.0 )"}
 
 
-def test_columns_and_a_template_map_any_file_onto_a_layout(tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", [SVAMP])
-    [problem] = list_problems(
-        collect(
-            file,
-            "question_answer",
-            columns={"answer": "Answer"},
-            prompt_template="{{{Body}}} {Question}\n{Answer}",
-        )
-    )
-    assert problem.prompt == "{Ann has 5 shells.} How many?\n5.0\n"
-    assert problem.data == {"answer": "5"}
-    [problem] = list_problems(
-        collect(file, "math", columns={"problem": "Body", "answer": "Answer"})
-    )
-    assert problem.prompt == "Ann has 5 shells.\n"
-
-
 def test_a_column_without_a_name_is_in_no_prompt(tmp_path):
     """`DataFrame.to_csv` of pandas writes the index in a first column without a name."""
     (tmp_path / "a.csv").write_text(",question,answer\n7,Why?,4\n")
@@ -311,26 +236,7 @@ def test_a_column_without_a_name_is_in_no_prompt(tmp_path):
     assert [problem.prompt for problem in list_problems(collected)] == ["Why? Think.\n"]
 
 
-@pytest.mark.parametrize(
-    ("layout", "others", "message"),
-    [
-        (
-            "math",
-            {},
-            r"a.jsonl:1: no column problem, answer or solution; there are Body, Question, Answer, "
-            r"Equation: write columns: {problem: Question, answer: Answer}; or, as these are the "
-            "columns of layout svamp, write that as data.layout",
-        ),
-        (
-            "math",
-            {"columns": {"problem": "Bodi"}},
-            "no column Bodi; there are Body, .*: write Body instead, or columns",
-        ),
-        ("math", {"prompt_template": "{body}"}, "no column body; there are Body"),
-        ("mbpp", {}, "write columns: {text: Question}"),
-        ("toolrl", {}, "no column prompt, reward_model; there are .*: write columns"),
-    ],
-)
+@pytest.mark.parametrize(("layout", "others", "message"), TABLE["missing"])
 def test_columns_that_are_missing_name_those_that_probably_mean_them(
     layout, others, message, tmp_path
 ):
@@ -339,16 +245,9 @@ def test_columns_that_are_missing_name_those_that_probably_mean_them(
         collect(file, layout, **others)
 
 
-@pytest.mark.parametrize(
-    ("value", "answer"),
-    [
-        *((204, "204"), (27.0, "27"), (1e16, "1" + 16 * "0"), (1e-7, "0.0000001"), (2.5, "2.5")),
-        *((["2"], "2"), (["$3$", "$4$"], "$3$, $4$"), ([27.0], "27"), (" 033 ", "033")),
-    ],
-)
+@pytest.mark.parametrize(("value", "answer"), TABLE["answers"])
 @pytest.mark.parametrize("layout", ["math", "question_answer", "olympiadbench"])
 def test_answers_may_be_numbers_and_lists(value, answer, layout, tmp_path):
-    """AIME's are int64, AMC's floats, OlympiadBench's lists, as they were published."""
     info = describe_layout(layout)
     columns = {"olympiadbench": "final_answer"}
     row = {info.columns[0]: "q", columns.get(layout, "answer"): value}
@@ -366,10 +265,11 @@ def test_int64_answers_of_parquet_need_no_solution(tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, "", [], float("nan"), True, {"a": 1}])
-def test_an_answer_that_is_none_is_left_out_and_counted(value, tmp_path):
-    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(3)]
-    file = write_lines(tmp_path / "a.jsonl", [*rows, {"question": "q", "answer": value}])
-    collected = collect(file, "question_answer")
+@pytest.mark.parametrize(("layout", "asks"), [("question_answer", "question"), ("math", "problem")])
+def test_an_answer_that_is_none_is_left_out_and_counted(layout, asks, value, tmp_path):
+    rows = [{asks: f"q{i}", "answer": str(i)} for i in range(3)]
+    file = write_lines(tmp_path / "a.jsonl", [*rows, {asks: "q", "answer": value}])
+    collected = collect(file, layout)
     assert (collected.rows, collected.left_out) == (4, 1)
     assert collected.first_left_out.startswith(f"{file}:4: column answer: ")
 
@@ -398,35 +298,15 @@ def test_a_prompt_of_messages_becomes_a_conversation(tmp_path):
     assert "column prompt: not a text but list" in said
 
 
-def test_messages_may_be_json_text_and_their_contents_lists_of_parts(tmp_path):
-    """Source: slime#68, trl#2809; the parts are those of OpenAI's API."""
-    parts = [{"type": "text", "text": "2 "}, {"type": "text", "text": "+ 2?"}]
+def test_messages_that_are_no_text_are_left_out_and_those_of_programs_have_their_test(tmp_path):
     rows = [
-        {"problem": json.dumps([SYSTEM, ASK]), "answer": "4"},
-        {"problem": [SYSTEM, {"role": "user", "content": parts}], "answer": "4"},
+        {"problem": [SYSTEM, ASK], "answer": "4"},
         {"problem": [{"role": "user", "content": [{"type": "image_url"}]}], "answer": "4"},
-        {"problem": '[{"role": "user", "content', "answer": "4"},
     ]
-    problems = [
-        list_problems(collect(write_lines(tmp_path / f"{n}.jsonl", [row]), "math"))
-        for n, row in enumerate(rows[:2])
-    ]
-    assert [one.turns for (one,) in problems] == [[SYSTEM, ASK], [SYSTEM, ASK]]
-    said = str(collect(write_lines(tmp_path / "all.jsonl", rows), "math"))
-    assert "1 left out" in said
-
-
-def test_messages_that_end_with_the_assistant_hold_the_solution(tmp_path):
-    say = {"role": "assistant", "content": "It is \\boxed{4}."}
-    info = describe_layout("math")
-    file = write_lines(tmp_path / "a.jsonl", [{"messages": [SYSTEM, ASK, say]}])
-    [problem] = list_problems(collect(file, "math"))
-    assert (problem.turns, problem.data) == ([SYSTEM, ASK], {"answer": "4"})
-    [(_, row)] = read_rows(DataSettings(source=str(file)), info)
-    expected = "<think>It is \\boxed{4}.</think>\n<answer>4</answer>"
-    assert info.write_reference(row) == expected
-    code = [{**r, "text": [SYSTEM, {"role": "user", "content": r["text"]}]} for r in MBPP]
-    [problem] = list_problems(collect(write_lines(tmp_path / "b.jsonl", code), "mbpp"))
+    assert "1 left out" in str(collect(write_lines(tmp_path / "a.jsonl", rows), "math"))
+    code = {"code": "def f(x): return x + 1", "test_list": ["assert f(1) == 2"]}
+    row = {**code, "text": [SYSTEM, {"role": "user", "content": "Add 1."}]}
+    [problem] = list_problems(collect(write_lines(tmp_path / "b.jsonl", [row]), "mbpp"))
     assert problem.turns[1]["content"].endswith("must pass this test:\nassert f(1) == 2")
 
 
@@ -436,25 +316,10 @@ def test_a_layout_that_keeps_messages_wants_its_own_column(tmp_path):
         collect(file, "toolrl")
 
 
-MBPP = [{"text": "Add 1.", "code": "def f(x): return x + 1", "test_list": ["assert f(1) == 2"]}]
-
-
 # Proposals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("row", "layout", "columns"),
-    [
-        (questions(1)[0], "gsm8k", {}),
-        ({"question": "q", "answer": "$4$"}, "question_answer", {}),
-        (SVAMP, "svamp", {}),
-        ({"Problem": "p", "Answer": 4}, "math", {"problem": "Problem", "answer": "Answer"}),
-        ({"prompt": [ASK], "reward_model": {"ground_truth": "4"}}, "verl", {}),
-        ({"messages": [ASK], "solution": "\\boxed{4}"}, "math", {}),
-        ({"messages": [ASK, {"role": "assistant", "content": "\\boxed{4}"}]}, "math", {}),
-        (MBPP[0], "mbpp", {}),
-    ],
-)
+@pytest.mark.parametrize(("row", "layout", "columns"), TABLE["proposed"])
 def test_a_layout_is_proposed_for_a_file(row, layout, columns, tmp_path):
     proposed = propose_layout(str(write_lines(tmp_path / "a.jsonl", [row] * 3)), None, None)
     assert (proposed.layout, dict(proposed.columns)) == (layout, columns)
@@ -479,10 +344,3 @@ def test_an_unknown_column_of_a_layout_that_fits_proposes_no_other(tmp_path):
         collect(file, prompt_template="{nope} {question}")
     assert "no column nope" in str(caught.value)
     assert "data.layout" not in str(caught.value)
-
-
-def test_a_reward_model_may_be_json_as_csv_has_it(tmp_path):
-    turns = [{"role": "user", "content": "2+2?"}]
-    row = {"prompt": turns, "reward_model": json.dumps({"ground_truth": "4"})}
-    [problem] = list_problems(collect(write_lines(tmp_path / "rows.jsonl", [row]), "verl"))
-    assert problem.data["answer"] == "4"

@@ -11,35 +11,12 @@ from gdpo_tune.tasks.base import Problem
 from gdpo_tune.tasks.math import GSM8KTask, MathTask
 from gdpo_tune.tasks.text_rewards import normalize_number
 from tests.support.data import score_one
+from tests.support.tables import read_table
 
-RIGHT = "<think>6*7=42</think>\n<answer>42</answer>"
+TABLE = read_table("answers")
 
 
-@pytest.mark.parametrize(
-    ("completion", "correctness", "integer", "form"),
-    [
-        (RIGHT, 1, 1, 1),
-        ("<think></think>\n<answer> 42\n</answer>", 1, 1, 1),
-        ("<think>a\nb</think>\n<answer>42</answer>\n", 1, 1, 1),  # `$` allows one line break
-        ("<think></think>\n<answer>41</answer>", 0, 1, 1),
-        ("<think></think>\n<answer></answer>", 0, 0, 1),
-        ("42", 1, 1, 0),  # no tags at all
-        (" 42\n", 1, 1, 0),
-        ("6*7=42\n42", 0, 0, 0),
-        ("<answer>41</answer><answer>42</answer>", 1, 1, 0),  # the last one counts
-        ("<answer>42", 1, 1, 0),
-        (f"{RIGHT} I hope this helps.", 1, 1, 0),
-        (f"{RIGHT}\n\n", 1, 1, 0),
-        (f" {RIGHT}", 1, 1, 0),
-        ("<think></think><answer>42</answer>", 1, 1, 0),  # the line break is missing
-        ("<think></think>\n\n<answer>42</answer>", 1, 1, 0),
-        ("<think><think></think>\n<answer>42</answer>", 1, 1, 0),
-        ("<think>the <answer></think>\n<answer>42</answer>", 1, 1, 0),
-        ("<think></think>\n<answer>42</answer></answer>", 1, 1, 0),
-        ("<answer>42</answer>\n<think></think>", 1, 1, 0),
-        ("", 0, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("completion", "correctness", "integer", "form"), TABLE["gsm8k"])
 def test_gsm8k_rewards(completion, correctness, integer, form):
     assert score_one(rewards.exact_answer, completion, answer="42") == correctness
     assert score_one(rewards.integer, completion) == integer
@@ -53,35 +30,7 @@ def test_what_is_not_ascii_digits_is_no_integer(answer):
     assert score_one(rewards.integer, f"<answer>{answer}</answer>") == 0
 
 
-@pytest.mark.parametrize(
-    ("written", "plain"),
-    [
-        ("42", "42"),
-        (" 42 ", "42"),
-        ("1,000", "1000"),
-        ("$1,234.50", "1234.5"),
-        ("18.0", "18"),
-        ("18.", "18"),
-        ("+5", "5"),
-        ("-5", "-5"),
-        ("-1,200.00", "-1200"),
-        ("007", "7"),
-        ("0", "0"),
-        ("-0.0", "0"),
-        (".50", "0.5"),
-        ("-.5", "-0.5"),
-        ("1e3", "1e3"),
-        ("1/2", "1/2"),
-        ("four", "four"),
-        ("٤٢", "٤٢"),
-        ("12 apples", "12 apples"),
-        (",5", ",5"),
-        ("-1,234,567.50", "-1234567.5"),
-        *((text, text) for text in ("1,2", "3,5", "1,2,3", "1,23,456", "1234,567", "1,", "1,000,")),
-        ("$", "$"),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("written", "plain"), TABLE["plain"])
 def test_numbers_are_written_plainly(written, plain):
     assert normalize_number(written) == plain
     assert normalize_number(plain) == plain
@@ -95,14 +44,7 @@ def test_every_way_to_write_an_integer_is_the_same_answer(number):
         assert not is_same_answer(written, str(number + 1))
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        *((text, "42") for text in (RIGHT, "6*7=42\n42", "42\n\n", "<think>41<answer>42</answer>")),
-        ("<think>1</think><answer>41</answer><answer>42", "42"),
-        *((text, "") for text in ("", " \n", "<think>42</think>", "<think>42</think><answer>")),
-    ],
-)
+@pytest.mark.parametrize(("completion", "answer"), TABLE["marked"])
 def test_the_answer_is_found_however_it_is_marked(completion, answer):
     assert extract_answer(completion) == answer
 

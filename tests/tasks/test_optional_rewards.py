@@ -4,27 +4,10 @@ from gdpo_tune.core.task_files import build_task, load_task_info
 from gdpo_tune.spec import load_spec
 from gdpo_tune.tuning.plan import build_published
 from tests.support.paths import ROOT
+from tests.tasks.own_tasks import FILES, written
 
 CODE = ROOT / "search_spaces" / "code.yaml"
-TASK = """
-from gdpo_tune.rewards import reward
-from gdpo_tune.tasks.custom import RewardFunctionTask
-
-@reward(0, 1)
-def right(completion): return 1.0
-
-@reward(0, 1)
-def plain(completion): return 1.0
-
-@reward(0, 1)
-def short(completion): return 1.0
-
-class Mine(RewardFunctionTask):
-    reward_funcs = [right, plain, short]
-
-    def rows(self):
-        return [{"prompt": f"Say {n}."} for n in range(3000)]
-"""
+TASK = (FILES / "measured.txt").read_text()
 ON = "space.reward_weights.bug_free=[0, 1]"
 
 
@@ -45,12 +28,11 @@ def test_a_weight_switches_the_reward_on():
 
 def test_a_reward_that_is_only_measured_is_no_part_of_the_baseline(tmp_path):
     """docs/own_task.md: a weight of 0 is measured and not trained on."""
-    (tmp_path / "mine.py").write_text(TASK)
     goals = (
         "{right: {direction: maximize, reference: 0}, plain: {direction: maximize, reference: 0}}"
     )
     (tmp_path / "mine.yaml").write_text(
-        f"task: {tmp_path}/mine.py:Mine\nobjectives: {goals}\n"
+        f"task: {written(tmp_path, TASK)}\nobjectives: {goals}\n"
         "space: {reward_weights: {right: 1, plain: 0, short: [0.5, 2]}}\n"
     )
     setting = build_published(load_spec(tmp_path / "mine.yaml"))

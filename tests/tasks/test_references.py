@@ -116,13 +116,10 @@ def test_a_fault_of_every_third_row_is_not_taken_for_the_whole(tmp_path):
 def test_a_broken_grader_of_programs_is_found(tmp_path):
     """A reference of MBPP that does not pass its own test, beside one that does."""
     file = tmp_path / "rows.jsonl"
-    row = {
-        "text": "Add one.",
-        "code": "def f(x):\n    return x + 1",
-        "test_list": ["assert f(1) == 2"],
-    }
-    other = {**row, "text": "Add two.", "test_list": ["assert f(1) == 3"]}
-    file.write_text(f"{json.dumps(row)}\n{json.dumps(other)}\n")
+    code = "def f(x):\n    return x + 1"
+    tests = {"Add one.": "assert f(1) == 2", "Add two.": "assert f(1) == 3"}
+    rows = [{"text": text, "code": code, "test_list": [test]} for text, test in tests.items()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSettings(source=str(file), layout="mbpp")
     with CodeTask(TrainingSettings(), data=data) as task:
         found = check(data, task)
@@ -130,14 +127,17 @@ def test_a_broken_grader_of_programs_is_found(tmp_path):
     assert found.wrong[0][1].startswith("failed (0 of 1 tests)")
 
 
-def test_a_sweep_warns_with_the_lines(tmp_path, capsys):
-    data = write_problems(tmp_path / "rows.jsonl", [*range(1, 541), *[0] * 60])
-    (tmp_path / "sweep.yaml").write_text(f"""
+SWEEP = """
 task: math
-data: {{source: {data.source}, layout: math}}
+data: {{source: {}, layout: {}}}
 space: {{reward_weights: {{correctness: 1, length: [0, 1]}}}}
 objectives: {{correctness: {{direction: maximize, reference: 0}}}}
-""")
+"""
+
+
+def test_a_sweep_warns_with_the_lines(tmp_path, capsys):
+    data = write_problems(tmp_path / "rows.jsonl", [*range(1, 541), *[0] * 60])
+    (tmp_path / "sweep.yaml").write_text(SWEEP.format(data.source, "math"))
     spec = load_spec(tmp_path / "sweep.yaml")
     with MathTask(spec.training, data=spec.data) as task:
         found = cli.check_scoring(spec, task)
@@ -150,14 +150,9 @@ objectives: {{correctness: {{direction: maximize, reference: 0}}}}
 
 def test_a_sweep_names_its_file_and_the_missing_column(tmp_path, capsys):
     """A dry run once ended in a traceback, for the error of columns could not be made again."""
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"Frage": "1+1?", "answer": "2"}) + "\n")
-    file = tmp_path / "sweep.yaml"
-    file.write_text(f"""
-task: math
-data: {{source: {tmp_path / "rows.jsonl"}, layout: question_answer}}
-space: {{reward_weights: {{correctness: 1, length: [0, 1]}}}}
-objectives: {{correctness: {{direction: maximize, reference: 0}}}}
-""")
+    rows, file = tmp_path / "rows.jsonl", tmp_path / "sweep.yaml"
+    rows.write_text(json.dumps({"Frage": "1+1?", "answer": "2"}) + "\n")
+    file.write_text(SWEEP.format(rows, "question_answer"))
     with pytest.raises(SystemExit) as stop:
         cli.run_command(sweep.main, [str(file), "--dry-run"])
     assert stop.value.code == 2

@@ -12,6 +12,7 @@ from gdpo_tune.tasks.code import CodeTask
 from gdpo_tune.tasks.math import MathTask
 from gdpo_tune.tasks.tools import ToolsTask
 from tests.support.training import build_plain_trainer, write_policy
+from tests.tasks.own_tasks import FILES, written
 
 RIGHT = "<think></think>\n<answer>def f(x): return x + 1</answer>"
 WRONG = "<think></think>\n<answer>def f(x): return x</answer>"
@@ -104,38 +105,19 @@ def test_a_trainer_of_trl_takes_them(tmp_path):
     assert trainer.state.log_history[0]["rewards/integer/mean"] == 0
 
 
-OWN = """
-from gdpo_tune.rewards import bug_free, length, tests_passed
-from gdpo_tune.tasks.custom import RewardFunctionTask
-
-class Increments(RewardFunctionTask):
-    reward_funcs = {"correctness": tests_passed, "bug_free": bug_free, "length": length}
-
-    def rows(self):
-        for n in range(40):
-            tests = [f"assert f({x}) == {x + n}" for x in range(3)]
-            yield {"prompt": f"Write f(x): x plus {n}.", "function": "f", "asserts": tests}
-"""
-
-
 def test_a_task_in_a_file_uses_them_with_the_settings_of_the_sweep(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    name = f"{tmp_path / 'own.py'}:Increments"
+    name = written(tmp_path, (FILES / "increments.txt").read_text(), "Increments")
     info = load_task_info(name)
     assert info.rewards == {"correctness": (0, 1), "bug_free": (0, 1), "length": (0, 1)}
-    training = TrainingSettings(length_limit=9)
-    sandbox = SandboxSettings(cpu_seconds=0.5)
-    with closing(build_task(name, training, sandbox, DataSettings())) as task:
+    settings = TrainingSettings(length_limit=9), SandboxSettings(cpu_seconds=0.5), DataSettings()
+    with closing(build_task(name, *settings)) as task:
         problem = task.problems("train", 1, 0)[0]
         number = problem.prompt.split()[-1].strip(".")
         texts = [f"<answer>def f(x): return x + {number}</answer>", BROKEN]
         texts.append("<answer>def f(x):\n while True: pass</answer>")
         scores = task.score([problem] * 3, texts, [9, 10, 9])
-        assert scores.rewards == {
-            "correctness": [1, 0, 0],
-            "bug_free": [1, 0, 0],
-            "length": [1, 0, 1],
-        }
+    expected = {"correctness": [1, 0, 0], "bug_free": [1, 0, 0], "length": [1, 0, 1]}
+    assert scores.rewards == expected
 
 
 def test_the_tasks_that_ship_use_the_same_functions():

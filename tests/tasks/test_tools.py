@@ -18,12 +18,14 @@ from gdpo_tune.tasks.tool_rewards import (
 )
 from gdpo_tune.tasks.tools import ToolsTask
 from tests.support.data import score_one
+from tests.support.tables import read_table
 
 
 def call(name: str = "f", **parameters) -> dict:
     return {"name": name, "parameters": parameters}
 
 
+TABLE = read_table("tool_calls")
 RIGHT = [call(a=1, b="x")]
 """One right call with two parameters."""
 
@@ -51,104 +53,45 @@ def scored(completion: str) -> tuple[float, float]:
 EXACT = json.dumps(RIGHT[0])
 
 
-@pytest.mark.parametrize(
-    ("completion", "form", "correctness"),
-    [
-        (spoken(call(a=1, b="x")), 1, 3),
-        (spoken(call(a=1, b="y")), 1, 1.5),
-        (spoken(call(a="1", b="x")), 1, 1.5),
-        (spoken(call(a=1, b="x"), call("g", c=1)), 1, 2.25),
-        (spoken(call(a=1)), 1, 0.75),
-        (spoken(call("g", a=1, b="x")), 1, -3),
-        ("<think>why</think>\n<tool_call>\n{broken\n</tool_call>", 1, -3),
-        ('<think>why</think>\n<tool_call>\n{"name": "f"}\n</tool_call>', 1, -3),
-        (block(call(a=1, b="x")), 0, 3),
-        (EXACT, 0, -3),
-        (spoken(call(a=1, b="x")) + "\n" + block(call("g")), 0, 3),
-    ],
-    ids=[
-        "exact",
-        "one value wrong",
-        "text for a number",
-        "extra call",
-        "missing parameter",
-        "wrong name",
-        "bad JSON",
-        "no parameters key",
-        "no think",
-        "no tags",
-        "two blocks",
-    ],
-)
+VECTORS = {
+    "exact": (spoken(call(a=1, b="x")), 1, 3),
+    "one value wrong": (spoken(call(a=1, b="y")), 1, 1.5),
+    "text for a number": (spoken(call(a="1", b="x")), 1, 1.5),
+    "extra call": (spoken(call(a=1, b="x"), call("g", c=1)), 1, 2.25),
+    "missing parameter": (spoken(call(a=1)), 1, 0.75),
+    "wrong name": (spoken(call("g", a=1, b="x")), 1, -3),
+    "bad JSON": ("<think>why</think>\n<tool_call>\n{broken\n</tool_call>", 1, -3),
+    "no parameters": ('<think>why</think>\n<tool_call>\n{"name": "f"}\n</tool_call>', 1, -3),
+    "no think": (block(call(a=1, b="x")), 0, 3),
+    "no tags": (EXACT, 0, -3),
+    "two blocks": (spoken(call(a=1, b="x")) + "\n" + block(call("g")), 0, 3),
+    "tag in the thoughts": (f"<think>a <tool_call> is due</think>\n{block(*RIGHT)}", 0, -3),
+    "missing end tags": (f"<think>why<tool_call>{EXACT}", 0, 3),
+}
+
+
+@pytest.mark.parametrize(("completion", "form", "correctness"), VECTORS.values(), ids=VECTORS)
 def test_published_vectors(completion, form, correctness):
     assert scored(completion) == (form, correctness)
 
 
-@pytest.mark.parametrize(
-    ("lines", "form", "correctness"),
-    [
-        ('{"name": "f", "parameters": {"a": true, "b": "x"}}', 1, 3),
-        ('{"name": "f", "parameters": {"a": 1.0, "b": "x"}}', 1, 3),
-        ('{"id": 7, "name": "f", "parameters": {"a": 1, "b": "x"}}', 1, 3),
-        (f"{EXACT}\n\n{EXACT}", 1, -3),
-        (json.dumps(RIGHT[0], indent=2), 1, -3),
-        (f"\n \n{EXACT}\n", 1, 3),  # the block is stripped as a whole
-        ('{"name": "f", "parameters": {"a": 1, "b": "x\u2028"}}', 1, 1.5),
-        ("[]", 1, -3),
-        ("7", 1, -3),
-        ('{"name": ["f"], "parameters": {}}', 1, -3),
-        ('{"name": "f", "parameters": [1]}', 1, -3),
-        (f'{EXACT}\n{{"name": "g"}}', 1, -3),
-        ("[" * 100_000, 1, -3),
-        ("9" * 5000, 1, -3),
-        ('{"name": "f", "parameters": {"a": NaN, "b": "x"}}', 1, 1.5),
-        ("", 1, -3),
-    ],
-)
+LONG = [("[" * 100_000, 1, -3), ("9" * 5000, 1, -3)]
+
+
+@pytest.mark.parametrize(("lines", "form", "correctness"), [*TABLE["blocks"], *LONG])
 def test_quirks_within_a_block(lines, form, correctness):
+    lines = lines.replace("EXACT", EXACT)
     assert scored(f"<think></think>\n<tool_call>\n{lines}\n</tool_call>") == (form, correctness)
 
 
-def test_a_tag_in_the_thoughts_is_taken_for_the_block():
-    completion = f"<think>a <tool_call> is due</think>\n{block(*RIGHT)}"
-    assert scored(completion) == (0, -3)
-
-
-def test_missing_end_tags_do_not_matter_to_correctness():
-    assert scored(f"<think>why<tool_call>{EXACT}") == (0, 3)
-
-
-@pytest.mark.parametrize(
-    ("completion", "calls", "response"),
-    [
-        ("<think></think>\n<tool_call>\n{}\n</tool_call>", True, False),
-        ("<think>a\nb</think>\n<response>Hello.</response>", False, True),
-        ("<think></think>\n<tool_call>\n{}\n</tool_call>\n<response></response>", True, True),
-        ("<think></think>", False, False),
-    ],
-)
+@pytest.mark.parametrize(("completion", "calls", "response"), TABLE["tags"])
 def test_format_wants_the_tags_of_the_right_answer_alone(completion, calls, response):
     for wanted in ((c, r) for c in (True, False) for r in (True, False)):
         expected = wanted == (calls, response)
         assert form_of(completion, calls=wanted[0], response=wanted[1]) == expected
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "<think></think><tool_call>\n{}\n</tool_call>",
-        "<think></think>\n<tool_call>{}\n</tool_call>",
-        "<think></think>\n<tool_call>\n{}</tool_call>",
-        "<think></think>\n\n<tool_call>\n{}\n</tool_call>",
-        " <think></think>\n<tool_call>\n{}\n</tool_call>",
-        "<think></think>\n<tool_call>\n{}\n</tool_call> Done.",
-        "<think>\n<tool_call>\n{}\n</tool_call>",
-        "<think></think>\n<tool_call>\n{}\n",
-        "<tool_call>\n{}\n</tool_call>\n<think></think>",
-        "<think><think></think>\n<tool_call>\n{}\n</tool_call>",
-        "",
-    ],
-)
+@pytest.mark.parametrize("completion", TABLE["breaks"])
 def test_format_wants_fixed_line_breaks_and_nothing_else(completion):
     assert form_of(completion, calls=True, response=False) == 0
 
@@ -177,17 +120,10 @@ def test_matching_equals_the_best_of_all_pairings(right, called):
     )
     score = compute_jaccard([c["name"] for c in right], [c["name"] for c in called]) + best
     most = 1 + sum(1 + len(c["parameters"]) for c in right)
-    assert correctness_of(spoken(*called), right) == pytest.approx(6 * score / most - 3)
-
-
-@given(calls)
-def test_right_calls_earn_3_in_any_order_and_nothing_earns_more(right):
+    value = correctness_of(spoken(*called), right)
+    assert value == pytest.approx(6 * score / most - 3)
+    assert -3 <= value <= 3
     assert correctness_of(spoken(*reversed(right)), right) == 3
-
-
-@given(calls, calls)
-def test_correctness_stays_within_its_range(right, called):
-    assert -3 <= correctness_of(spoken(*called), right) <= 3
 
 
 def test_jaccard_counts_repeated_names():
@@ -216,11 +152,8 @@ def test_scores_of_the_task():
     task = ToolsTask(TrainingSettings(length_limit=9))
     completions = [spoken(*RIGHT), spoken(call(a=1)), "hello"]
     scores = task.score([problem(*RIGHT)] * 3, completions, [9, 8, 10])
-    assert scores.rewards == {
-        "correctness": [3, 0.75, -3],
-        "format": [1, 1, 0],
-        "length": [1, 1, 0],
-    }
+    expected = {"correctness": [3, 0.75, -3], "format": [1, 1, 0], "length": [1, 1, 0]}
+    assert scores.rewards == expected
     assert scores.metrics == {**scores.rewards, "exact": [1, 0, 0], "mean_length": [9, 8, 10]}
 
 

@@ -1,0 +1,25 @@
+"""Tables of cases in `tests/data/*.yaml`: a row a line, below its name or its source."""
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.support.paths import ROOT
+
+
+def read_table(name: str) -> dict:
+    """Read a file of sections."""
+    return YAML(typ="safe").load((ROOT / "tests" / "data" / f"{name}.yaml").read_text())
+
+
+def read_named(table: str, section: str) -> list:
+    """Return the rows of a section `name: row` as cases with these names."""
+    return [pytest.param(*row, id=name) for name, row in read_table(table)[section].items()]
+
+
+def read_sourced(table: str, section: str) -> list:
+    """Return the rows of a section `source: rows` as cases that name their source."""
+    return [
+        pytest.param(*row, id=f"{source} {number}")
+        for source, rows in read_table(table)[section].items()
+        for number, row in enumerate(rows)
+    ]
