@@ -53,27 +53,33 @@ def test_the_image_has_a_c_compiler_before_it_gives_up_root():
 
 
 def run_check(path):
-    words = [sys.executable, "-"]  # as `make image-check` calls it
+    words, environment = (
+        [sys.executable, "-"],
+        {"PATH": str(path)},
+    )  # as `make image-check` calls it
     script = CHECK.read_text()
-    environment = {"PATH": str(path)}
-    return subprocess.run(
-        words, input=script, capture_output=True, text=True, check=False, env=environment
-    )
+    return subprocess.run(words, input=script, capture_output=True, text=True, env=environment)
 
 
-def test_an_image_without_a_compiler_is_refused(tmp_path):
+COMPILER = "#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2\nexit 1\n"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("", "no C compiler (CC, gcc or clang): apt-get install gcc libc6-dev"),
+        (COMPILER, "gcc does not work (fatal error: Python.h"),
+    ],
+    ids=["none", "without headers"],
+)
+def test_an_image_without_a_compiler_is_refused(tmp_path, compiler, message):
+    if compiler:
+        (tmp_path / "gcc").write_text(compiler)
+        (tmp_path / "gcc").chmod(0o755)
+        message = f"{tmp_path}/{message}"
     done = run_check(tmp_path)
     assert done.returncode == 1
-    assert "no C compiler (CC, gcc or clang): apt-get install gcc libc6-dev" in done.stdout
-
-
-def test_a_compiler_without_headers_is_refused(tmp_path):
-    compiler = tmp_path / "gcc"
-    compiler.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    done = run_check(tmp_path)
-    assert done.returncode == 1
-    assert f"{compiler} does not work (fatal error: Python.h" in done.stdout
+    assert message in done.stdout
 
 
 def test_the_check_names_the_package_of_every_missing_module(tmp_path):

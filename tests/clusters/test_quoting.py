@@ -9,16 +9,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
-from gdpo_tune.clusters.load_schedules import ScheduledSweep
-from gdpo_tune.clusters.render import build_job_script, build_ray_job, render_ticker
-from tests.support.render import KUBERAY, LOCAL, SLURM
+from gdpo_tune.clusters.render import build_job_script, build_ray_job
+from tests.support.render import KUBERAY, LOCAL, SLURM, read_manifests, render
 from tests.support.schedule import load_scheduled_sweep
 
 NAMES = (
@@ -31,31 +28,25 @@ IDS = ("all", "percent", "backslash", "blank")
 
 
 @pytest.fixture(params=NAMES, ids=IDS)
-def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    directory = tmp_path / str(request.param)
+def project(request, tmp_path, monkeypatch):
+    """Return a directory of that name, whose environment has the interpreter."""
+    directory = tmp_path / request.param
     directory.mkdir()
+    monkeypatch.setattr(sys, "executable", f"{directory}/.venv/bin/python")
     return directory
 
 
-@pytest.fixture(autouse=True)
-def python(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "project" in request.fixturenames:
-        place = request.getfixturevalue("project")
-        monkeypatch.setattr(sys, "executable", f"{place}/.venv/bin/python")
+def read_shell(script, beginning):
+    return shlex.split(beginning + find_line(script, beginning))
 
 
-def render(sweep: ScheduledSweep, target: str) -> dict[str, str]:
-    return render_ticker([sweep], str(sweep.file), target)
-
-
-def find_line(text: str, beginning: str) -> str:
+def find_line(text, beginning):
     (line,) = [line for line in text.split("\n") if line.startswith(beginning)]
     return line.removeprefix(beginning)
 
 
-def build_words(sweep: ScheduledSweep, python: str, *more: str) -> list[str]:
-    words = ["-m", "gdpo_tune.schedule", "sweeps/nightly.yaml", "tick"]
-    return [python, *words, *more]
+def build_words(python):
+    return [python, "-m", "gdpo_tune.schedule", "sweeps/nightly.yaml", "tick"]
 
 
 def read_cron_command(command: str, *, also_backslash: bool) -> str:
@@ -77,14 +68,20 @@ def read_cron_command(command: str, *, also_backslash: bool) -> str:
     return "".join(read)
 
 
-@pytest.mark.parametrize("also_backslash", [False, True])
-def test_cron(project, also_backslash):
-    sweep = load_scheduled_sweep(project, LOCAL)
-    (text,) = render(sweep, "crontab").values()
+@pytest.mark.parametrize(
+    ("target", "text", "options"),
+    [
+        ("crontab", LOCAL, {"also_backslash": False}),
+        ("crontab", LOCAL, {"also_backslash": True}),
+        ("slurm", SLURM, None),
+    ],
+    ids=["cron", "FreeBSD", "scrontab"],
+)
+def test_lines_of_cron(project, target, text, options):
+    (text,) = render(load_scheduled_sweep(project, text), target).values()
     line = find_line(text, "*/5 * * * * ")
-    words = shlex.split(read_cron_command(line, also_backslash=also_backslash))
-    python = f"{project}/.venv/bin/python"
-    assert words == ["cd", str(project), "&&", *build_words(sweep, python)]
+    words = shlex.split(read_cron_command(line, **options) if options else line)
+    assert words == ["cd", str(project), "&&", *build_words(f"{project}/.venv/bin/python")]
 
 
 def read_systemd_words(line: str) -> list[str]:
@@ -109,13 +106,12 @@ def read_systemd_words(line: str) -> list[str]:
 
 
 def test_systemd(project):
-    sweep = load_scheduled_sweep(project, LOCAL)
-    service = render(sweep, "systemd")["gdpo-tune-nightly.service"]
+    service = render(load_scheduled_sweep(project, LOCAL), "systemd")["gdpo-tune-nightly.service"]
     words = read_systemd_words(find_line(service, "ExecStart="))
     if words[0] == "/bin/sh":
         assert words[1:3] == ["-c", 'exec "$0" "$@"']
         words = words[3:]
-    assert words == build_words(sweep, f"{project}/.venv/bin/python")
+    assert words == build_words(f"{project}/.venv/bin/python")
     # systemd.exec(5): a path as it stands, but for specifiers. systemd.syntax(7): a backslash at
     # the end joins lines, white space there is removed
     directory = find_line(service, "WorkingDirectory=")
@@ -163,38 +159,21 @@ def expand_log(pattern: str, job: str) -> str:
     return re.sub("%.", lambda found: read[found[0]], pattern)
 
 
-def read_log(script: str) -> str:
-    (option,) = read_sbatch_words(find_line(script, "#SBATCH --output"))
-    return expand_log(option.removeprefix("="), "4711")
-
-
-def read_shell(script: str, name: str) -> Sequence[str]:
-    (line,) = [line for line in script.split("\n") if line.startswith(name)]
-    return shlex.split(line)
-
-
-def test_slurm(project):
-    sweep = load_scheduled_sweep(project, SLURM)
-    (text,) = render(sweep, "slurm").values()
-    line = shlex.split(find_line(text, "*/5 * * * * "))
-    assert line == ["cd", str(project), "&&", *build_words(sweep, sys.executable)]
-
-
 def test_a_job_of_slurm(project):
     sweep = load_scheduled_sweep(project, SLURM)
     directory = project / "jobs"
     directory.mkdir()
     command = ["python", "-c", "print(7)", str(project)]
     script = build_job_script(sweep, sweep.settings.backend, "a1", command, directory)
-    assert read_log(script) == f"{directory}/log.txt"
+    (log,) = read_sbatch_words(find_line(script, "#SBATCH --output"))
+    assert expand_log(log.removeprefix("="), "4711") == f"{directory}/log.txt"
     assert read_shell(script, "cd ")[1] == str(project)
     assert read_shell(script, "export PATH=")[1] == f"PATH={project}/.venv/bin:$PATH"
     assert read_shell(script, "rm -f ")[2] == f"{directory}/end;"
     trap = read_shell(script, "trap ")[1]
-    assert shlex.split(trap.partition("cat ")[2].partition("/pid")[0]) == [str(directory)]
-    assert shlex.split(script.partition('&& exec "$@"\' ')[2].partition(" \\\n")[0]) == [
-        str(directory)
-    ]
+    step = script.partition('&& exec "$@"\' ')[2].partition(" \\\n")[0]
+    for quoted in (trap.partition("cat ")[2].partition("/pid")[0], step):
+        assert shlex.split(quoted) == [str(directory)]
     assert shlex.split(find_line(script, "    python").removesuffix(" &")) == command[1:]
 
 
@@ -206,18 +185,11 @@ def expand_kubernetes(word: str) -> str:
     return re.sub(r"\$\$|\$\(([^)]*)\)", lambda found: "$" if found[0] == "$$" else "x", word)
 
 
-def read_yaml(text: str) -> list[dict]:
-    """Documents as Kubernetes reads them: by version 1.1."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.version = (1, 1)
-    return list(yaml.load_all(text))
-
-
 def test_line_breaks_that_only_yaml_knows(tmp_path):
     """YAML 1.1, production 22: NEL, LS and PS are line breaks, which a quoted text folds."""
     sweep = load_scheduled_sweep(tmp_path, KUBERAY)
     words = ["python", "\x85 \u2028 \u2029 ü"]
-    (job,) = read_yaml(build_ray_job(sweep, sweep.settings.backend, "a1", words))
+    (job,) = read_manifests(build_ray_job(sweep, sweep.settings.backend, "a1", words))
     assert shlex.split(job["spec"]["entrypoint"])[3:] == words
 
 
@@ -225,21 +197,17 @@ def test_line_breaks_that_only_yaml_knows(tmp_path):
 def test_kubernetes(tmp_path, name):
     sweep = load_scheduled_sweep(tmp_path, KUBERAY)
     backend = sweep.settings.backend.model_copy(update={"working_dir": f"/srv/{name}"})
-    settings = sweep.settings.model_copy(update={"backend": backend})
-    sweep = replace(sweep, settings=settings)
-    (job,) = read_yaml(build_ray_job(sweep, backend, "a1", ["python", "-m", f"x/{name}"]))
+    sweep = replace(sweep, settings=sweep.settings.model_copy(update={"backend": backend}))
+    (job,) = read_manifests(build_ray_job(sweep, backend, "a1", ["python", "-m", f"x/{name}"]))
     words = ["cd", f"/srv/{name}", "&&", "python", "-m", f"x/{name}"]
     assert shlex.split(job["spec"]["entrypoint"]) == words
     (text,) = render(sweep, "kuberay").values()
-    (pod,) = [
-        document["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
-        for document in read_yaml(text)
-        if document["kind"] == "CronJob"
-    ]
+    (cron,) = [each for each in read_manifests(text) if each["kind"] == "CronJob"]
+    (pod,) = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert pod["workingDir"] == f"/srv/{name}"
     command = [expand_kubernetes(word) for word in pod["command"]]
-    assert command == build_words(sweep, "python")
+    assert command == build_words("python")
     archive = backend.model_copy(update={"working_dir": "s3://bucket/a: b #c.zip"})
-    (job,) = read_yaml(build_ray_job(sweep, archive, "a1", ["python"]))
+    (job,) = read_manifests(build_ray_job(sweep, archive, "a1", ["python"]))
     environment = YAML(typ="safe").load(job["spec"]["runtimeEnvYAML"])
     assert environment == {"working_dir": "s3://bucket/a: b #c.zip"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -43,25 +42,29 @@ CASES |= {
 BASES = {"good": GOOD, "kuberay": KUBERAY, "slurm": SLURM}
 
 
-def problems_of(folder: Path, text: str):
-    good = folder / "sweeps"
-    load_scheduled_sweep(folder, GOOD)
-    (good / "nightly.yaml").write_text(text)
-    loaded = load_sweeps(good)
+@pytest.fixture
+def sweeps(tmp_path):
+    """Return a directory with one good sweep."""
+    return load_scheduled_sweep(tmp_path, GOOD).file.parent
+
+
+def find_problems(sweeps, text):
+    (sweeps / "nightly.yaml").write_text(text)
+    loaded = load_sweeps(sweeps)
     assert loaded.error is not None
     assert loaded.sweeps == ()
     return loaded.error.problems
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_file(case, tmp_path):
+def test_bad_file(case, sweeps):
     base, old, new, line, key, reason, fix = CASES[case]
     assert old in BASES[base]
     text = BASES[base].replace(old, new, 1)
     if base == "good" and "kind: kuberay" in new:
         text = text.replace("storage: runs", "storage: /mnt/runs")
-    (problem,) = problems_of(tmp_path, text)
-    assert (problem.where, problem.key) == (f"{tmp_path / 'sweeps' / 'nightly.yaml'}:{line}", key)
+    (problem,) = find_problems(sweeps, text)
+    assert (problem.where, problem.key) == (f"{sweeps / 'nightly.yaml'}:{line}", key)
     assert reason in problem.reason
     assert fix in problem.fix
     assert "me:secret" not in str(problem)
@@ -69,62 +72,60 @@ def test_bad_file(case, tmp_path):
 
 def test_a_good_file_in_full(tmp_path):
     sweep = load_scheduled_sweep(tmp_path, GOOD)
-    assert sweep.name == "nightly"
-    assert sweep.storage == str(tmp_path / "runs")
-    assert sweep.root == tmp_path
+    assert (sweep.name, sweep.storage, sweep.root) == ("nightly", f"{tmp_path}/runs", tmp_path)
     assert sweep.spec.search.budget.trials == 20
     assert sweep.settings.policy.missed_grace == 90 * 60
     assert isinstance(sweep.settings.backend, LocalBackend)
 
 
-def test_every_problem_at_once(tmp_path):
+def test_a_space_that_pods_do_not_see(tmp_path, sweeps):
+    space = f"{tmp_path}/search_spaces/gpu.yaml"
+    (problem,) = find_problems(sweeps, KUBERAY.replace("search_spaces/gpu.yaml", space))
+    assert problem.key == "space"
+    assert problem.reason == "a file of this machine, which pods do not see"
+
+
+def test_every_problem_at_once(sweeps):
     text = GOOD.replace("0 2 * * *", "x").replace("Berlin", "Bonn").replace("20", "0")
-    keys = [problem.key for problem in problems_of(tmp_path, text)]
+    keys = [problem.key for problem in find_problems(sweeps, text)]
     assert keys == ["schedule.cron", "schedule.timezone", "budget.trials"]
 
 
-def test_a_space_that_does_not_validate_shows_its_own_lines(tmp_path):
-    sweep = load_scheduled_sweep(tmp_path, GOOD)
+def test_a_space_that_does_not_validate_shows_its_own_lines(tmp_path, sweeps):
     space = tmp_path / "search_spaces" / "gpu.yaml"
     space.write_text(space.read_text().replace("task: code", "task: cod"))
-    loaded = load_sweeps(sweep.file)
-    assert loaded.error is not None
-    (problem,) = loaded.error.problems
+    (problem,) = load_sweeps(sweeps / "nightly.yaml").error.problems
     assert re.fullmatch(rf"{space}:\d+", problem.where)
     assert problem.key == "task"
     assert "did you mean" in problem.fix
 
 
-def test_a_budget_that_no_trial_can_spend_is_reported_at_its_own_line(tmp_path):
-    for key in ("gpu_hours", "gpu_hours_per_30d"):
-        text = GOOD.replace("gpu.yaml", "code.yaml").replace("gpu_hours: 80", f"{key}: 80")
-        (problem,) = problems_of(tmp_path, text)
-        assert problem.where.endswith("nightly.yaml:5")
-        assert problem.key == f"budget.{key}"
-        assert "no trial has a GPU" in problem.reason
+@pytest.mark.parametrize("key", ["gpu_hours", "gpu_hours_per_30d"])
+def test_a_budget_that_no_trial_can_spend_is_reported_at_its_own_line(sweeps, key):
+    text = GOOD.replace("gpu.yaml", "code.yaml").replace("gpu_hours: 80", f"{key}: 80")
+    (problem,) = find_problems(sweeps, text)
+    assert problem.where.endswith("nightly.yaml:5")
+    assert problem.key == f"budget.{key}"
+    assert "no trial has a GPU" in problem.reason
 
 
-def test_two_sweeps_of_one_name_are_both_refused(tmp_path):
-    load_scheduled_sweep(tmp_path, GOOD)
-    other = tmp_path / "sweeps" / "other.yaml"
-    other.write_text("# another\n" + GOOD)
-    third = tmp_path / "sweeps" / "third.yaml"
-    third.write_text(GOOD.replace("name: nightly", "name: third"))
-    loaded = load_sweeps(tmp_path / "sweeps")
+def test_two_sweeps_of_one_name_are_both_refused(sweeps):
+    (sweeps / "other.yaml").write_text("# another\n" + GOOD)
+    (sweeps / "third.yaml").write_text(GOOD.replace("name: nightly", "name: third"))
+    loaded = load_sweeps(sweeps)
     assert [sweep.name for sweep in loaded.sweeps] == ["third"]
-    assert loaded.error is not None
-    first, second = loaded.error.problems
-    assert first.reason == f"also the name of {other}:2"
-    assert second.reason == f"also the name of {tmp_path / 'sweeps' / 'nightly.yaml'}:1"
+    assert [problem.reason for problem in loaded.error.problems] == [
+        f"also the name of {sweeps / 'other.yaml'}:2",
+        f"also the name of {sweeps / 'nightly.yaml'}:1",
+    ]
     with pytest.raises(SpecError, match="also the name of"):
         loaded.find("nightly")
     assert loaded.find("third").name == "third"
 
 
-def test_a_stem_is_a_name_too(tmp_path):
-    load_scheduled_sweep(tmp_path, GOOD)
-    (tmp_path / "sweeps" / "b.yaml").write_text(GOOD.replace("name: nightly\n", ""))
-    loaded = load_sweeps(tmp_path / "sweeps")
+def test_a_stem_is_a_name_too(sweeps):
+    (sweeps / "b.yaml").write_text(GOOD.replace("name: nightly\n", ""))
+    loaded = load_sweeps(sweeps)
     assert loaded.error is None
     assert [sweep.name for sweep in loaded.sweeps] == ["b", "nightly"]
     with pytest.raises(UsageError, match="did you mean 'nightly'"):
@@ -133,12 +134,8 @@ def test_a_stem_is_a_name_too(tmp_path):
 
 def test_a_job_gets_the_object_store(tmp_path):
     text = GOOD.replace("storage: runs", "storage: s3://bucket/sweeps")
-    load_scheduled_sweep(
-        tmp_path, text.replace("kind: local", "kind: ray-job, address: http://head:8265")
-    )
-    loaded = load_sweeps(tmp_path / "sweeps")
-    assert loaded.error is None
-    (sweep,) = loaded.sweeps
+    text = text.replace("kind: local", "kind: ray-job, address: http://head:8265")
+    sweep = load_scheduled_sweep(tmp_path, text)
     assert sweep.storage == "s3://bucket/sweeps"
     assert sweep.spec.address == "s3://bucket/sweeps/nightly"
     assert 'storage="s3://bucket/sweeps"' in list_overrides(sweep.settings, sweep.root)
@@ -164,15 +161,12 @@ def test_an_object_store_that_cannot_be_written_is_reported(tmp_path, monkeypatc
     [
         ("me:secret@db/sweeps", "me:***@db/sweeps"),
         ("me:s/ecret@db/sweeps", "me:***@db/sweeps"),
-        (
-            "me@db/sweeps?password=secret&sslmode=require",
-            "me@db/sweeps?password=***&sslmode=require",
-        ),
+        ("me@db/sweeps?password=secret&sslmode=x", "me@db/sweeps?password=***&sslmode=x"),
     ],
 )
-def test_a_database_of_mlflow_shows_no_password(tmp_path, written, shown):
+def test_a_database_of_mlflow_shows_no_password(sweeps, written, shown):
     tracking = f"tracking: postgresql+psycopg2://{written}"
-    problems = problems_of(tmp_path, GOOD.replace("storage: runs", tracking))
+    problems = find_problems(sweeps, GOOD.replace("storage: runs", tracking))
     (found,) = [p for p in problems if "password" in p.reason]
     assert found.value == f"postgresql+psycopg2://{shown}"
     assert "MLFLOW_TRACKING_PASSWORD" in found.fix
@@ -182,33 +176,30 @@ def test_a_database_of_mlflow_shows_no_password(tmp_path, written, shown):
 @pytest.mark.parametrize(
     ("text", "reason"), [("", "the file is empty"), ("- a", "not a mapping"), ("a: [", "not YAML")]
 )
-def test_files_that_are_not_mappings(tmp_path, text, reason):
-    (problem,) = problems_of(tmp_path, text)
+def test_files_that_are_not_mappings(sweeps, text, reason):
+    (problem,) = find_problems(sweeps, text)
     assert reason in problem.reason
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_a_pipe_or_directory_is_not_read_and_keeps_no_other_sweep_from_running(tmp_path, make):
-    load_scheduled_sweep(tmp_path, GOOD)
-    make(tmp_path / "sweeps" / "x.yaml")
-    loaded = load_sweeps(tmp_path / "sweeps")
+def test_a_pipe_or_directory_is_not_read_and_keeps_no_other_sweep_from_running(sweeps, make):
+    make(sweeps / "x.yaml")
+    loaded = load_sweeps(sweeps)
     assert [sweep.name for sweep in loaded.sweeps] == ["nightly"]
     assert loaded.error is not None
     assert "x.yaml: not a file\n    fix: move it out of the directory" in str(loaded.error)
 
 
-def test_files_of_an_editor_are_not_sweeps(tmp_path):
-    load_scheduled_sweep(tmp_path, GOOD)
-    (tmp_path / "sweeps" / ".#nightly.yaml").symlink_to("somebody@machine.4711:1")
-    (tmp_path / "sweeps" / ".nightly.yaml").write_text("spa")
-    loaded = load_sweeps(tmp_path / "sweeps")
+def test_files_of_an_editor_are_not_sweeps(sweeps):
+    (sweeps / ".#nightly.yaml").symlink_to("somebody@machine.4711:1")
+    (sweeps / ".nightly.yaml").write_text("spa")
+    loaded = load_sweeps(sweeps)
     assert (len(loaded.sweeps), loaded.error) == (1, None)
 
 
-def test_a_broken_link_is_not_suggested_for_itself(tmp_path):
-    load_scheduled_sweep(tmp_path, GOOD)
-    (tmp_path / "sweeps" / "x.yaml").symlink_to("nowhere")
-    message = str(load_sweeps(tmp_path / "sweeps").error)
+def test_a_broken_link_is_not_suggested_for_itself(sweeps):
+    (sweeps / "x.yaml").symlink_to("nowhere")
+    message = str(load_sweeps(sweeps).error)
     assert "x.yaml: there is no such file" in message
     assert "did you mean" not in message
 
@@ -230,17 +221,14 @@ def test_shipped_sweeps_are_valid():
 
 def test_the_longest_name_fits(tmp_path):
     sweep = load_scheduled_sweep(tmp_path, KUBERAY.replace("space:", f"name: {'n' * 25}\nspace:"))
-    job = f"{sweep.name}-20260329t010000z-a100"
-    assert len(job) == 47
+    assert len(f"{sweep.name}-20260329t010000z-a100") == 47
 
 
 def test_a_tracking_file_in_a_pod_is_warned_of(tmp_path):
     (doubt,) = console.find_warnings(load_scheduled_sweep(tmp_path, KUBERAY))
     assert "lies in the job's own directory" in doubt
-    assert not console.find_warnings(load_scheduled_sweep(tmp_path, SLURM))
-    assert not console.find_warnings(
-        load_scheduled_sweep(tmp_path, KUBERAY + "tracking: http://mlflow:5000\n")
-    )
+    for text in (SLURM, KUBERAY + "tracking: http://mlflow:5000\n"):
+        assert not console.find_warnings(load_scheduled_sweep(tmp_path, text))
 
 
 @pytest.mark.parametrize("backend", ["{kind: local}", "{kind: slurm, folder: jobs/deep}"])

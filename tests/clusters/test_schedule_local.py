@@ -8,14 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -25,12 +21,7 @@ from gdpo_tune.clusters.backends import local_jobs, supervise
 from gdpo_tune.clusters.backends.base import CHECKPOINT_SECONDS, ScheduledJob
 from gdpo_tune.clusters.backends.local_jobs import Local
 from gdpo_tune.clusters.load_schedules import load_sweeps
-from gdpo_tune.clusters.schedule_state import (
-    JobHandle,
-    ScheduledRun,
-    ScheduleHistory,
-    ScheduleState,
-)
+from gdpo_tune.clusters.schedule_state import JobHandle, ScheduleHistory
 from gdpo_tune.core.system import identify_start
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
@@ -50,7 +41,7 @@ WAIT = 240.0
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path, monkeypatch):
     """A directory with one scheduled sweep, without a cluster."""
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "small.yaml").write_text(SPACE)
@@ -60,7 +51,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = WAIT) -> Any:
+def wait_for(condition, seconds=WAIT):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -68,14 +59,19 @@ def wait_for(condition: Callable[[], Any], seconds: float = WAIT) -> Any:
     return found
 
 
-def state_of(project: Path) -> ScheduleState:
+def wait_for_end(backend, job):
+    """Return the status of a job once it has ended."""
+    return wait_for(lambda: (seen := backend.poll(job)) and not seen.running and seen)
+
+
+def state_of(project):
     history = ScheduleHistory(project / "runs" / ".schedule" / "nightly")
     history.read()
     return history.state
 
 
 @pytest.mark.fault
-def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path):
+def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project):
     words = [sys.executable, "-m", "gdpo_tune.schedule", "sweeps"]
     at = "2026-03-29T01:00:00Z"
     name = "nightly-20260329T010000Z"
@@ -90,18 +86,13 @@ def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path
     os.kill(driver, signal.SIGKILL)
     wait_for(lambda: Path(run.job.directory, "end.json").exists())
 
-    def tick() -> ScheduledRun:
+    def tick():
         subprocess.run([*words, "tick"], cwd=project, check=True, timeout=WAIT)
         return state_of(project).runs[-1]
 
     assert tick().attempt == 2
-    waiting = subprocess.run(
-        [*words, "run", "nightly", "--at", at, "--wait", "--every", "1"],
-        cwd=project,
-        timeout=WAIT,
-        capture_output=True,
-        text=True,
-    )
+    waiting = [*first, "--wait", "--every", "1"]
+    waiting = subprocess.run(waiting, cwd=project, timeout=WAIT, capture_output=True, text=True)
     assert waiting.returncode == 0, waiting.stderr
     assert f"{name} finished. 3 trials" in waiting.stdout
 
@@ -110,49 +101,50 @@ def test_a_driver_killed_in_the_middle_is_continued_as_attempt_two(project: Path
     spec = load_spec(project / "small.yaml", [f"storage={project / 'runs'}"], name)
     with Ledger.open(spec, read_only=True) as ledger:
         records, sessions = ledger.get_records(), ledger.get_sessions()
-    assert Counter(record.role for record in records) == {
-        "untrained": 1,
-        "published": 1,
-        "search": 1,
-    }
+    roles = {"untrained": 1, "published": 1, "search": 1}
+    assert Counter(record.role for record in records) == roles
     assert {record.state for record in records} == {"complete"}
     assert len(sessions) == 2
     assert state_of(project).notices[-1].details["hypervolume"] > 0
 
 
-def sleeper(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, program: str
-) -> tuple[Local, ScheduledJob]:
-    """A backend whose sweep is another program."""
-    (folder / "gdpo").mkdir(exist_ok=True)
-    script = folder / "gdpo" / "program.py"
-    script.write_text(program)
-    real = local_jobs.write_atomically
+SLEEP = "import time\ntime.sleep(100)\n"
 
-    def write(path: Path, content: str) -> None:
-        about = json.loads(content)
-        about["command"] = [sys.executable, str(script)]
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    """Return a function that builds a backend whose sweep is another program."""
+    (tmp_path / "gdpo").mkdir()
+    script, real = tmp_path / "gdpo" / "program.py", local_jobs.write_atomically
+
+    def write(path, content):
+        about = {**json.loads(content), "command": [sys.executable, str(script)]}
         real(path, json.dumps(about))
 
     monkeypatch.setattr(local_jobs, "write_atomically", write)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return Local(folder / "jobs"), ScheduledJob("x-a1", "x", ("space.yaml",), folder)
+
+    def build(program=SLEEP):
+        script.write_text(program)
+        return Local(tmp_path / "jobs"), ScheduledJob("x-a1", "x", ("space.yaml",), tmp_path)
+
+    return build
 
 
-def test_a_job_is_begun_once_and_its_end_is_seen(tmp_path, monkeypatch):
+def test_a_job_is_begun_once_and_its_end_is_seen(tmp_path, sleeper):
     program = "import time\nopen('begun', 'a').write('x')\ntime.sleep(1)\nprint('error: no luck')\n"
-    backend, job = sleeper(tmp_path, monkeypatch, program + "raise SystemExit(7)\n")
+    backend, job = sleeper(program + "raise SystemExit(7)\n")
     known = [backend.submit(job) for _ in range(3)]
     assert known[0] == known[1] == known[2]
     assert backend.poll(known[0]).running
-    status = wait_for(lambda: (seen := backend.poll(known[0])) and not seen.running and seen)
+    status = wait_for_end(backend, known[0])
     assert (status.exit_status, status.reason) == (7, "exit status 7: error: no luck")
     assert (tmp_path / "begun").read_text() == "x"
     assert backend.submit(job) == known[0]
     assert not backend.poll(known[0]).running
 
 
-def test_a_job_that_is_stopped_gets_one_signal_and_time(tmp_path, monkeypatch):
+def test_a_job_that_is_stopped_gets_one_signal_and_time(tmp_path, sleeper):
     program = (
         "import signal, sys, time\n"
         "count = [0]\n"
@@ -163,7 +155,7 @@ def test_a_job_that_is_stopped_gets_one_signal_and_time(tmp_path, monkeypatch):
         "open('ready', 'w').close()\n"
         "while True:\n    time.sleep(0.1)\n"
     )
-    backend, job = sleeper(tmp_path, monkeypatch, program)
+    backend, job = sleeper(program)
     known = backend.submit(job)
     wait_for((tmp_path / "ready").exists)
     for _ in range(3):
@@ -173,26 +165,26 @@ def test_a_job_that_is_stopped_gets_one_signal_and_time(tmp_path, monkeypatch):
     assert (tmp_path / "signals").read_text() == "1"
     assert backend.poll(known).running
     backend.stop(known, CHECKPOINT_SECONDS)
-    status = wait_for(lambda: (seen := backend.poll(known)) and not seen.running and seen)
+    status = wait_for_end(backend, known)
     assert status.exit_status == -signal.SIGKILL
     backend.stop(known, CHECKPOINT_SECONDS)
 
 
-def test_a_supervisor_that_was_killed_leaves_a_job_that_is_still_seen(tmp_path, monkeypatch):
-    backend, job = sleeper(tmp_path, monkeypatch, "import time\ntime.sleep(100)\n")
+def test_a_supervisor_that_was_killed_leaves_a_job_that_is_still_seen(sleeper):
+    backend, job = sleeper()
     known = backend.submit(job)
     (supervisor, _), (sweep, _) = known.processes
     os.kill(supervisor, signal.SIGKILL)
     wait_for(lambda: not psutil.pid_exists(supervisor))
     assert backend.poll(known).running
     os.kill(sweep, signal.SIGKILL)
-    status = wait_for(lambda: (seen := backend.poll(known)) and not seen.running and seen)
+    status = wait_for_end(backend, known)
     assert status.exit_status is None
     assert "without an exit status" in status.reason
 
 
-def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch):
-    backend, job = sleeper(tmp_path, monkeypatch, "import time\ntime.sleep(100)\n")
+def test_a_job_of_another_machine_is_alive_while_it_beats(sleeper, monkeypatch):
+    backend, job = sleeper()
     known = backend.submit(job)
     elsewhere = known.model_copy(update={"machine": "another"})
     beat = Path(known.directory, "beat")
@@ -212,53 +204,31 @@ def test_a_job_of_another_machine_is_alive_while_it_beats(tmp_path, monkeypatch)
     wait_for(lambda: not backend.poll(known).running)
 
 
-def test_a_job_lives_while_the_clock_is_set_and_can_be_stopped(tmp_path, monkeypatch):
+def test_a_job_lives_while_the_clock_is_set_and_can_be_stopped(sleeper, monkeypatch):
     """proc_stat(5): btime, from which creation times are derived, follows the clock. A record of an
     earlier version has such a time; the lock says that the supervisor lives, flock(2)."""
-    backend, job = sleeper(tmp_path, monkeypatch, "import time\ntime.sleep(100)\n")
+    backend, job = sleeper()
     known = backend.submit(job)
     times = [(pid, psutil.Process(pid).create_time()) for pid, _ in known.processes]
-    earlier = JobHandle.model_validate_json(
-        known.model_copy(update={"processes": times}).model_dump_json()
-    )
+    stored = known.model_copy(update={"processes": times}).model_dump_json()
+    earlier = JobHandle.model_validate_json(stored)
     real = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: real(self) + 60)
     assert backend.poll(known).running
     assert backend.poll(earlier).running
     backend.stop(earlier, 0.0)
-    status = wait_for(lambda: (seen := backend.poll(earlier)) and not seen.running and seen)
+    status = wait_for_end(backend, earlier)
     assert status.exit_status == -signal.SIGTERM
 
 
-def test_a_beat_that_is_old_by_a_clock_that_was_set_is_awaited(tmp_path, monkeypatch):
-    """The clock of the file server jumps between two beats: stat(2), st_mtime is its time."""
-    job = JobHandle(backend="local", id="x", directory=str(tmp_path), machine="another")
-    beat = tmp_path / "beat"
-    beat.touch()
-    old = time.time() - 3600
-    os.utime(beat, (old, old))
-    waited: list[float] = []
-
-    def beat_again(seconds: float) -> None:
-        waited.append(seconds)
-        beat.touch()
-
-    monkeypatch.setattr(local_jobs, "time", SimpleNamespace(sleep=beat_again))
-    assert Local(tmp_path).poll(job).running
-    assert waited == [local_jobs.WATCH_SECONDS]
-    os.utime(beat, (old, old))
-    monkeypatch.setattr(local_jobs, "time", SimpleNamespace(sleep=waited.append))
-    assert not Local(tmp_path).poll(job).running
-
-
-def test_a_command_that_cannot_start_is_refused(tmp_path, monkeypatch):
-    backend, job = sleeper(tmp_path, monkeypatch, "")
+def test_a_command_that_cannot_start_is_refused(tmp_path, sleeper):
+    backend, job = sleeper("")
     gone = ScheduledJob(job.id, job.run, job.arguments, tmp_path / "gone")
     with pytest.raises(local_jobs.BackendError, match=r"the process did not start: .*gone"):
         backend.submit(gone)
 
 
-def test_serve_ends_with_a_signal_and_leaves_the_job(project: Path):
+def test_serve_ends_with_a_signal_and_leaves_the_job(project):
     today = datetime.now(UTC) - timedelta(minutes=1)
     cron = f'"{today.minute} {today.hour} * * *"'
     (project / "sweeps" / "nightly.yaml").write_text(SWEEP.replace('"0 2 * * *"', cron))
@@ -285,14 +255,3 @@ def test_a_second_supervisor_waits_until_the_first_has_begun(tmp_path):
             (tmp_path / supervise.STATE).write_text("{}")
             assert second.wait(30) == 0
     assert not (tmp_path / supervise.END).exists()
-
-
-def test_a_supervisor_that_failed_leaves_the_job_to_the_next(tmp_path):
-    state = tmp_path / supervise.STATE
-    with (tmp_path / supervise.LOCK).open("w") as first:
-        fcntl.flock(first, fcntl.LOCK_EX)
-        with (tmp_path / supervise.LOCK).open("w") as second:
-            threading.Timer(0.2, first.close).start()
-            assert supervise._take_lock(second, state)
-            state.touch()
-            assert not supervise._take_lock(second, state)

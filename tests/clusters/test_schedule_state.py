@@ -7,33 +7,24 @@ import os
 import threading
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from gdpo_tune.clusters import schedule_state
 from gdpo_tune.clusters.schedule_state import ScheduleHistory
-from gdpo_tune.clusters.scheduler import SweepScheduler
 from gdpo_tune.core.errors import BackendUnreachableError, StoreError
-from tests.support.schedule import (
-    NIGHTLY,
-    START,
-    Clock,
-    FakeBackend,
-    Plan,
-    Scene,
-    build_context,
-    load_scheduled_sweep,
-)
+from tests.support.schedule import Plan, Scene
+
+BEGUN = ["started", "submitted"]
 
 
-def change(history: ScheduleHistory, schedule: str) -> None:
+def change(history, schedule):
     with history.hold():
         history.state.schedule = schedule
         history.save()
 
 
-def test_a_state_comes_back(tmp_path: Path):
+def test_a_state_comes_back(tmp_path):
     first, second = (ScheduleHistory(tmp_path / "nightly") for _ in range(2))
     change(first, "ü")
     second.read()
@@ -42,7 +33,7 @@ def test_a_state_comes_back(tmp_path: Path):
     assert sorted(os.listdir(tmp_path / "nightly")) == ["lock", "schedule.json"]
 
 
-def test_the_keys_of_a_stored_state_stay(tmp_path: Path):
+def test_the_keys_of_a_stored_state_stay(tmp_path):
     run = {"name": "nightly-1", "due": "2026-01-01T02:00:00Z", "identity": "x"}
     run |= {"began": "2026-01-01T02:00:00Z", "is_manual": True, "state_problem": "slurm is away"}
     stored = {"number": 1, "is_queued_manually": True, "runs": [run]}
@@ -59,10 +50,7 @@ def test_the_keys_of_a_stored_state_stay(tmp_path: Path):
 @pytest.mark.parametrize(
     "content",
     [
-        "",
-        "{",
-        "[]",
-        "[" * 10**5,
+        *("", "{", "[]", "[" * 10**5),
         '{"number": 2, "since": "yesterday"}',
         '{"number": 2, "since": "2026-01-01T00:00:00"}',
         '{"number": 2, "key": "of a later version"}',
@@ -94,7 +82,7 @@ def test_a_state_that_is_damaged_is_named(tmp_path, content):
 )
 def test_a_run_with_one_wrong_value_is_named(tmp_path, key, value):
     scene = Scene(tmp_path)
-    assert scene.tick_at(2) == ["started", "submitted"]
+    assert scene.tick_at(2) == BEGUN
     file = scene.context.history.file
     state = json.loads(file.read_text())
     state["runs"][0][key] = value
@@ -107,7 +95,7 @@ def test_a_change_that_could_not_be_written_is_forgotten(tmp_path, monkeypatch):
     history = ScheduleHistory(tmp_path)
     change(history, "kept")
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
@@ -118,7 +106,7 @@ def test_a_change_that_could_not_be_written_is_forgotten(tmp_path, monkeypatch):
         assert (history.state.schedule, history.state.number) == ("kept", 1)
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path):
+def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     history = ScheduleHistory(tmp_path / "file" / "nightly")
     with pytest.raises(StoreError, match=r"nightly: .*\n    fix: make it readable"), history.hold():
@@ -132,7 +120,7 @@ def test_a_second_tick_waits_and_then_names_the_first(tmp_path, monkeypatch):
         named = rf"being written by process {os.getpid()} on .*\n    fix: wait until it has ended"
         with pytest.raises(BackendUnreachableError, match=named):
             scene.tick_at(2)
-    assert scene.tick_at(2) == ["started", "submitted"]
+    assert scene.tick_at(2) == BEGUN
 
 
 def test_an_active_run_is_waited_for_while_a_tick_holds_the_lock(tmp_path, monkeypatch):
@@ -141,11 +129,11 @@ def test_an_active_run_is_waited_for_while_a_tick_holds_the_lock(tmp_path, monke
     scene.clock.advance(hours=2)
     other, held = scene.open_scheduler().history, list[str]()
 
-    def report(context: SweepScheduler) -> None:
+    def report(context):
         held.extend(map(str, context.backend_errors))
         context.backend_errors.clear()
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         scene.clock.advance(seconds=seconds)
         if held:
             lock.close()
@@ -158,38 +146,34 @@ def test_an_active_run_is_waited_for_while_a_tick_holds_the_lock(tmp_path, monke
     assert len(held) == 1
 
 
-def tick_at(barrier: threading.Barrier, context: SweepScheduler) -> None:
+def tick_at(barrier, context):
     barrier.wait()
     context.tick()
 
 
-def test_many_ticks_at_once_start_one_run(tmp_path: Path):
-    clock = Clock(START.replace(hour=3))
-    backend = FakeBackend(clock, lambda _: Plan(5))
-    sweep = load_scheduled_sweep(tmp_path, NIGHTLY)
-    kinds: list[str] = []
-    build_context(sweep, clock, backend).tick()
+def test_many_ticks_at_once_start_one_run(tmp_path):
+    scene, events = Scene(tmp_path, a1=Plan(5)), []
+    scene.clock.advance(hours=3)
+    scene.open_scheduler().tick()
     for _ in range(10):
-        clock.advance(hours=24)
-        contexts = [build_context(sweep, clock, backend) for _ in range(8)]
+        scene.clock.advance(hours=24)
+        contexts = [scene.open_scheduler() for _ in range(8)]
         barrier = threading.Barrier(len(contexts))
         threads = [threading.Thread(target=tick_at, args=(barrier, each)) for each in contexts]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        kinds += [event.kind for context in contexts for event in context.events]
-    assert kinds.count("started") == 10
-    assert kinds.count("submitted") == 10
-    assert kinds.count("ended") == 9
-    assert len(backend.jobs) == 10
+        events += [event.kind for context in contexts for event in context.events]
+    assert [events.count(kind) for kind in ("started", "submitted", "ended")] == [10, 10, 10]
+    assert len(scene.backend.jobs) == 11
 
 
-def test_killed_between_claim_and_submission_the_next_tick_submits(tmp_path: Path):
+def test_killed_between_claim_and_submission_the_next_tick_submits(tmp_path):
     scene = Scene(tmp_path)
     submit = scene.backend.submit
 
-    def kill(_: object) -> None:
+    def kill(_):
         raise KeyboardInterrupt
 
     scene.backend.submit = kill
@@ -200,22 +184,22 @@ def test_killed_between_claim_and_submission_the_next_tick_submits(tmp_path: Pat
     assert scene.backend.submissions == ["nightly-20260101T020000Z-a1"]
 
 
-def tick_and_forget_the_submission(scene: Scene, hour: float) -> None:
+def tick_and_forget_the_submission(scene, hour):
     """As if the process was killed between the submission and its record."""
     save, file = scene.context.history.save, scene.context.history.file
     states: list[str] = []
 
-    def keep() -> None:
+    def keep():
         save()
         states.append(file.read_text())
 
     scene.context.history.save = keep
-    assert scene.tick_at(hour) == ["started", "submitted"]
+    assert scene.tick_at(hour) == BEGUN
     scene.context.history.save = save
     file.write_text(states[-2])
 
 
-def test_killed_between_submission_and_its_record_the_next_tick_submits_the_same(tmp_path: Path):
+def test_killed_between_submission_and_its_record_the_next_tick_submits_the_same(tmp_path):
     scene = Scene(tmp_path)
     tick_and_forget_the_submission(scene, 3)
     scene.tick_at(5)
@@ -225,7 +209,7 @@ def test_killed_between_submission_and_its_record_the_next_tick_submits_the_same
     assert run.state == "finished"
 
 
-def test_a_run_that_may_have_been_submitted_is_stopped_only_when_its_job_is(tmp_path: Path):
+def test_a_run_that_may_have_been_submitted_is_stopped_only_when_its_job_is(tmp_path):
     """The caller was killed between submission and record: POSIX gives SIGKILL no last word."""
     scene = Scene(tmp_path)
     scene.backend.takes_to_stop = timedelta(minutes=1)

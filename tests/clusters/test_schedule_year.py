@@ -1,4 +1,7 @@
-"""Simulated seasons and years of ticks: daylight saving, outages, overlaps, failures, budgets."""
+"""Cron lines in time zones, and seasons and years of ticks, by calendars of our own.
+
+The ticks meet daylight saving, outages, overlaps, failures, budgets, and deaths of their process.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
-from gdpo_tune.clusters.schedule_state import Notice, ScheduleHistory
-from gdpo_tune.clusters.scheduler import SweepScheduler
+from gdpo_tune.clusters.schedule_spec import CronSchedule, check_zone
+from gdpo_tune.clusters.schedule_state import ScheduleHistory
 from gdpo_tune.core.errors import BackendUnreachableError
 from tests.support.schedule import (
     START,
@@ -28,37 +32,29 @@ from tests.support.schedule import (
     load_scheduled_sweep,
 )
 
-pytestmark = [pytest.mark.system, pytest.mark.usefixtures("memory_for_a_disk")]
-
 SPANS = {
     "year": (START, datetime(2027, 1, 1, tzinfo=UTC)),
     # the clocks change in March and April, and in October and November
     "spring": (datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 5, 1, tzinfo=UTC)),
     "autumn": (datetime(2026, 9, 20, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)),
 }
+ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata")
 MONTH = timedelta(days=30)
 HOUR = timedelta(hours=1)
 STOPS_IN = timedelta(minutes=1)
 
 
-@pytest.fixture
-def memory_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for no disk: a year has many thousands of ticks."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def list_wall_times(zone: str, hours: tuple[int, ...], minute: int) -> list[datetime]:
     """List the instants of fixed times of day: once in autumn, right after the gap in spring."""
     instants = set()
-    for number in range(-1, 367):
-        for hour in hours:
-            wall = datetime.combine(date(2026, 1, 1) + timedelta(days=number), time(hour, minute))
-            while True:
-                instant = wall.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
-                if instant.astimezone(ZoneInfo(zone)).replace(tzinfo=None) == wall:
-                    break
-                wall += timedelta(minutes=1)
-            instants.add(instant)
+    for number, hour in itertools.product(range(-1, 367), hours):
+        wall = datetime.combine(date(2026, 1, 1) + timedelta(days=number), time(hour, minute))
+        while True:
+            instant = wall.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
+            if instant.astimezone(ZoneInfo(zone)).replace(tzinfo=None) == wall:
+                break
+            wall += timedelta(minutes=1)
+        instants.add(instant)
     return sorted(instants)
 
 
@@ -68,9 +64,141 @@ def list_step_times(zone: str, step: int) -> list[datetime]:
     return [t for t in hours if t.astimezone(ZoneInfo(zone)).hour % step == 0]
 
 
-def draw_calls(
-    chance: random.Random, every: float, start: datetime, end: datetime
-) -> list[tuple[datetime, bool]]:
+# Cron lines
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize(("hour", "minute"), [(2, 30), (2, 0), (1, 30), (0, 0), (3, 0), (23, 59)])
+def test_a_fixed_time_follows_the_wall_clock(zone, hour, minute):
+    start, end = SPANS["year"]
+    found = CronSchedule(cron=f"{minute} {hour} * * *", timezone=zone).list_times(start, end)
+    assert found == [t for t in list_wall_times(zone, (hour,), minute) if start < t <= end]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("weeks", [((3, 7), (4, 7)), ((10, 3), (11, 3))])
+def test_a_line_with_stars_follows_real_time(zone, weeks):
+    """In the weeks in which the clocks of some zones change."""
+    start, end = (datetime(2026, month, day, tzinfo=UTC) for month, day in weeks)
+    quarter = timedelta(minutes=15)
+    instants = [start + quarter * number for number in range(1, (end - start) // quarter + 1)]
+    walls = [(instant, instant.astimezone(ZoneInfo(zone))) for instant in instants]
+    found = CronSchedule(cron="*/30 * * * *", timezone=zone).list_times(start, end)
+    assert found == [instant for instant, wall in walls if wall.minute in (0, 30)]
+    if zone == "Australia/Lord_Howe":
+        return  # shifts by half an hour, which cronsim's walk by hours steps over: see `cron`
+    found = CronSchedule(cron="15 */6 * * *", timezone=zone).list_times(start, end)
+    assert found == [i for i, wall in walls if wall.hour % 6 == 0 and wall.minute == 15]
+
+
+def test_saturdays():
+    start, end = SPANS["year"]
+    found = CronSchedule(cron="0 20 * * 6", timezone="Europe/Berlin").list_times(start, end)
+    evenings = list_wall_times("Europe/Berlin", (20,), 0)
+    assert found == [t for t in evenings if start < t <= end and t.weekday() == 5]
+    assert len(found) == 52
+
+
+def test_two_times_in_the_missing_hour_are_one():
+    night = datetime(2026, 3, 29, tzinfo=UTC)
+    berlin = CronSchedule(cron="0,30 2,3 * * *", timezone="Europe/Berlin")
+    # 03:00 and 03:30 of summer; 02:00 and 02:30 would be 03:00
+    assert berlin.list_times(night, night + 12 * HOUR) == [night + HOUR, night + 1.5 * HOUR]
+
+
+@pytest.mark.parametrize(
+    ("zone", "hour", "nights"),
+    [
+        ("Europe/Berlin", 12, ((3, 28), (10, 24))),
+        ("Australia/Lord_Howe", 12, ((4, 4), (10, 3))),
+        ("America/New_York", 0, ((3, 8), (11, 1))),
+    ],
+)
+def test_where_the_search_begins_makes_no_difference(zone, hour, nights):
+    schedule = CronSchedule(cron="10,40 0-3 * * *", timezone=zone)
+    for month, day in nights:
+        start = datetime(2026, month, day, hour, tzinfo=UTC)
+        end = start + timedelta(hours=24)
+        whole = schedule.list_times(start, end)
+        cuts = [start + timedelta(minutes=7) * number for number in range(24 * 60 // 7)]
+        parts = [schedule.list_times(a, b) for a, b in itertools.pairwise([*cuts, end])]
+        assert list(itertools.chain(*parts)) == whole
+        assert len(whole) == len(set(whole))
+
+
+@pytest.mark.parametrize(
+    ("line", "moment", "last"),
+    [
+        ("30 2 * * *", (2026, 3, 29, 0, 59), (2026, 3, 28, 1, 30)),
+        ("30 2 * * *", (2026, 3, 29, 1), (2026, 3, 29, 1)),
+        ("0 0 29 2 *", (2027, 1, 1), (2024, 2, 28, 23)),
+    ],
+)
+def test_the_last_time_before_a_moment(line, moment, last):
+    schedule = CronSchedule(cron=line, timezone="Europe/Berlin")
+    found = schedule.find_last_time(datetime(*moment, tzinfo=UTC))
+    assert found == datetime(*last, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "fix"),
+    [
+        ("0 2 * *", "4 fields, not five", "0 2 * * *"),
+        ("0 0 2 * * *", "6 fields, not five", "0 2 * * *"),
+        ("", "0 fields, not five", "0 2 * * *"),
+        ("@daily", "not five fields", '"0 0 * * *"'),
+        ("60 2 * * *", "bad minute", "ranges"),
+        ("0 24 * * *", "bad hour", "ranges"),
+        ("0 2 32 * *", "bad day-of-month", "ranges"),
+        ("0 2 31 2 *", "there is no such day", "a day that exists"),
+        ("0 2 * 13 *", "bad month", "ranges"),
+        ("0 2 * * 8", "bad day-of-week", "ranges"),
+        ("*/0 2 * * *", "bad minute", "ranges"),
+        ("5-1 2 * * *", "bad minute", "ranges"),
+        ("0 2 * 2 1#5 x", "6 fields, not five", "0 2 * * *"),
+        ("0 0 30,31 2 *", "there is no such day", "a day that exists"),
+        ("0 0 30 2 8", "bad day-of-week", "ranges"),
+    ],
+)
+def test_lines_that_cannot_be_used(line, reason, fix):
+    with pytest.raises(ValidationError) as caught:
+        CronSchedule(cron=line)
+    (error,) = caught.value.errors()
+    assert reason in error["msg"]
+    assert fix in error["ctx"]["fix"]
+
+
+def test_lines_and_zones_that_can_be_used():
+    for line in ("0 2 * * *", "*/15 9-17 * JAN-MAR MON-FRI", "0 0 L * *", "0 0 29 2 *"):
+        assert CronSchedule(cron=line).cron == line
+    for zone in ("Europe/Berlin", "UTC", "America/Argentina/Buenos_Aires"):
+        assert check_zone(zone) == zone
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("europe/berln", "did you mean 'Europe/Berlin' or "),
+        *((name, "") for name in ("Europe", "../etc/passwd", "", "/UTC", "MEZ/x")),
+        ("Mars", "write a name"),
+    ],
+)
+def test_zones_that_do_not_exist(name, fix):
+    with pytest.raises(PydanticCustomError, match="unknown time zone") as caught:
+        check_zone(name)
+    assert caught.value.context["fix"].startswith(fix)
+
+
+# Ticks
+
+
+@pytest.fixture
+def memory_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for no disk: a year has many thousands of ticks."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def draw_calls(chance: random.Random, every: float, start: datetime, end: datetime):
     """Draw irregular times of calls of `tick`, and whether the backend answers."""
     calls, now = [], start
     while now < end:
@@ -86,66 +214,43 @@ def draw_calls(
     return calls
 
 
-def build_plan(seed: int, longest: float, gpus: float):
+def build_plan(seed: int, longest: float):
     """Build a plan for every job: some fail, some last long."""
 
     def plan(job: str) -> Plan:
         chance = random.Random(f"{seed}/{job}")
         hours = chance.uniform(0.1, longest) * (4 if chance.random() < 0.1 else 1)
         status = chance.choices([0, 1, -9, None, 2], [70, 12, 8, 5, 5])[0]
-        return Plan(hours, status, chance.uniform(0, gpus))
+        return Plan(hours, status, chance.uniform(0, 6.0))
 
     return plan
 
 
-@dataclass
 class Oracle:
     """The expected fate of every scheduled time, by the plan alone."""
 
-    times: list[datetime]
-    overlap: str
-    grace: timedelta
-    attempts: int
-    longest: timedelta | None
-    month: float | None
-    plan: object
-    fates: dict[datetime, str] = field(default_factory=dict)
-    ends: dict[datetime, str] = field(default_factory=dict)
-    active: datetime | None = None
-    attempt: int = 0
-    job_ends: datetime | None = None
-    status: int | None = None
-    not_before: datetime | None = None
-    began: datetime | None = None
-    stopped: bool = False
-    signalled: bool = False
-    run_spent: float = 0.0
-    queued: datetime | None = None
-    spent: list[tuple[datetime, float]] = field(default_factory=list)
-    since: datetime | None = None
-    done: datetime | None = None
+    def __init__(self, times, plan, month, *, overlap, grace, attempts, longest):
+        self.times, self.plan, self.month = times, plan, month
+        self.overlap, self.grace, self.attempts, self.longest = overlap, grace, attempts, longest
+        self.fates, self.ends, self.spent = {}, {}, []
+        self.active = self.queued = self.since = self.done = None
 
     def handle_call(self, now: datetime, up: bool) -> None:
-        """Handle one call of `tick`."""
+        """Handle one call of `tick`; times due while a queued run cannot start stay undecided."""
         if self.since is None:
             self.since = self.done = now
         self.follow(now, up)
         while True:
             if self.queued and self.active is None:
                 if not up and not self.is_spent(now):
-                    return self.late(now)
+                    return
                 tick, self.queued = self.queued, None
                 self.start(tick, now, up)
-                continue
-            if self.queued and self.overlap == "replace" and not self.stopped:
-                self.stop(now)
+            elif self.queued and self.overlap == "replace" and not self.stopped:
+                self.stopped = True
                 self.follow(now, up)
-                continue
-            if not self.settle_due_times(now, up):
-                return None
-
-    def late(self, now: datetime) -> None:
-        """Leave times undecided that become due while a queued run cannot start."""
+            elif not self.settle_due_times(now, up):
+                return
 
     def settle_due_times(self, now: datetime, up: bool) -> bool:
         """Settle due times; return whether anything changed."""
@@ -191,21 +296,16 @@ class Oracle:
         self.job_ends, self.not_before = None, None
         self.follow(now, up)
 
-    def stop(self, now: datetime) -> None:
-        self.stopped = True
-
     def follow(self, now: datetime, up: bool) -> None:
         """Advance the active run as far as possible."""
         while self.active is not None:
             over = self.longest is not None and now - self.began >= self.longest
             if not self.stopped and (over or (self.queued and self.overlap == "replace")):
-                self.stop(now)
+                self.stopped = True
             if self.job_ends is None:
                 if self.stopped:
                     return self.finish("stopped", now)
-                if self.not_before and now < self.not_before:
-                    return None
-                if not up:
+                if not up or (self.not_before and now < self.not_before):
                     return None
                 plan = self.plan(f"nightly-{self.active:%Y%m%dT%H%M%SZ}-a{self.attempt}")
                 self.job_ends, self.status = now + timedelta(hours=plan.hours), plan.status
@@ -267,6 +367,17 @@ SCENES = {
 }
 
 
+def read_scene(scene: str, tmp_path: Path, seed: int, budget: str = ""):
+    """Load the sweep of a scene, and build a backend for it."""
+    schedule, policy, times_of, rules, scale = SCENES[scene]
+    text = f"space: search_spaces/gpu.yaml\nschedule: {schedule}\npolicy: {policy}\n{budget}"
+    sweep, plan = load_scheduled_sweep(tmp_path, text), build_plan(seed, scale["longest"])
+    backend = FakeBackend(Clock(), plan, takes_to_stop=STOPS_IN)
+    return sweep, backend, times_of(), rules, scale
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("memory_for_a_disk")
 @pytest.mark.parametrize(
     ("scene", "limited", "span"),
     [
@@ -278,19 +389,13 @@ SCENES = {
     ],
 )
 def test_no_run_is_found_twice_and_none_is_missing(scene, limited, span, tmp_path):
-    schedule, policy, times_of, rules, scale = SCENES[scene]
-    month = scale["month"] if limited else None
+    month = SCENES[scene][-1]["month"] if limited else None
     budget = f"budget: {{gpu_hours_per_30d: {month}}}\n" if month else ""
-    text = f"space: search_spaces/gpu.yaml\nschedule: {schedule}\npolicy: {policy}\n{budget}"
-    sweep = load_scheduled_sweep(tmp_path, text)
     seed = sorted(SCENES).index(scene)
-    plan = build_plan(seed, scale["longest"], 6.0)
-    clock = Clock()
-    backend = FakeBackend(clock, plan, takes_to_stop=STOPS_IN)
-    oracle = Oracle(times_of(), month=month, plan=plan, **rules)
-
+    sweep, backend, times, rules, scale = read_scene(scene, tmp_path, seed, budget)
+    clock, chance = backend.clock, random.Random(seed)
+    oracle = Oracle(times, backend.plan, month, **rules)
     context, record = build_context(sweep, clock, backend), Observed()
-    chance = random.Random(seed)
     for now, up in draw_calls(chance, scale["every"], *SPANS[span]):
         clock.now, backend.down = now, not up
         if chance.random() < 0.002:
@@ -340,16 +445,13 @@ class DyingHistory(ScheduleHistory):
             raise Killed
 
 
+@pytest.mark.system
+@pytest.mark.usefixtures("memory_for_a_disk")
 @pytest.mark.parametrize("scene", SCENES)
 def test_killed_ticks_find_no_run_twice_and_none_missing(scene, tmp_path):
     """Without an oracle, which does not know when a tick dies: by what must hold in any case."""
-    schedule, policy, times_of, _, scale = SCENES[scene]
-    text = f"space: search_spaces/gpu.yaml\nschedule: {schedule}\npolicy: {policy}\n"
-    sweep, clock, record = load_scheduled_sweep(tmp_path, text), Clock(), Observed()
-    chance = random.Random(scene)
-    plan = build_plan(1, scale["longest"], 6.0)
-    backend = FakeBackend(clock, plan, takes_to_stop=STOPS_IN)
-
+    sweep, backend, times, _, scale = read_scene(scene, tmp_path, 1)
+    clock, record, chance = backend.clock, Observed(), random.Random(scene)
     for now, up in draw_calls(chance, scale["every"], *SPANS["year"])[:1200]:
         clock.now, backend.down = now, not up
         history = DyingHistory(sweep.state_directory, chance)
@@ -361,7 +463,7 @@ def test_killed_ticks_find_no_run_twice_and_none_missing(scene, tmp_path):
                 context.tick()
         record.add(build_context(sweep, clock, backend))
 
-    times, state = times_of(), build_context(sweep, clock, backend).state
+    state = build_context(sweep, clock, backend).state
     fates = record.fates(times)
     assert max(Counter(t for t, _ in fates).values()) == 1  # none twice
     expected = {t for t in times if state.since < t <= state.handled} - {state.queued}
@@ -374,11 +476,10 @@ def test_killed_ticks_find_no_run_twice_and_none_missing(scene, tmp_path):
 class Observed:
     """Runs and notices of all states that were seen."""
 
-    def __init__(self) -> None:
-        self.started: dict[str, datetime] = {}
-        self.notices: dict[int, Notice] = {}
+    def __init__(self):
+        self.started, self.notices = {}, {}
 
-    def add(self, context: SweepScheduler) -> None:
+    def add(self, context):
         self.started |= {run.name: run.due for run in context.state.runs}
         self.notices |= {notice.number: notice for notice in context.state.notices}
 

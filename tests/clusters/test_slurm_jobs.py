@@ -8,14 +8,10 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gdpo_tune.clusters.backends.base import JobStatus, ScheduledJob, build_backend
-from gdpo_tune.clusters.schedule_state import JobHandle
 from tests.support.paths import ROOT
 from tests.support.schedule import load_scheduled_sweep
 
@@ -53,29 +49,31 @@ exit 0
 """
 
 
-@contextlib.contextmanager
-def start_slurm(directory: Path) -> Iterator[Path]:
-    """Start Slurm in a directory and yield a directory of programs for PATH, `ray` among them."""
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Start Slurm, and yield a directory of programs for PATH, `ray` among them."""
+    directory = tmp_path_factory.mktemp("slurm")
     for program in ("slurmctld", "slurmd", "sbatch"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program} here: apt-get install slurmctld slurmd slurm-client")
     if os.geteuid():
         pytest.skip("nodes of Slurm run as root")
     write_configuration(directory)
-    environment = {**os.environ, "SLURM_CONF": str(directory / "slurm.conf")}
     commands = [["slurmctld", "-D"], *(["slurmd", "-D", "-N", f"node{n}"] for n in (1, 2))]
     with contextlib.ExitStack() as started, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(directory / "slurm.conf"))
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         for command in commands:
-            process = started.enter_context(subprocess.Popen(command, env=environment, **quiet))
+            process = started.enter_context(subprocess.Popen(command, **quiet))
             started.callback(process.terminate)
             time.sleep(0.5)
-        wait_for_nodes()
+        words = ["sinfo", "--noheader", "--format", "%T"]
+        ask = lambda: subprocess.run(words, capture_output=True, text=True).stdout  # noqa: E731
+        wait_for(lambda: ask().split() == ["idle"])
         yield directory / "bin"
 
 
-def write_configuration(directory: Path) -> None:
+def write_configuration(directory):
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(3)]
         for each in sockets:
@@ -91,18 +89,9 @@ def write_configuration(directory: Path) -> None:
     write_program(directory / "bin", "ray", RAY)
 
 
-def write_program(directory: Path, name: str, text: str) -> None:
-    """Write a program."""
+def write_program(directory, name, text):
     (directory / name).write_text(text)
     (directory / name).chmod(0o755)
-
-
-def wait_for_nodes() -> None:
-    deadline = time.monotonic() + 60
-    words = ["sinfo", "--noheader", "--format", "%T"]
-    while subprocess.run(words, capture_output=True, text=True).stdout.split() != ["idle"]:
-        assert time.monotonic() < deadline, "the nodes did not come up"
-        time.sleep(0.5)
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -126,13 +115,7 @@ esac
 """
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with start_slurm(tmp_path_factory.mktemp("slurm")) as found:
-        yield found
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -140,31 +123,26 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
     return found
 
 
-def sweep_in(folder: Path, programs: Path) -> Any:
-    folder.mkdir(exist_ok=True)
-    (folder / "small.yaml").write_text(SPACE)
-    return load_scheduled_sweep(folder, SWEEP.format(path=programs))
-
-
 def test_jobs_from_start_to_end(tmp_path, programs):
-    stubs = tmp_path / "stubs"
-    stubs.mkdir()
+    (stubs := tmp_path / "stubs").mkdir()
+    (project := tmp_path / "project").mkdir()
     write_program(stubs, "python", STUB)
-    backend = build_backend(sweep_in(tmp_path / "project", Path(f"{stubs}:{programs}")))
+    (project / "small.yaml").write_text(SPACE)
+    path = f"{stubs}:{programs}"
+    backend = build_backend(load_scheduled_sweep(project, SWEEP.format(path=path)))
     backend.check()
 
-    def submitted(run: str) -> JobHandle:
-        return backend.submit(
-            ScheduledJob(f"{run}-a1", run, ("small.yaml", "--name", run), tmp_path)
-        )
+    def submitted(run):
+        arguments = ("small.yaml", "--name", run)
+        return backend.submit(ScheduledJob(f"{run}-a1", run, arguments, tmp_path))
 
-    def end(job: JobHandle) -> JobStatus:
+    def end(job):
         return wait_for(lambda: (look := backend.poll(job)) and not look.running and look)
 
     good = [submitted("good") for _ in range(2)]
     assert good[0] == good[1]
     assert end(good[0]) == JobStatus(running=False, exit_status=0)
-    begun = tmp_path / "project" / "begun"
+    begun = project / "begun"
     assert begun.read_text() == "-m gdpo_tune.sweep small.yaml --name good\n"
     bad = end(submitted("bad"))
     assert bad.exit_status == 7
@@ -178,4 +156,4 @@ def test_jobs_from_start_to_end(tmp_path, programs):
     assert backend.poll(long).running
     backend.stop(long, 0.0)
     assert end(long).exit_status == 130
-    assert (tmp_path / "project" / "saved").exists()
+    assert (project / "saved").exists()

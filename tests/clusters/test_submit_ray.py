@@ -1,18 +1,24 @@
-"""`--submit` to a real cluster that asks for a token, and lacks directory and package."""
+"""Sweeps as jobs of a real Ray cluster: by `--submit`, and by a schedule."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from gdpo_tune.clusters.backends.ray_jobs import RayJobs
+from gdpo_tune.clusters.load_schedules import load_sweeps
+from gdpo_tune.clusters.schedule_state import JobHandle
+from gdpo_tune.clusters.scheduler import SweepScheduler, build_scheduled_job
+from gdpo_tune.core.errors import BackendError
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import make_short_directory, open_ray_cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.system]
+pytestmark = [pytest.mark.integration, pytest.mark.system, pytest.mark.slow]
 pytest.importorskip("aiohttp_cors", reason="the dashboard of Ray needs ray[default]")
 
 TASK = r"""
@@ -46,8 +52,7 @@ training: {steps: 2, completions_per_step: 16, train_prompts: 64, validation_pro
 """
 
 
-@pytest.mark.slow
-def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path: Path):
+def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path):
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     home.mkdir()
@@ -65,13 +70,8 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path: Path):
 
         def submit(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
             words = ["-m", "gdpo_tune.sweep", "small.yaml", "--submit", cluster.url, *options]
-            return subprocess.run(
-                [sys.executable, *words],
-                cwd=project,
-                env={**here, **variables},
-                capture_output=True,
-                text=True,
-            )
+            options = {"cwd": project, "env": {**here, **variables}, "text": True}
+            return subprocess.run([sys.executable, *words], capture_output=True, **options)
 
         refused = submit()
         assert refused.returncode == 2
@@ -82,3 +82,53 @@ def test_a_sweep_is_sent_to_a_cluster_and_followed(tmp_path: Path):
         assert "py_modules_files" in done.stdout, "the package is not the one that was sent"
         assert (project / "runs" / "small" / "ledger.journal").exists()
         print(done.stdout)  # for a person who runs this by hand
+
+
+SMALL = f"""extends: {ROOT / "search_spaces" / "code.yaml"}
+search:
+  {{trials: 1, scheduler: {{type: fifo}}, replicates: {{max_runs: 0}}, merges: {{budget: 0}},
+    checkpoints: {{budget: 0}}}}
+training: {{steps: 4, checkpoint_every: 1, validation_prompts: 16, test_prompts: 16}}
+"""
+SWEEP = """space: small.yaml
+schedule: {cron: "0 2 * * *"}
+backend: {kind: ray-job, address_env: RAY_HEAD_FOR_TEST}
+storage: shared
+"""
+TICK = datetime(2026, 3, 29, 1, tzinfo=UTC)
+
+
+# Ray's client leaves sockets to the garbage collector
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_scheduled_sweep_is_a_job_of_a_cluster(tmp_path, monkeypatch):
+    with make_short_directory() as directory, open_ray_cluster(directory) as cluster:
+        cluster.start_head(dashboard=True, cpus=2)
+        monkeypatch.setenv("RAY_HEAD_FOR_TEST", cluster.url)
+        check_scheduled_sweep(tmp_path)
+
+
+def check_scheduled_sweep(tmp_path):
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "sweeps" / "nightly.yaml").write_text(SWEEP)
+    sweep = load_sweeps(tmp_path / "sweeps").find("nightly")
+    context = SweepScheduler.open(sweep, lambda: datetime.now(UTC))
+    assert context.run(TICK, wait=False) == 0
+    run = context.state.runs[-1]
+    assert run.name == "nightly-20260329T010000Z"
+    assert run.job == JobHandle(backend="ray-job", id=f"{run.name}-a1")
+
+    backend = context.build_backend(sweep)
+    assert isinstance(backend, RayJobs)
+    assert backend.submit(build_scheduled_job(sweep, run)) == run.job
+    assert backend.poll(run.job).running
+    assert context.run(TICK, wait=True, every=1) == 0
+    assert context.state.runs[-1].state == "finished"
+    assert context.state.notices[-1].details["trials"] == 3
+    assert (tmp_path / "shared" / run.name / "ledger.journal").exists()
+
+    unheard_of = JobHandle(backend="ray-job", id="unheard-of")
+    assert not backend.poll(unheard_of).running
+    with pytest.raises(BackendError, match="does not exist"):
+        backend.stop(unheard_of, 0.0)

@@ -115,9 +115,8 @@ def test_no_canary_of_a_sweep_with_failures_leaves(tmp_path, store):
     project = tmp_path / "kanarie-project"
     modules = project / "kanarie-modules"
     modules.mkdir(parents=True)
-    rows = (
-        {"prompt": f"kanarie-prompt {n}: ", "secret": f"kanarie-secret-{n}"} for n in range(200)
-    )
+    numbers = range(200)
+    rows = ({"prompt": f"kanarie-prompt {n}: ", "secret": f"kanarie-secret-{n}"} for n in numbers)
     data = project / "kanarie-rows.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (modules / "helper.py").touch()
@@ -162,15 +161,8 @@ def test_no_canary_of_a_sweep_with_failures_leaves(tmp_path, store):
 
     for library in ("trl", "verl", "nemo-rl", "ms-swift", "axolotl"):
         out = tmp_path / "exports" / library
-        run(
-            "export",
-            f"{project}/runs/leak:max_brief",
-            "--to",
-            library,
-            "--copy-data",
-            "--out",
-            str(out),
-        )
+        pick, place = f"{project}/runs/leak:max_brief", ("--copy-data", "--out", str(out))
+        run("export", pick, "--to", library, *place)
         assert find_canaries(out, "prompts.parquet") == []  # which is what an export is for
 
     rows = json.loads(run("doctor", str(sweep), "--json", status=1))

@@ -1,4 +1,4 @@
-"""Answers of a Hub, and manifests, that nobody expects."""
+"""Answers of a Hub, manifests and addresses that nobody expects."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 
 import pytest
 
+from gdpo_tune import compare, load_sweep, report, steer, sweep, watch
 from gdpo_tune.core.addresses import MANIFEST
 from gdpo_tune.core.errors import HubError, UsageError
 from gdpo_tune.publishing import repositories
 from gdpo_tune.publishing.hub import log_in
 from tests.support.hub_server import USER, Handler
+from tests.support.tuning import SPACE
 
 KEYS = dict.fromkeys(("sweep", "candidate", "pick", "record"))
 OUTSIDE = json.dumps({**KEYS, "files": ["../../x"]}).encode()
@@ -18,36 +20,38 @@ MANIFESTS = [b"", b"x", b"[]", b"null", b'{"sweep": 1}', b"\xff", b"[" * 10**5, 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
-@pytest.mark.parametrize("user", [{}, [], None, "x", {"name": "me", "orgs": [{}]}])
-def test_an_answer_without_a_user_is_explained(hub, user):
-    hub.user = user
-    with pytest.raises(UsageError, match="the Hub cannot be asked: its answer names no user"):
-        log_in("me/a")
+@pytest.fixture
+def change_answers(monkeypatch):
+    """Let a function of the request change the status, content and code of every answer."""
+    plain = Handler.answer
+
+    def change(function):
+        def answer(self, status, content=None, code="", **headers):
+            plain(self, *(function(self) or (status, content, code)), **headers)
+
+        monkeypatch.setattr(Handler, "answer", answer)
+
+    return change
 
 
-@pytest.mark.parametrize("more", [{"orgs": None}, {"auth": None}])
-def test_an_answer_may_lack_what_is_not_needed(hub, more):
-    hub.user = {**USER, **more}
-    assert log_in("me/a")
-
-
-@pytest.mark.parametrize("path", ["/api/whoami", "/api/models/me/a"])
-def test_an_answer_of_something_else_is_explained(hub, publish_to, path, monkeypatch):
-    answer = Handler.answer
-
-    def answer_page(self, status, content=None, code="", **headers):
-        is_page = self.path.startswith(path)
-        answer(self, 200 if is_page else status, b"<html>" if is_page else content, code, **headers)
-
-    monkeypatch.setattr(Handler, "answer", answer_page)
-    with pytest.raises(UsageError, match=r"the Hub cannot be asked: .*; nothing was uploaded"):
-        publish_to("0", "me/a")
-
-
-def test_a_token_that_is_none_is_explained(hub, monkeypatch):
+def test_answers_without_a_user_are_explained(hub, monkeypatch):
+    for user in ({}, [], None, "x", {"name": "me", "orgs": [{}]}):
+        hub.user = user
+        with pytest.raises(UsageError, match="the Hub cannot be asked: its answer names no user"):
+            log_in("me/a")
+    for more in ({"orgs": None}, {"auth": None}):  # which are not needed
+        hub.user = {**USER, **more}
+        assert log_in("me/a")
     monkeypatch.setenv("HF_TOKEN", "hf_ü")
     with pytest.raises(UsageError, match="the Hub cannot be asked"):
         log_in("me/a")
+
+
+@pytest.mark.parametrize("path", ["/api/whoami", "/api/models/me/a"])
+def test_an_answer_of_something_else_is_explained(hub, publish_to, path, change_answers):
+    change_answers(lambda request: (200, b"<html>", "") if request.path.startswith(path) else None)
+    with pytest.raises(UsageError, match=r"the Hub cannot be asked: .*; nothing was uploaded"):
+        publish_to("0", "me/a")
 
 
 def test_a_manifest_of_others_is_not_ours(hub, publish_to, tmp_path):
@@ -103,15 +107,9 @@ def test_a_licence_that_the_hub_does_not_know_is_refused_before_anything_is_crea
 
 
 @pytest.mark.parametrize("answer", [None, {"errors": 3}, {"errors": [{}]}])
-def test_a_card_that_is_refused_without_a_reason_is_explained(hub, publish_to, answer, monkeypatch):
-    plain = Handler.answer
-
-    def answer_oddly(self, status, content=None, code="", **headers):
-        if self.path == "/api/validate-yaml":
-            status, content, code = 400, json.dumps(answer).encode(), ""
-        plain(self, status, content, code, **headers)
-
-    monkeypatch.setattr(Handler, "answer", answer_oddly)
+def test_a_card_that_is_refused_without_a_reason(hub, publish_to, answer, change_answers):
+    refused = (400, json.dumps(answer).encode(), "")
+    change_answers(lambda request: refused if request.path == "/api/validate-yaml" else None)
     with pytest.raises(UsageError, match="it refuses a card without a reason; nothing was upl"):
         publish_to("0", "me/a")
     assert not hub.repositories
@@ -123,12 +121,23 @@ def test_a_card_that_is_refused_later_stops_the_upload(hub, publish_to, monkeypa
         publish_to("0", "me/a", "--license", "no-such-licence")
 
 
-def test_a_right_that_is_missing_is_named(hub, publish_to, monkeypatch):
-    answer = Handler.answer
-
-    def refuse(self, status, content=None, code="", **headers):
-        answer(self, 403 if self.command == "PUT" else status, content, code, **headers)
-
-    monkeypatch.setattr(Handler, "answer", refuse)
+def test_a_right_that_is_missing_is_named(hub, publish_to, change_answers):
+    change_answers(lambda request: (403, {}, "") if request.command == "PUT" else None)
     with pytest.raises(HubError, match=r"403.*\n    fix: use a token that may write there"):
         publish_to("0", "me/a")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: load_sweep("hf://me/front"),
+        lambda: report.main(["hf://me/front:knee"]),
+        lambda: compare.main(["hf://me/front", "hf://me/front"]),
+        lambda: steer.main(["hf://me/front", "pause"]),
+        lambda: watch.find_spec("hf://me/front"),
+        lambda: sweep.main([str(SPACE), "--set", "storage=hf://me", "--dry-run"]),
+    ],
+)
+def test_an_address_of_the_hub_is_no_sweep(run):
+    with pytest.raises(UsageError, match=r"the Hub holds no sweeps: .*\n    fix: name a directory"):
+        run()

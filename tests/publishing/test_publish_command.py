@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,13 +23,21 @@ from gdpo_tune.core.addresses import MANIFEST
 from gdpo_tune.core.errors import DiskFullError, HubError, PolicyError, UsageError
 from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trials import Part, check_part_weights
+from gdpo_tune.ledger import Ledger
 from gdpo_tune.policies.adapters import hash_policy, save_initial_policy
 from gdpo_tune.policies.load_policy import load_policy
 from gdpo_tune.publishing.card import describe_training
 from gdpo_tune.results.open_sweep import fetch_policy, find_sweep
 from gdpo_tune.results.wording import list_result_warnings
 from tests.support.hub_server import TOKEN
-from tests.support.published_sweeps import PRIVATE, copy_stored_sweep, make_policy, make_sweep
+from tests.support.paths import ROOT
+from tests.support.published_sweeps import (
+    MACHINE,
+    PRIVATE,
+    copy_stored_sweep,
+    make_policy,
+    make_sweep,
+)
 
 CARD = "README.md"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -39,7 +48,9 @@ def get_files(hub, name="model:me/knee"):
     return hub.repositories[name].files
 
 
-def test_a_policy_is_published_with_its_card_and_the_numbers(publish_to, hub, swept, capsys):
+def test_a_policy_is_published_with_the_numbers_and_the_facts_of_the_ledger(
+    publish_to, hub, capsys
+):
     assert publish_to("knee", "me/knee") == 0
     files = get_files(hub)
     assert {"model.safetensors", "tokenizer.json", "config.json", "front.png", CARD} <= files.keys()
@@ -48,26 +59,24 @@ def test_a_policy_is_published_with_its_card_and_the_numbers(publish_to, hub, sw
     assert f"published: {hub.url}/me/knee" in capsys.readouterr().out
     assert json.loads(files["sweep.json"])["knee"] == "1"
     assert len(hub.repositories["model:me/knee"].commits) == 1
-
-
-def test_the_card_has_the_facts_of_the_ledger(publish_to, hub):
-    publish_to("knee", "me/knee")
-    card = ModelCard(get_files(hub)[CARD].decode())
-    data = card.data.to_dict()
+    card = ModelCard(files[CARD].decode())
+    data, text = card.data.to_dict(), card.text
     assert data["license"] == "apache-2.0"
     assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "text-generation")
     assert {"gdpo_tune", "gdpo"} <= set(data["tags"])
     values = {result.metric_type: result.metric_value for result in card.data.eval_results}
     assert values == {"correctness": 0.7, "format": 0.7, "length": 0.5}
-    text = card.text
     first = text.index("Read this first")
     assert first < text.index("## Task") < text.index("## Values on test prompts")
     assert "This policy has one seed" in text[first : text.index("## Task")]
-    assert "| correctness | 0.700 (0.680 to 0.720) |" in text
-    assert "| reward_weights.format | 0.2 |" in text
-    assert "gdpo-tune train FILE.yaml --seed 71" in text
-    assert "The numbers of each are in `sweep.json`." in text
-    assert "torch 2.13.0" in text
+    for fact in (
+        "| correctness | 0.700 (0.680 to 0.720) |",
+        "| reward_weights.format | 0.2 |",
+        "gdpo-tune train FILE.yaml --seed 71",
+        "The numbers of each are in `sweep.json`.",
+        "torch 2.13.0",
+    ):
+        assert fact in text
 
 
 def read_snippet(card, after):
@@ -112,7 +121,29 @@ def test_the_card_names_base_and_data_on_the_hub_and_a_chat_policy_has_its_turns
     assert ModelCard(get_files(hub, "model:me/other")[CARD].decode()).data.license == "mit"
 
 
-def make_adapter(spec, base: str, revision: str | None = None) -> Path:
+def test_a_file_of_the_authors_own_is_no_data_set(tmp_path, hub):
+    (tmp_path / "anna.b").mkdir()
+    source = shutil.copy(ROOT / "tests" / "data" / "mbpp.jsonl", tmp_path / "anna.b" / "rows.jsonl")
+    spec = make_sweep(tmp_path, **{"data.source": str(source), "data.layout": "mbpp"})
+    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    card = ModelCard(get_files(hub)[CARD].decode())
+    data = card.data.to_dict()
+    assert "datasets" not in data
+    assert data["model-index"][0]["results"][0]["dataset"]["type"] == "code"
+    assert str(tmp_path) not in card.content
+
+
+def test_the_card_of_a_sweep_that_goes_on_says_so(publish_to, swept, tmp_path):
+    warning, texts = "The sweep had not finished, so its front may change.", []
+    for name in ("ended", "going-on"):
+        publish_to("knee", f"me/{name}", "--dry-run", "--out", str(tmp_path))
+        texts.append((tmp_path / name / CARD).read_text())
+        with Ledger.open(swept) as ledger:
+            ledger.begin_session(3.0, 2, {})
+    assert [warning in text for text in texts] == [False, True]
+
+
+def make_adapter(spec, base, revision=None):
     """Let the adapter of a rank of 4 stay of trial 1, and return its directory."""
     peft = pytest.importorskip("peft")
     checkpoint = spec.directory / "trials" / "1" / "checkpoint-60"
@@ -128,17 +159,23 @@ def make_adapter(spec, base: str, revision: str | None = None) -> Path:
     return checkpoint
 
 
-def test_the_policy_of_an_adapter_is_published_whole(tmp_path, hub):
+@pytest.fixture
+def adapted(tmp_path, hub):
+    """Return a sweep whose trial 1 has kept the adapter of an embedded policy."""
     spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
-    checkpoint = make_adapter(spec, str(POLICIES["embedded"]))
+    make_adapter(spec, str(POLICIES["embedded"]))
+    return spec
+
+
+def test_the_policy_of_an_adapter_is_published_whole(adapted, tmp_path, hub):
+    checkpoint = adapted.directory / "trials" / "1" / "checkpoint-60"
     save_initial_policy(checkpoint, hash_policy(load_policy("embedded")[0]), "float32")
-    publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    publish.main([f"{adapted.directory}:1", "--to", "me/knee"])
     files = get_files(hub)
     published = json.loads(files["adapter/adapter_config.json"])
     assert (published["base_model_name_or_path"], published["r"]) == ("embedded", 4)
     assert "adapter_config.json" not in files
-    stated = {*json.loads(files[MANIFEST])["files"], MANIFEST, ".gitattributes"}
-    assert files.keys() == stated
+    assert files.keys() == {*json.loads(files[MANIFEST])["files"], MANIFEST, ".gitattributes"}
     card = ModelCard(files[CARD].decode())
     assert card.data.library_name == "transformers"
     assert "The LoRA adapter alone is in the directory `adapter`." in card.text
@@ -146,35 +183,27 @@ def test_the_policy_of_an_adapter_is_published_whole(tmp_path, hub):
     own = load_policy(str(checkpoint))[0].state_dict()
     weights = safetensors.torch.load(files["model.safetensors"])
     assert all(torch.equal(weights[name], own[name]) for name in weights)
-    assert not list(spec.output_directory.glob(".whole-*")), "it is deleted once it is there"
+    assert not list(adapted.output_directory.glob(".whole-*")), "it is deleted once it is there"
     out = tmp_path / "out"
-    publish.main([f"{spec.directory}:1", "--to", "me/knee", "--dry-run", "--out", str(out)])
+    publish.main([f"{adapted.directory}:1", "--to", "me/knee", "--dry-run", "--out", str(out)])
     assert (out / "knee" / "model.safetensors").read_bytes() == files["model.safetensors"]
     assert [path.name for path in out.iterdir()] == ["knee"]
 
 
-def test_an_adapter_of_another_policy_is_not_published(tmp_path, hub):
-    spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
-    checkpoint = make_adapter(spec, str(POLICIES["embedded"]))
-    save_initial_policy(checkpoint, "f00", "float32")
-    with pytest.raises(PolicyError, match=r"is another policy than \S+: give the one") as caught:
-        publish.main([f"{spec.directory}:1", "--to", "me/knee"])
-    assert "\n" not in str(caught.value)
-    assert "model:me/knee" not in hub.repositories
-
-
-def test_a_disk_without_room_for_a_whole_policy_is_named_in_one_line(tmp_path, hub, monkeypatch):
-    spec = make_sweep(tmp_path, **{"model.lora_rank": "4"})
-    make_adapter(spec, str(POLICIES["embedded"]))
-
+def test_an_adapter_without_its_base_or_room_is_not_published(adapted, hub, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", fail)
-    with pytest.raises(DiskFullError, match="no space left for a merged policy in "):
-        publish.main([f"{spec.directory}:1", "--to", "me/knee"])
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedModel.save_pretrained", fail)
+        with pytest.raises(DiskFullError, match="no space left for a merged policy in "):
+            publish.main([f"{adapted.directory}:1", "--to", "me/knee"])
+    assert not list(adapted.output_directory.glob(".whole-*"))
+    save_initial_policy(adapted.directory / "trials" / "1" / "checkpoint-60", "f00", "float32")
+    with pytest.raises(PolicyError, match=r"is another policy than \S+: give the one") as caught:
+        publish.main([f"{adapted.directory}:1", "--to", "me/knee"])
+    assert "\n" not in str(caught.value)
     assert "model:me/knee" not in hub.repositories
-    assert not list(spec.output_directory.glob(".whole-*"))
 
 
 @pytest.mark.parametrize(("stored", "expected"), [(None, "v1.0"), ("c" * 40, "c" * 40)])
@@ -240,11 +269,11 @@ def test_the_code_of_a_card_decodes_as_the_values_were_measured(
 def test_weights_of_a_merge_sum_to_one():
     """Rounded to three digits, thirds sum to .999, and `merge --weights` refuses them."""
     parts = [Part(trial, 60, 1 / 3) for trial in range(3)]
-    sweep = SimpleNamespace(records=[SimpleNamespace(params={})] * 3)
-    spec = SimpleNamespace(
-        training=SimpleNamespace(steps=60), space=SimpleNamespace(select_active=lambda params: ())
+    space = SimpleNamespace(select_active=lambda params: ())
+    publication: Any = SimpleNamespace(
+        sweep=SimpleNamespace(records=[SimpleNamespace(params={})] * 3),
+        spec=SimpleNamespace(training=SimpleNamespace(steps=60), space=space),
     )
-    publication: Any = SimpleNamespace(sweep=sweep, spec=spec)
     candidate: Any = SimpleNamespace(record=SimpleNamespace(parts=parts))
     shown = describe_training(publication, candidate)["parts"]
     check_part_weights([float(part["weight"]) for part in shown])
@@ -255,13 +284,16 @@ def test_the_card_of_a_merge_shows_its_parts_and_speaks_to_its_reader(tmp_path, 
     make_policy(directory / "trials" / "13" / "checkpoint-0")
     assert publish.main([f"{directory}:knee", "--to", "me/merge"]) == 0
     text = get_files(hub, "model:me/merge")[CARD].decode()
-    assert "A merge of 3 policies" in text
-    assert "| weight in the merge | 0.25 | 0.25 | 0.5 |" in text
-    assert "| | 1@60 | 2@60 | 3@60 |" in text
-    assert "- merge\n" in text
+    for fact in (
+        "A merge of 3 policies",
+        "| weight in the merge | 0.25 | 0.25 | 0.5 |",
+        "| | 1@60 | 2@60 | 3@60 |",
+        "- merge\n",
+        "It needs Transformers 5 or newer",
+    ):
+        assert fact in text
     assert re.search(r"\ngdpo-tune merge \S+ --weights 1@60=0\.25,2@60=0\.25,3@60=0\.5\n", text)
     assert "pip install gdpo-tune" not in text, "no such package is published"
-    assert "It needs Transformers 5 or newer" in text
     assert text.count("*published weights*: the baseline that was trained with") == 1
     own = find_sweep(str(directory))
     warnings = list_result_warnings(own.spec, own.front)
@@ -299,9 +331,8 @@ def test_a_dry_run_writes_the_directory_and_sends_nothing(publish_to, hub, tmp_p
         (out / "knee" / name).touch()
     manifest = out / "knee" / "gdpo_tune.json"
     earlier = json.loads(manifest.read_text())
-    manifest.write_text(
-        json.dumps({**earlier, "files": [*earlier["files"], "model-2.safetensors"]})
-    )
+    earlier["files"].append("model-2.safetensors")
+    manifest.write_text(json.dumps(earlier))
     assert publish_to("knee", "me/knee", "--dry-run", "--out", str(out)) == 0  # the same again
     assert (out / "knee" / "notes.md").exists()
     assert not (out / "knee" / "model-2.safetensors").exists()
@@ -311,26 +342,25 @@ def test_a_dry_run_is_what_is_uploaded(publish_to, hub, tmp_path, real_picture):
     publish_to("knee", "me/knee", "--dry-run", "--out", str(tmp_path))
     publish_to("knee", "me/knee")
     directory, files = tmp_path / "knee", get_files(hub)
-    written = {
-        p.relative_to(directory).as_posix(): p.read_bytes()
-        for p in directory.rglob("*")
-        if p.is_file()
-    }
+    paths = [path for path in directory.rglob("*") if path.is_file()]
+    written = {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
     assert written["front.png"].startswith(b"\x89PNG\r\n")
     assert written == {name: data for name, data in files.items() if name != ".gitattributes"}
 
 
 def test_nothing_about_the_authors_machine_is_published(publish_to, hub, swept, real_example):
+    journal = (swept.directory / "ledger.journal").read_text()
+    assert all(word in journal for word in ("gpu-box-17", MACHINE, "anna.b", "10.1.2.3"))
     publish_to("knee", "me/knee")
     publish_to("", "me/front")
     own = [*PRIVATE, str(swept.directory), str(swept.storage), "private prompt"]
     for key, repository in hub.repositories.items():
         for name, content in repository.files.items():
-            found = [word for word in own if word.encode() in content]
-            assert not found, f"{key}/{name} has {found}"
+            assert not [word for word in own if word.encode() in content], f"{key}/{name}"
 
 
 def test_a_front_gets_a_repository_a_member_a_record_and_a_collection(publish_to, hub, capsys):
+    """The same again changes nothing, but that the collection loses former members."""
     assert publish_to("", "me/front", "--private") == 0
     assert set(hub.repositories) == {"dataset:me/front", "model:me/front-0", "model:me/front-1"}
     assert all(repository.private for repository in hub.repositories.values())
@@ -346,49 +376,35 @@ def test_a_front_gets_a_repository_a_member_a_record_and_a_collection(publish_to
     assert b"`sweep.json` of [datasets/me/front]" in member[CARD]
     record = get_files(hub, "dataset:me/front")
     assert b"[trial 1](https://huggingface.co/me/front-1)" in record[CARD]
+    assert b"[trial 2](" not in record[CARD]
     assert len(json.loads(record["sweep.json"])["front"]) == 3
 
-
-def test_the_same_again_changes_nothing(publish_to, hub, capsys):
-    publish_to("", "me/front")
     uploads = list(hub.uploads)
-    publish_to("", "me/front")
-    assert capsys.readouterr().out.count("unchanged: ") == 3
-    assert hub.uploads == uploads
-    assert [len(r.commits) for r in hub.repositories.values()] == [1, 1, 1]
-    assert len(next(iter(hub.collections.values()))["items"]) == 3
-
-
-def test_a_collection_loses_former_members_and_nothing_else(publish_to, hub):
-    publish_to("", "me/front")
-    (collection,) = hub.collections.values()
     former = ("me/front-9", "me/front-merge-8", "me/front-7-step-40")
     for name in (*former, "me/front-gguf", "me/frontier-1"):
         item = {"id": name, "type": "model", "_id": name.translate({45: 95, 47: 95})}
         collection["items"].append({**collection["items"][0], **item})
-    publish_to("", "me/front")
-    kept = {item["id"] for item in collection["items"]}
-    assert kept == {"me/front", "me/front-0", "me/front-1", "me/front-gguf", "me/frontier-1"}
+    assert publish_to("", "me/front", "--private") == 0  # the same again
+    assert capsys.readouterr().out.count("unchanged: ") == 3
+    assert hub.uploads == uploads
+    assert [len(repository.commits) for repository in hub.repositories.values()] == [1, 1, 1]
+    kept = ["me/front", "me/front-0", "me/front-1", "me/front-gguf", "me/frontier-1"]
+    assert [item["id"] for item in collection["items"]] == kept
 
 
 def test_an_update_sends_only_what_changed(publish_to, hub, swept, capsys):
+    """The candidate of a choice may change too."""
     publish_to("knee", "me/knee")
-    uploads = len(hub.uploads)
-    stored = hub.repositories["model:me/knee"]
-    stored.files["notes.md"] = b"written by hand"
-    stored.files["gdpo_tune.json"] = stored.files["gdpo_tune.json"].replace(
-        b'"sweep.json"', b'"sweep.json", "sweep/spec.yaml"'
-    )
-    stored.files["sweep/spec.yaml"] = b"of an earlier version"
+    uploads, stored = len(hub.uploads), hub.repositories["model:me/knee"]
+    manifest = json.loads(stored.files[MANIFEST])
+    assert (manifest["candidate"], manifest["pick"]) == ("1", "knee")
+    manifest |= {"candidate": "0", "files": [*manifest["files"], "sweep/spec.yaml"]}
+    stored.files[MANIFEST] = json.dumps(manifest).encode()
+    stored.files |= {"notes.md": b"written by hand", "sweep/spec.yaml": b"of an earlier version"}
     config = swept.directory / "trials" / "1" / "checkpoint-60" / "generation_config.json"
     config.write_text('{"eos_token_id": 1}')
-    publish_to("knee", "me/knee")
-    changed = stored.commits[1]
-    assert set(changed) == {
-        "gdpo_tune.json",
-        "generation_config.json",
-        "sweep/spec.yaml",
-    }
+    assert publish_to("knee", "me/knee") == 0
+    assert set(stored.commits[1]) == {MANIFEST, "generation_config.json", "sweep/spec.yaml"}
     assert "sweep/spec.yaml" not in stored.files
     assert stored.files["notes.md"] == b"written by hand"
     assert len(hub.uploads) == uploads
@@ -430,13 +446,15 @@ def test_a_repository_of_something_else_is_never_touched(publish_to, hub):
     assert hub.repositories["model:me/knee"].commits == []
 
 
-def test_another_candidate_or_sweep_needs_another_name(publish_to, hub, tmp_path):
+def test_a_repository_stays_that_of_its_candidate_and_public(publish_to, hub, tmp_path):
     publish_to("0", "me/knee")
+    other = make_sweep(tmp_path / "other", **{"training.length_limit": "20"})
     with pytest.raises(UsageError, match="holds candidate 0 of this sweep"):
         publish_to("1", "me/knee")
-    other = make_sweep(tmp_path / "other", **{"training.length_limit": "20"})
     with pytest.raises(UsageError, match="holds candidate 0 of another sweep"):
         publish.main([f"{other.directory}:0", "--to", "me/knee"])
+    with pytest.raises(UsageError, match="is public, so --private has no effect"):
+        publish_to("0", "me/knee", "--private")
     assert len(hub.repositories["model:me/knee"].commits) == 1
 
 
@@ -447,33 +465,39 @@ def test_one_taken_name_of_a_front_stops_all_of_it(publish_to, hub):
     assert set(hub.repositories) == {"model:me/front-1"}
 
 
-def test_a_public_repository_does_not_become_private(publish_to, hub):
-    publish_to("knee", "me/knee")
-    with pytest.raises(UsageError, match="is public, so --private has no effect"):
-        publish_to("knee", "me/knee", "--private")
+REFUSED = [
+    ("knee", "knee", (), "not of the form USER/NAME"),
+    ("knee", "me/a/b", (), "not of the form USER/NAME"),
+    ("knee", "me/a--b", (), "not of the form USER/NAME"),
+    ("", f"me/{'a' * 90}", (), "not of the form USER/NAME"),  # too long with `-merge-4`
+    ("2", "me/knee", (), r"trial 2: its policy was not kept \(keep: front\)[\s\S]*--from \S+:2"),
+    ("knee", "me/knee", ("--front",), "--front publishes the whole front"),
+    ("knee", "me/knee", ("--out", "x"), "--out has an effect only with --dry-run"),
+    ("3", "me/knee", (), "trial 3 was not evaluated on test prompts"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("knee", "not of the form USER/NAME"),
-        ("me/a/b", "not of the form USER/NAME"),
-        ("me/a--b", "not of the form USER/NAME"),
-        ("you/knee", "logged in as me, who may not write to you"),
-    ],
-)
-def test_a_wrong_name_is_refused(publish_to, hub, name, message):
-    with pytest.raises(UsageError, match=message):
-        publish_to("knee", name)
-    assert hub.repositories == {}
+def test_what_is_refused_before_the_hub_is_asked(publish_to, hub, swept):
+    for pick, name, options, message in REFUSED:
+        with pytest.raises(UsageError, match=message):
+            publish_to(pick, name, *options)
+    with pytest.raises(UsageError, match=r"which candidate\?\n    fix: write \S+:knee"):
+        publish.main([str(swept.directory), "--to", "me/knee"])
+    assert hub.requests == []
 
 
 def test_an_organization_is_no_stranger(publish_to, hub):
+    with pytest.raises(UsageError, match="logged in as me, who may not write to you"):
+        publish_to("knee", "you/knee")
+    assert hub.repositories == {}
     assert publish_to("knee", "lab/knee") == 0
-    assert "model:lab/knee" in hub.repositories
+    assert set(hub.repositories) == {"model:lab/knee"}
 
 
-def test_no_token_or_a_wrong_one(publish_to, hub, monkeypatch):
+def test_a_user_who_may_not_write_and_a_hub_out_of_reach(publish_to, hub, monkeypatch):
+    hub.user = {**hub.user, "auth": {"accessToken": {"role": "read"}}}
+    with pytest.raises(UsageError, match="may only read"):
+        publish_to("knee", "me/knee")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(UsageError, match=r"refuses: .*nothing was uploaded\n    fix: log in with"):
         publish_to("knee", "me/knee")
@@ -481,36 +505,12 @@ def test_no_token_or_a_wrong_one(publish_to, hub, monkeypatch):
     with pytest.raises(UsageError, match="no token for the Hub\n    fix: log in with `hf auth"):
         publish_to("knee", "me/knee")
     assert hub.repositories == {}
-
-
-def test_a_token_that_only_reads(publish_to, hub):
-    hub.user = {**hub.user, "auth": {"accessToken": {"role": "read"}}}
-    with pytest.raises(UsageError, match="may only read"):
-        publish_to("knee", "me/knee")
-
-
-def test_no_network(publish_to, hub):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.shutdown()
     hub.server_close()
     message = r"cannot be reached: .*nothing was uploaded\n    fix: .*--dry-run"
     with pytest.raises(UsageError, match=message):
         publish_to("knee", "me/knee")
-
-
-def test_a_policy_that_was_not_kept_and_a_choice_that_is_missing(publish_to, hub, swept):
-    with pytest.raises(
-        UsageError, match=r"trial 2: its policy was not kept \(keep: front\)[\s\S]*--from \S+:2"
-    ):
-        publish_to("2", "me/knee")
-    with pytest.raises(UsageError, match=r"which candidate\?\n    fix: write \S+:knee"):
-        publish.main([str(swept.directory), "--to", "me/knee"])
-    with pytest.raises(UsageError, match="--front publishes the whole front"):
-        publish.main([f"{swept.directory}:knee", "--front", "--to", "me/knee"])
-    with pytest.raises(UsageError, match="--out has an effect only with --dry-run"):
-        publish_to("knee", "me/knee", "--out", "x")
-    with pytest.raises(UsageError, match="trial 3 was not evaluated on test prompts"):
-        publish_to("3", "me/knee")
-    assert hub.requests == []
 
 
 def test_a_sweep_without_a_front(tmp_path, hub):
@@ -536,13 +536,3 @@ def test_a_directory_with_other_files_is_not_overwritten(publish_to, tmp_path):
     with pytest.raises(UsageError, match="exists and holds other files"):
         publish_to("knee", "me/knee", "--dry-run", "--out", str(tmp_path / "out"))
     assert [p.name for p in (tmp_path / "out" / "knee").iterdir()] == ["a.txt"]
-
-
-def test_the_candidate_of_a_choice_may_change(publish_to, hub):
-    publish_to("knee", "me/knee")
-    manifest = json.loads(get_files(hub)["gdpo_tune.json"])
-    assert (manifest["candidate"], manifest["pick"]) == ("1", "knee")
-    stored = hub.repositories["model:me/knee"]
-    stored.files["gdpo_tune.json"] = json.dumps(manifest | {"candidate": "0"}).encode()
-    stored.commits.append([])
-    assert publish_to("knee", "me/knee") == 0

@@ -1,17 +1,23 @@
-"""The published numbers: those of the ledger, and nothing about the author's machine or data."""
+"""The published numbers: those of the ledger, and nothing of the author's; and the licence."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import tomllib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.trials import Estimate
+from gdpo_tune.publishing.publication import PACKAGE_LICENCE, find_licence
 from gdpo_tune.publishing.record import OWN, build_record
 from gdpo_tune.results.open_sweep import find_sweep
-from tests.support.published_sweeps import MACHINE, PRIVATE, copy_stored_sweep, make_sweep
+from tests.support.paths import ROOT
+from tests.support.published_sweeps import copy_stored_sweep, make_sweep
 
 CANARY = "kanarie"
 TASK = """
@@ -50,23 +56,12 @@ def test_a_field_leaves_only_if_it_is_listed(swept):
         *("task", "policy", "objectives", "training", "lora_rank", "versions", "hypervolume"),
         *("front", "knee", "trials"),
     }
-    assert all(
-        set(trial)
-        == {
-            *("number", "name", "role", "state", "proposer", "seed", "replicate_of", "feasible"),
-            *("ends_at", "params", "parts", "cost", "validation", "test", "rungs"),
-        }
-        for trial in numbers["trials"]
-    )
+    fields = {
+        *("number", "name", "role", "state", "proposer", "seed", "replicate_of", "feasible"),
+        *("ends_at", "params", "parts", "cost", "validation", "test", "rungs"),
+    }
+    assert all(set(trial) == fields for trial in numbers["trials"])
     assert all(isinstance(value, bool | int | float) for value in numbers["training"].values())
-
-
-def test_no_word_about_the_authors_machine_is_published(swept):
-    journal = (swept.directory / "ledger.journal").read_text()
-    assert all(word in journal for word in ("gpu-box-17", MACHINE, "anna.b", "10.1.2.3"))
-    text = json.dumps(build_record(find_sweep(str(swept.directory))))
-    found = [w for w in (*PRIVATE, str(swept.directory), swept.storage) if w in text]
-    assert not found
 
 
 def test_texts_and_names_that_nobody_declared_stay_behind(swept):
@@ -101,3 +96,45 @@ def test_a_policy_or_task_of_its_authors_own_has_no_name(tmp_path, key):
     numbers = build_record(find_sweep(str(make_sweep(tmp_path, **{key: values[key]}).directory)))
     assert numbers[key] == OWN
     assert CANARY not in json.dumps(numbers)
+
+
+# The licence
+
+
+def test_policies_that_ship_have_the_licence_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"].lower() == PACKAGE_LICENCE
+    assert find_licence("embedded_math", "", None).identifier == PACKAGE_LICENCE
+
+
+def test_the_card_of_a_base_on_the_hub_has_its_licence(hub):
+    card = "---\nlicense: other\nlicense_name: open-1\nlicense_link: LICENSE\n---\n# Base\n"
+    hub.add("model:org/base", {"README.md": card.encode()})
+    found = find_licence("org/base", "", None)
+    assert (found.identifier, found.name, found.link) == ("other", "open-1", "LICENSE")
+    assert found.source == "that of org/base"
+
+
+TWO = b"---\nlicense: [mit, gpl-3.0]\n---\n"
+UNKNOWN = [b"# no metadata", b"---\nlicense: unknown\n---\n", TWO, None]
+
+
+@pytest.mark.parametrize("card", UNKNOWN)
+def test_an_unknown_licence_is_asked_for(hub, card):
+    hub.add("model:org/base", {} if card is None else {"README.md": card})
+    with pytest.raises(UsageError, match=r"licence of org/base is unknown.*\n.*--license ID"):
+        find_licence("org/base", "", None)
+    assert find_licence("org/base", "", "mit").identifier == "mit"
+
+
+def test_a_directory_has_the_licence_of_its_card(tmp_path):
+    shutil.copytree(POLICIES["embedded"], tmp_path / "own")
+    with pytest.raises(UsageError, match=r"it has no README\.md"):
+        find_licence(str(tmp_path / "own"), "", None)
+    (tmp_path / "own" / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n")
+    assert find_licence(str(tmp_path / "own"), "", None).identifier == "cc-by-4.0"
+
+
+def test_a_licence_of_a_wrong_form_is_refused():
+    with pytest.raises(UsageError, match="--license Apache 2: not an identifier"):
+        find_licence("embedded", "", "Apache 2")

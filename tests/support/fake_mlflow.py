@@ -51,18 +51,9 @@ class FakeMlflow:
 
     def create_run(self, experiment, start=None, tags=None, run_name=None):
         id = f"r{next(self._ids)}"
-        self.runs[id] = SimpleNamespace(
-            id=id,
-            name=run_name,
-            start=start or 1,
-            end=None,
-            status="RUNNING",
-            statuses=["RUNNING"],
-            tags=dict(tags),
-            params={},
-            points=[],
-            inputs=[],
-        )
+        run = {"id": id, "name": run_name, "start": start or 1, "end": None, "tags": dict(tags)}
+        run |= {"status": "RUNNING", "statuses": ["RUNNING"], "params": {}, "points": []}
+        self.runs[id] = SimpleNamespace(**run, inputs=[])
         return self._build_run(id)
 
     def delete_run(self, id):
@@ -138,11 +129,8 @@ class FakeMlflow:
         latest = {}
         for name, value, when, step in sorted(run.points, key=lambda p: (p[3], p[2], p[1])):
             latest[name] = Metric(name, value, when, step)
-        data = RunData(
-            list(latest.values()),
-            [Param(*item) for item in run.params.items()],
-            [RunTag(*item) for item in run.tags.items()],
-        )
+        params = [Param(*item) for item in run.params.items()]
+        data = RunData([*latest.values()], params, [RunTag(*item) for item in run.tags.items()])
         stage = "deleted" if id in self.deleted else "active"
         info = RunInfo(id, "1", "me", run.status, run.start, run.end, stage)
         return Run(info, data, RunInputs(dataset_inputs=list(run.inputs)))

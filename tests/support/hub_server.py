@@ -89,29 +89,14 @@ class Handler(BaseHTTPRequestHandler):
     # With connections that stay open, a server that was shut down would still answer.
     protocol_version = "HTTP/1.0"
 
-    def do_GET(self) -> None:
-        self.handle_request("GET")
-
-    def do_HEAD(self) -> None:
-        self.handle_request("HEAD")
-
-    def do_POST(self) -> None:
-        self.handle_request("POST")
-
-    def do_PUT(self) -> None:
-        self.handle_request("PUT")
-
-    def do_DELETE(self) -> None:
-        self.handle_request("DELETE")
-
     def log_message(self, *_: object) -> None:
         pass
 
-    def handle_request(self, method: str) -> None:
+    def handle_request(self) -> None:
         size = self.headers.get("Content-Length")
         self.body = self.rfile.read(int(size)) if size else self.read_chunks()
         path = unquote(urlsplit(self.path).path)
-        line = f"{method} {path}"
+        line = f"{self.command} {path}"
         self.server.requests.append(line)
         if self.server.fail_at and re.search(self.server.fail_at, line):
             self.server.fail_after -= 1
@@ -122,6 +107,8 @@ class Handler(BaseHTTPRequestHandler):
                 function(self, *match.groups())
                 return
         self.answer(404, {"error": f"no route for {line}"}, code="EntryNotFound")
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request
 
     def read_chunks(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":

@@ -24,14 +24,8 @@ def make_tiny_spec(directory, *overrides):
 
 def make_running_trial(number, **more):
     params = {"learning_rate": 1e-4 * (number + 1), "normalization": "gdpo", "group_size": 8}
-    fields = {
-        "params": params,
-        "role": "search",
-        "state": "running",
-        "seed": number,
-        "proposer": "model",
-        "started": 1000.0 + number,
-    }
+    fields = {"params": params, "role": "search", "state": "running", "seed": number}
+    fields |= {"proposer": "model", "started": 1000.0 + number}
     return TrialRecord(number=number, **fields | more)
 
 
@@ -42,14 +36,8 @@ def make_complete_trial(number, correctness, length, **more):
         "mean_length": Estimate(20.0, 0.5),
     }
     validation = {name: Estimate(e.mean - 0.1, e.se) for name, e in test.items()}
-    done = {
-        "state": "complete",
-        "test": test,
-        "validation": validation,
-        "feasible": True,
-        "finished": 2000.0 + number,
-        "cost": Cost(2560, 12.5, 11.0),
-    }
+    done = {"state": "complete", "test": test, "validation": validation, "feasible": True}
+    done |= {"finished": 2000.0 + number, "cost": Cost(2560, 12.5, 11.0)}
     return make_running_trial(number, **done | more)
 
 

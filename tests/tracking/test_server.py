@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from gdpo_tune.tracking.server import (
 from tests.support.tracking import SPACE, make_tiny_spec
 
 HEAD = "SELECT version_num FROM alembic_version"
+TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 REQUIRED = "tracking.required=true"
 
 
@@ -62,53 +64,69 @@ def stand_in():
         thread.join()
 
 
-def refuse(directory, *overrides):
+@pytest.fixture
+def check(tmp_path):
+    """Check the server of a sweep."""
+    return lambda *overrides, to=tmp_path: check_server(make_tiny_spec(to, *overrides))
+
+
+@pytest.fixture
+def refuse(check):
     """Return why a sweep that requires MLflow is refused."""
-    with pytest.raises(TrackingError, match=r"and tracking\.required is true") as raised:
-        check_server(make_tiny_spec(directory, REQUIRED, *overrides))
-    assert raised.value.exit_status == 2
-    return str(raised.value)
+
+    def refuse(*overrides):
+        with pytest.raises(TrackingError, match=r"and tracking\.required is true") as raised:
+            check(REQUIRED, *overrides)
+        assert raised.value.exit_status == 2
+        return str(raised.value)
+
+    return refuse
 
 
 def execute(database, statement, *values):
-    link = sqlite3.connect(database)
-    rows = link.execute(statement, values).fetchall()
-    link.commit()
-    link.close()
+    with closing(sqlite3.connect(database)) as link:
+        rows = link.execute(statement, values).fetchall()
+        link.commit()
     return rows
 
 
-def list_tables(database):
-    return execute(database, "SELECT name FROM sqlite_master WHERE type = 'table'")
-
-
-def test_a_server_that_refuses(tmp_path, stand_in):
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (
+            *(403, b'{"error_code": "PERMISSION_DENIED", "message": "no"}'),
+            "): RestException: PERMISSION_DENIED: no",
+        ),
+        (
+            *(401, b'{"error_code": "UNAUTHENTICATED", "message": "no"}'),
+            "it rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        ),
+        (200, b"<!doctype html>", "not in a valid JSON format"),
+    ],
+)
+def test_a_server_that_refuses(refuse, stand_in, status, body, reason):
+    stand_in.status, stand_in.body = status, body
     uri = f"tracking.uri={stand_in.uri}"
-    stand_in.status, stand_in.body = 403, b'{"error_code": "PERMISSION_DENIED", "message": "no"}'
-    assert f"({'--set'} {uri}): RestException: PERMISSION_DENIED: no" in refuse(tmp_path, uri)
-    stand_in.status, stand_in.body = 401, b'{"error_code": "UNAUTHENTICATED", "message": "no"}'
-    assert "it rejects MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in refuse(
-        tmp_path, uri
-    )
-    stand_in.status, stand_in.body = 200, b"<!doctype html>"
-    assert "not in a valid JSON format" in refuse(tmp_path, uri)
+    message = refuse(uri)
+    assert f"({'--set'} {uri}): " in message
+    assert reason in message
 
 
-def test_a_server_that_hangs_costs_a_bounded_time(tmp_path, stand_in, monkeypatch, capsys):
+def test_a_server_that_hangs_costs_a_bounded_time(check, stand_in, monkeypatch, capsys):
     """MLflow's client would wait for MLFLOW_HTTP_REQUEST_TIMEOUT, which is a user's to raise."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
     monkeypatch.setattr(server, "SERVER_SECONDS", 0.2)
     stand_in.go_on.clear()
-    check_server(make_tiny_spec(tmp_path, f"tracking.uri={stand_in.uri}"))
+    check(f"tracking.uri={stand_in.uri}")
     assert "no answer within 0.2 s; every update is kept" in capsys.readouterr().err
     assert stand_in.requests
 
 
-def test_a_server_that_is_missing(tmp_path, capsys):
+def test_a_server_that_is_missing(check, capsys):
     with socket.socket() as bound:  # it does not listen
         bound.bind(("127.0.0.1", 0))
         uri = f"http://me:secret@127.0.0.1:{bound.getsockname()[1]}"
-        check_server(make_tiny_spec(tmp_path, f"tracking.uri={uri}"))
+        check(f"tracking.uri={uri}")
     warning = capsys.readouterr().err
     assert warning.startswith("warning: tracking.uri = http://me:***@127.0.0.1")
     assert "every update is kept and sent later" in warning
@@ -124,22 +142,26 @@ def test_the_message_names_the_line_of_the_file(tmp_path):
         check_server(load_spec(path))
 
 
-def test_the_address_of_a_page_is_refused_with_that_of_its_server():
-    problem = find_uri_problem("http://me:secret@host:5000/#/experiments/3")
-    assert problem == "a browser's page: write http://me:***@host:5000"
-
-
-@pytest.mark.parametrize("uri", ["./mlruns", "mlruns", "/data/mlruns", "file:///data/mlruns"])
-def test_a_directory_of_files_is_refused_with_a_database(uri):
-    """mlflow.org, "Backend Stores": the file store takes the place of a database, and is old."""
-    assert find_uri_problem(uri).endswith("write sqlite:///mlflow.db")
+DATABASE = "write sqlite:///mlflow.db"
 
 
 @pytest.mark.parametrize(
-    "uri", ["http://host:5000", "databricks", "databricks-uc", "postgresql+psycopg2://host/db"]
+    ("uri", "problem"),
+    [
+        (
+            "http://me:secret@host:5000/#/experiments/3",
+            "a browser's page: write http://me:***@host:5000",
+        ),
+        # mlflow.org, "Backend Stores": the file store takes the place of a database, and is old
+        *((uri, DATABASE) for uri in ("./mlruns", "mlruns", "/data/mlruns", "file:///data/mlruns")),
+        # other stores are left to MLflow
+        *((uri, "") for uri in ("http://host:5000", "databricks", "databricks-uc")),
+        ("postgresql+psycopg2://host/db", ""),
+    ],
 )
-def test_other_stores_are_left_to_mlflow(uri):
-    assert find_uri_problem(uri) == ""
+def test_addresses(uri, problem):
+    found = find_uri_problem(uri)
+    assert found.endswith(problem) if problem == DATABASE else found == problem
 
 
 @pytest.mark.parametrize("name", ["a?b", "a%20b", "a'b\"c"])
@@ -158,45 +180,44 @@ def test_paths_that_mlflow_reads_as_another_are_refused(tmp_path, name, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == [name], "no other file is created"
 
 
-def test_other_paths_work(tmp_path, empty_database, monkeypatch):
+def test_other_paths_work(check, tmp_path, empty_database, monkeypatch):
     """All that shells, YAML and URLs treat specially, and SQLAlchemy does not."""
     directory = tmp_path / 'it\'s a "50% #1" & [my] sweep; $x'
     directory.mkdir()
     shutil.copy(empty_database, directory)
     monkeypatch.chdir(directory)
-    check_server(
-        make_tiny_spec(tmp_path, "storage=runs", "tracking.uri=sqlite:///mlflow.db", REQUIRED)
-    )
+    check("storage=runs", "tracking.uri=sqlite:///mlflow.db", REQUIRED)
     (tmp_path / "tiny.yaml").unlink()
     assert [path.name for path in tmp_path.iterdir()] == [directory.name]
     assert (directory / "mlartifacts" / "nightly").exists()
 
 
-def test_files_that_cannot_be_a_database(tmp_path):
-    assert find_uri_problem(f"sqlite:///{tmp_path}/new/folder/mlflow.db") == ""
+def test_files_that_cannot_be_a_database(refuse, tmp_path):
+    for path in ("new/folder/mlflow.db", "50%.db", "our #1.db"):
+        assert find_uri_problem(f"sqlite:///{tmp_path}/{path}") == ""
     assert find_uri_problem(f"sqlite:///{tmp_path}") == "it is not a file"
-    assert find_uri_problem(f"sqlite:///{tmp_path}/50%.db") == ""
     assert "it cannot be opened" in find_uri_problem(f"sqlite:///{'x' * 300}")
     (tmp_path / "mlflow.db").write_text("not a database\n")
-    assert "file is not a database" in refuse(tmp_path)
+    assert "file is not a database" in refuse()
 
 
 @pytest.mark.parametrize("found", ["0584bdc529eb", "ffffffffffff"], ids=["older", "newer"])
-def test_the_database_of_another_mlflow_is_refused_and_left_alone(tmp_path, store, found):
+def test_the_database_of_another_mlflow_is_refused_and_left_alone(refuse, tmp_path, store, found):
     """`SqlAlchemyStore` migrates a database that lacks one of its tables, without a word."""
     database = tmp_path / "mlflow.db"
     execute(database, "UPDATE alembic_version SET version_num = ?", found)
     execute(database, "DROP TABLE webhook_events")
-    tables = list_tables(database)
-    assert f"its schema is {found}, MLflow" in refuse(tmp_path)
-    assert "mlflow db upgrade" in refuse(tmp_path)
-    assert (execute(database, HEAD), list_tables(database)) == ([(found,)], tables)
+    tables = execute(database, TABLES)
+    message = refuse()
+    assert f"its schema is {found}, MLflow" in message
+    assert "mlflow db upgrade" in message
+    assert (execute(database, HEAD), execute(database, TABLES)) == ([(found,)], tables)
 
 
-def test_test_runs_leave_no_litter(tmp_path, store):
+def test_test_runs_leave_no_litter(check, tmp_path, store):
     """MLflow keeps deleted runs until `mlflow gc`: a second start restores the one of the first."""
     for _ in range(2):
-        check_server(make_tiny_spec(tmp_path, REQUIRED))
+        check(REQUIRED)
     client = MlflowClient(store)
     experiment = client.get_experiment_by_name("nightly").experiment_id
     assert client.search_runs([experiment]) == []
@@ -205,36 +226,35 @@ def test_test_runs_leave_no_litter(tmp_path, store):
     assert [path for path in (tmp_path / "mlartifacts").rglob("*") if path.is_file()] == []
 
 
-def test_a_store_without_room_for_artifacts(tmp_path, store):
+def test_a_store_without_room_for_artifacts(refuse, tmp_path, store):
     (tmp_path / "full").write_text("")
     MlflowClient(store).create_experiment("nightly", str(tmp_path / "full"))
-    assert f"{tmp_path}/full/" in (reason := refuse(tmp_path))
+    assert f"{tmp_path}/full/" in (reason := refuse())
     assert "takes no artifact: NotADirectoryError" in reason
     assert MlflowClient(store).search_runs(["1"]) == [], "the test run is deleted all the same"
 
 
-def test_an_experiment_that_was_deleted_is_restored(tmp_path, store):
+def test_an_experiment_that_was_deleted_is_restored(check, store):
     client = MlflowClient(store)
     client.delete_experiment(client.create_experiment("nightly"))
-    check_server(make_tiny_spec(tmp_path, REQUIRED))
+    check(REQUIRED)
     assert client.get_experiment_by_name("nightly").lifecycle_stage == "active"
 
 
-def test_an_experiment_may_have_a_longer_name_than_a_directory(tmp_path, store):
+def test_an_experiment_may_have_a_longer_name_than_a_directory(check, tmp_path, store):
     """MLflow takes 500 characters, and the usual disks 255 bytes (`NAME_MAX`)."""
-    check_server(make_tiny_spec(tmp_path, REQUIRED, f"tracking.experiment={'ü' * 500}"))
-    check_server(make_tiny_spec(tmp_path, REQUIRED, 'tracking.experiment=".."'))
-    client = MlflowClient(store)
-    location = Path(client.get_experiment_by_name("..").artifact_location)
+    check(REQUIRED, f"tracking.experiment={'ü' * 500}")
+    check(REQUIRED, 'tracking.experiment=".."')
+    location = Path(MlflowClient(store).get_experiment_by_name("..").artifact_location)
     assert location.is_relative_to(tmp_path / "mlartifacts")
 
 
-def test_a_file_that_is_missing_is_created_only_if_it_is_required(tmp_path):
-    check_server(make_tiny_spec(tmp_path))
+def test_a_file_that_is_missing_is_created_only_if_it_is_required(check, tmp_path):
+    check()
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_artifacts_follow_a_database_that_has_moved(tmp_path, empty_database, capsys):
+def test_artifacts_follow_a_database_that_has_moved(check, tmp_path, empty_database, capsys):
     """MLflow stores absolute paths of artifacts, in experiments and runs."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
@@ -245,13 +265,13 @@ def test_artifacts_follow_a_database_that_has_moved(tmp_path, empty_database, ca
     other = client.create_experiment("by hand", "s3://bucket/mlartifacts")
     old.rename(new)
 
-    check_server(make_tiny_spec(new, REQUIRED))
+    check(REQUIRED, to=new)
     assert f"artifacts are in {new}/mlartifacts/nightly" in capsys.readouterr().err
     assert not old.exists(), "nothing is written to the old path"
     client = MlflowClient(f"sqlite:///{new}/mlflow.db")
     assert [entry.path for entry in client.list_artifacts(run)] == ["note.txt"]
     assert client.get_experiment(other).artifact_location == "s3://bucket/mlartifacts"
-    check_server(make_tiny_spec(new, REQUIRED))
+    check(REQUIRED, to=new)
     assert capsys.readouterr().err == ""
 
 
@@ -282,13 +302,9 @@ def test_the_users_environment_wins(monkeypatch):
 )
 def test_artifacts_of_a_database_lie_beside_its_file(uri, location):
     created = []
-
-    def create_experiment(name, location, tags):
-        created.append((name, location))
-        return "1"
-
     client = SimpleNamespace(
-        get_experiment_by_name=lambda name: None, create_experiment=create_experiment
+        get_experiment_by_name=lambda name: None,
+        create_experiment=lambda name, location, tags: created.append((name, location)) or "1",
     )
     assert server.find_experiment(client, uri, "my sweep") == "1"
     assert created == [("my sweep", location)]

@@ -48,12 +48,16 @@ def started(*records, sweep_id="s"):
     return SweepStarted(records, sweep_id=sweep_id)
 
 
-def send(spec, *events, timeout=LONG):
-    """One process of the sweep, from its first event to its end; returns the warning."""
+def start_tracker(spec, *events):
     sink = MlflowTracker(spec)
     for event in events:
         sink(event)
-    return sink.close(timeout)
+    return sink
+
+
+def send(spec, *events, timeout=LONG):
+    """One process of the sweep, from its first event to its end; returns the warning."""
+    return start_tracker(spec, *events).close(timeout)
 
 
 def play(spec, *events):
@@ -81,41 +85,49 @@ def curve(run, name):
     return [(step, value) for key, value, _, step in run.points if key == name]
 
 
+def list_steps(mlflow):
+    """Return the steps of trial 0 for which MLflow has a loss."""
+    return [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")]
+
+
+def fail_with(error, *methods):
+    """Return a function that fails requests of some methods, or of all."""
+
+    def fail(method, *_):
+        if not methods or method in methods:
+            raise error
+
+    return fail
+
+
+AWAY = MlflowException("nobody there")
+
+
 def test_a_sweep_from_start_to_end(spec, mlflow):
     first = make_complete_trial(0, 0.9, 0.1, directory=spec.directory / "trials" / "0")
     second = make_complete_trial(1, 0.4, 0.05)
     failed = make_running_trial(2, state="failed", reason="loss is nan", finished=3000.0)
-    warning = send(
+    play(
         spec,
-        started(),
-        *train(spec, 1, 40),
-        TrialFinished(first),
-        TrialStarted(make_running_trial(1)),
-        TrialFinished(second),
-        TrialStarted(make_running_trial(2)),
-        TrialFinished(failed),
+        *(started(), *train(spec, 1, 40), TrialFinished(first)),
+        *(TrialStarted(make_running_trial(1)), TrialFinished(second)),
+        *(TrialStarted(make_running_trial(2)), TrialFinished(failed)),
         SweepFinished((first, second, failed), interrupted=False),
     )
     runs = mlflow.by_key()
-    assert warning == ""
-    assert (runs["sweep"].status, runs["0"].status, runs["2"].status) == (
-        "FINISHED",
-        "FINISHED",
-        "FAILED",
-    )
+    assert [runs[key].status for key in ("sweep", "0", "2")] == ["FINISHED", "FINISHED", "FAILED"]
+    assert [runs[key].end for key in "02"] == [2_000_000, 3_000_000]
+    assert runs["sweep"].end == pytest.approx(1000 * time.time(), abs=3_600_000)
     assert runs["sweep"].tags["identity"] == spec.compute_identity()
     assert runs["2"].tags["reason"] == "loss is nan"
     assert runs["1"].name == "trial-001 gdpo"
-    assert [step for step, _ in curve(runs["0"], "train/loss")] == list(range(1, 41))
+    assert list_steps(mlflow) == list(range(1, 41))
     assert curve(runs["0"], "validation/correctness") == [(20, 0.2), (40, 0.4)]
     assert curve(runs["0"], "test/correctness") == [(0, 0.9)]
     assert [runs[key].tags["pareto"] for key in "012"] == ["true", "false", "false"]
     assert [step for step, _ in curve(runs["sweep"], "hypervolume")] == [0, 1, 2]
-    assert set(mlflow.files) == {
-        ("sweep", "spec.yaml"),
-        ("sweep", "front.csv"),
-        ("0", "policy/README.md"),
-    }
+    files = {("sweep", "spec.yaml"), ("sweep", "front.csv"), ("0", "policy/README.md")}
+    assert set(mlflow.files) == files
     assert len(runs["0"].inputs) == 3
     assert [version.tags["trial"] for version in mlflow.versions.values()] == ["0"]
     assert len(mlflow.experiment_tags) == 5
@@ -148,29 +160,27 @@ def test_the_file_of_a_trial_that_mlflow_shows_as_ended_is_not_read(spec, mlflow
     assert read == [second.directory]
 
 
-def test_a_trial_that_ran_again_within_one_comparison_lacks_no_point(spec, mlflow, monkeypatch):
+def test_a_trial_that_ran_again_within_one_comparison_lacks_no_point(spec, mlflow):
     record = make_complete_trial(0, 0.9, 0.1, directory=spec.directory / "trials" / "0")
     play(spec, started(), *train(spec, 1, 20), TrialFinished(record))
     play(spec, started(record), *train(spec, 21, 40), TrialFinished(record))
-    assert [s for s, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
+    assert list_steps(mlflow) == list(range(1, 41))
 
 
 def test_only_changes_of_the_front_are_sent(spec, mlflow, monkeypatch):
     monkeypatch.setattr(desired_runs, "MIN_INTERVAL", 0.0)
     monkeypatch.setattr(desired_runs, "MAX_CPU_SHARE", float("inf"))
-    records = [
-        make_complete_trial(n, *v) for n, v in enumerate([(0.5, 0.5), (0.6, 0.4), (0.7, 0.7)])
-    ]
-    sink = MlflowTracker(spec)
-    sink(started())
+    values = [(0.5, 0.5), (0.6, 0.4), (0.7, 0.7)]
+    records = [make_complete_trial(number, *value) for number, value in enumerate(values)]
+    sink = start_tracker(spec, started())
     for record in records:
         sink(TrialFinished(record))
         wait_until_sent(sink)
     sink(SweepFinished(tuple(records), interrupted=False))
     sink.close(LONG)
     runs = mlflow.by_key()
-    assert [value for _, value in curve(runs["0"], "pareto/rank")] == [0.0, 1.0]
-    assert [value for _, value in curve(runs["2"], "pareto/rank")] == [0.0]
+    ranks = {key: [value for _, value in curve(runs[key], "pareto/rank")] for key in "02"}
+    assert ranks == {"0": [0.0, 1.0], "2": [0.0]}
     assert [value for _, value in curve(runs["sweep"], "pareto/size")] == [1.0, 2.0, 1.0]
 
 
@@ -186,9 +196,7 @@ def test_the_tag_of_a_deleted_checkpoint_is_removed(spec, mlflow, tmp_path):
 def test_a_finished_sweep_runs_again_once_a_trial_is_added(spec, mlflow):
     record, more = make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.5, 0.5)
     play(spec, started(), TrialStarted(make_running_trial(0)), SweepFinished((record,), False))
-    sink = MlflowTracker(spec)
-    sink(started(record))
-    sink(TrialStarted(make_running_trial(1)))
+    sink = start_tracker(spec, started(record), TrialStarted(make_running_trial(1)))
     wait_until_sent(sink)
     sink(SweepFinished((record, more), interrupted=False))
     sink.close(LONG)
@@ -218,13 +226,13 @@ def test_step_metrics_are_stored_once_over_an_interruption(spec, mlflow):
     play(spec, started(record), *train(spec, 21, 40))
     points = mlflow.by_key()["0"].points
     assert points[: len(before)] == before
-    assert [s for s, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
+    assert list_steps(mlflow) == list(range(1, 41))
 
 
 def test_step_metrics_that_were_written_but_not_reported_are_read(spec, mlflow):
     *events, _, _ = train(spec, 1, 12)
     play(spec, started(), *events)
-    assert [s for s, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 13))
+    assert list_steps(mlflow) == list(range(1, 13))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -232,8 +240,7 @@ def test_step_metrics_that_were_written_but_not_reported_are_read(spec, mlflow):
 def test_a_kill_between_two_batches_loses_and_repeats_nothing(spec, mlflow, monkeypatch, batches):
     monkeypatch.setattr(mlflow_store, "METRICS_PER_BATCH", 10)
     directory, done = spec.directory / "trials" / "0", []
-    for step in range(1, 41):
-        append_step(directory, make_measurement(step))
+    train(spec, 1, 40)
 
     def kill(method, *arguments):
         done.extend([True] * (method == "log_batch" and len(mlflow.runs) > 1))
@@ -241,7 +248,7 @@ def test_a_kill_between_two_batches_loses_and_repeats_nothing(spec, mlflow, monk
             raise SystemExit
 
     mlflow.fail = kill
-    record = replace(make_complete_trial(0, 0.9, 0.1), directory=directory)
+    record = make_complete_trial(0, 0.9, 0.1, directory=directory)
     send(spec, started(record))
     before = list(mlflow.by_key()["0"].points)
     assert len(before) == 10 * batches
@@ -251,7 +258,7 @@ def test_a_kill_between_two_batches_loses_and_repeats_nothing(spec, mlflow, monk
     points = mlflow.by_key()["0"].points
     assert points[: len(before)] == before
     assert len({(name, step) for name, _, _, step in points}) == len(points)
-    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
+    assert list_steps(mlflow) == list(range(1, 41))
     assert mlflow.by_key()["0"].tags["state"] == "complete"
 
 
@@ -275,14 +282,13 @@ def test_measurements_on_an_object_store_are_read_there(spec, mlflow, tmp_path, 
     if state != "running":
         events.append(TrialFinished(make_complete_trial(0, 0.9, 0.1, state=state, **places)))
     play(spec, started(), *events)
-    assert [step for step, _ in curve(mlflow.by_key()["0"], "train/loss")] == list(range(1, 41))
+    assert list_steps(mlflow) == list(range(1, 41))
 
 
 def test_a_sweep_that_has_ended_is_sent_at_once(spec, mlflow, monkeypatch):
     monkeypatch.setattr(mlflow_sink, "INTERVAL", 10 * LONG)
-    record, sink = make_complete_trial(0, 0.9, 0.1), MlflowTracker(spec)
-    sink(started(record))
-    sink(SweepFinished((record,), interrupted=False))
+    record = make_complete_trial(0, 0.9, 0.1)
+    sink = start_tracker(spec, started(record), SweepFinished((record,), interrupted=False))
     wait_until_sent(sink)
     assert mlflow.by_key()["sweep"].status == "FINISHED"
     sink.close(LONG)
@@ -294,9 +300,8 @@ def test_an_interruption_ends_running_trials(spec, mlflow):
     runs = mlflow.by_key()
     assert (runs["sweep"].status, runs["0"].status) == ("KILLED", "KILLED")
     assert mlflow.versions == {}, "only a final front is registered"
-    sink = MlflowTracker(spec)
-    sink(started(make_running_trial(0)))
-    sink(TrialStarted(make_running_trial(0)))
+    again = make_running_trial(0)
+    sink = start_tracker(spec, started(again), TrialStarted(again))
     wait_until_sent(sink)
     assert runs["0"].status == "RUNNING"
     sink.close(LONG)
@@ -337,9 +342,7 @@ def test_a_number_that_is_used_again_replaces_its_run(spec, mlflow):
 def test_a_run_that_a_person_deleted_stays_deleted(spec, mlflow, key, during):
     """mlflow-export-import#178: what a person did in MLflow was undone; all else is sent."""
     first, second = make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.5, 0.5)
-    sink = MlflowTracker(spec)
-    sink(started())
-    sink(TrialStarted(make_running_trial(0)))
+    sink = start_tracker(spec, started(), TrialStarted(make_running_trial(0)))
     wait_until_sent(sink)
     if not during:
         sink.close(LONG)
@@ -347,9 +350,9 @@ def test_a_run_that_a_person_deleted_stays_deleted(spec, mlflow, key, during):
     mlflow.delete_run(mlflow.by_key()[key].id)
     if not during:
         sink(started())
-    for event in (TrialFinished(first), TrialFinished(second)):
+    end = SweepFinished((first, second), interrupted=False)
+    for event in (TrialFinished(first), TrialFinished(second), end):
         sink(event)
-    sink(SweepFinished((first, second), interrupted=False))
     assert sink.close(LONG) == ""
     assert set(mlflow.by_key()) == {"sweep": {"0"}, "0": {"sweep", "1"}}[key]
     (deleted,) = mlflow.deleted.values()
@@ -384,30 +387,19 @@ def test_pictures_are_sent_again_only_if_they_changed(spec, mlflow):
 
 
 def test_a_server_that_is_away_gets_everything_later(spec, mlflow):
-    away = True
-
-    def fail(method, *_):
-        if away:
-            raise MlflowException("nobody there")
-
-    mlflow.fail = fail
-    sink = MlflowTracker(spec)
-    for event in [started(), *train(spec, 1, 10)]:
-        sink(event)
+    mlflow.fail = fail_with(AWAY)
+    sink = start_tracker(spec, started(), *train(spec, 1, 10))
     deadline = time.monotonic() + LONG
     while sink.get_state().kind != "away" and time.monotonic() < deadline:
         time.sleep(0.001)
     assert "are kept and will be sent: MlflowException: nobody there" in str(sink.get_state())
-    away = False
+    mlflow.fail = lambda *_: None
     assert sink.close(LONG) == ""
-    assert len(curve(mlflow.by_key()["0"], "train/loss")) == 10
+    assert list_steps(mlflow) == list(range(1, 11))
 
 
-def test_updates_that_are_left_are_reported_and_sent_by_the_next_process(spec, mlflow, capsys):
-    def fail(*_):
-        raise MlflowException("nobody there")
-
-    mlflow.fail = fail
+def test_updates_that_are_left_are_reported_and_sent_by_the_next_process(spec, mlflow):
+    mlflow.fail = fail_with(AWAY)
     warning = send(spec, started(), TrialStarted(make_running_trial(0)), timeout=0.05)
     assert "updates did not reach http://mlflow" in warning
     assert "sent the next time the same command runs" in warning
@@ -423,8 +415,7 @@ def test_a_refused_run_does_not_delay_the_others(spec, mlflow):
 
     mlflow.fail = fail
     events = [TrialStarted(make_running_trial(number)) for number in (0, 1)]
-    warning = send(spec, started(), *events)
-    assert "refused updates of trial 0" in warning
+    assert "refused updates of trial 0" in send(spec, started(), *events)
     assert set(mlflow.by_key()) == {"sweep", "1"}
 
 
@@ -450,11 +441,7 @@ def test_a_decoration_that_is_refused_costs_itself_alone(spec, mlflow):
 
 
 def test_files_that_cannot_be_stored_delay_nothing_and_are_tried_again(spec, mlflow):
-    def fail(method, *_):
-        if method == "log_text":
-            raise MlflowException("no room")
-
-    mlflow.fail = fail
+    mlflow.fail = fail_with(MlflowException("no room"), "log_text")
     record = make_complete_trial(0, 0.9, 0.1)
     warning = send(spec, started(), TrialFinished(record), timeout=5.0)
     assert "files of the sweep could not be stored: MlflowException: no room" in warning
@@ -467,8 +454,7 @@ def test_files_that_cannot_be_stored_delay_nothing_and_are_tried_again(spec, mlf
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_crashes_is_reported(spec, mlflow, monkeypatch):
     monkeypatch.setattr(desired_runs.DesiredRuns, "refresh_front", lambda *_: 1 / 0)
-    warning = send(spec, started(), TrialStarted(make_running_trial(0)), timeout=0.5)
-    assert "crashed" in warning
+    assert "crashed" in send(spec, started(), TrialStarted(make_running_trial(0)), timeout=0.5)
 
 
 def test_state_and_link(spec, mlflow):

@@ -41,12 +41,15 @@ def run(spec, records, *, interrupted=False, error=None):
 
 
 def read_notices(spec):
-    lines = (spec.directory / "notices.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return list(map(json.loads, (spec.directory / "notices.jsonl").read_text().splitlines()))
 
 
-def test_the_end_of_a_sweep_is_sent_with_its_front(tmp_path, hook):
-    spec = make_notified_spec(tmp_path)
+@pytest.fixture
+def spec(tmp_path):
+    return make_notified_spec(tmp_path)
+
+
+def test_the_end_of_a_sweep_is_sent_with_its_front(spec, hook):
     records = make_records(spec, 6)
     run(spec, records)
     (message,) = hook.got
@@ -66,8 +69,7 @@ def test_the_end_of_a_sweep_is_sent_with_its_front(tmp_path, hook):
     assert stored == {**message, "problem": ""}
 
 
-def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, hook):
-    spec = make_notified_spec(tmp_path)
+def test_an_interrupted_sweep_says_how_it_goes_on(spec, hook):
     run(spec, make_records(spec, 6), interrupted=True)
     assert [message["occasion"] for message in hook.got] == ["interrupted"]
     assert "The same command resumes it" in hook.got[0]["text"]
@@ -93,8 +95,7 @@ def test_a_sweep_without_a_front_has_failed(tmp_path, hook):
         (KeyboardInterrupt(), "interrupted", "was interrupted."),
     ],
 )
-def test_a_sweep_that_ends_with_an_error_says_so(tmp_path, hook, error, occasion, text):
-    spec = make_notified_spec(tmp_path)
+def test_a_sweep_that_ends_with_an_error_says_so(spec, hook, error, occasion, text):
     with pytest.raises(type(error)):
         run(spec, make_records(spec, 6), error=error)
     (message,) = hook.got
@@ -113,14 +114,12 @@ def test_only_the_first_failure_of_a_trial_is_sent_and_at_once(tmp_path, hook):
         while not hook.got and time.monotonic() < deadline:
             time.sleep(0.01)
         assert [message["trial"] for message in hook.got] == [failed.number]
-        assert hook.got[0]["text"].endswith(
-            f"goes on, but trial {failed.number} failed: out of memory."
-        )
+        end = f"goes on, but trial {failed.number} failed: out of memory."
+        assert hook.got[0]["text"].endswith(end)
     assert len(hook.got) == 1
 
 
-def test_a_finished_sweep_that_is_started_again_sends_nothing(tmp_path, hook):
-    spec = make_notified_spec(tmp_path)
+def test_a_finished_sweep_that_is_started_again_sends_nothing(spec, hook):
     with SweepNotifier(spec) as notifier:
         notifier(SweepStarted(tuple(make_records(spec, 6))))
         notifier(SweepFinished(tuple(make_records(spec, 6)), False, "all were tried"))
@@ -136,10 +135,9 @@ def test_unwanted_occasions_and_sweeps_without_a_webhook_send_nothing(tmp_path, 
     assert hook.got == []
 
 
-def test_a_webhook_that_refuses_is_one_warning_and_is_recorded(tmp_path, hook, monkeypatch, capsys):
+def test_a_webhook_that_refuses_is_one_warning_and_is_recorded(spec, hook, monkeypatch, capsys):
     monkeypatch.setattr(sweep_notifier, "PAUSES", (0.0, 0.0))
     hook.answer = 500
-    spec = make_notified_spec(tmp_path)
     records = make_records(spec, 6)
     run(spec, [*records[:-1], replace(records[-1], state="failed", reason="x")])
     (line,) = capsys.readouterr().err.splitlines()
@@ -151,24 +149,20 @@ def test_a_webhook_that_refuses_is_one_warning_and_is_recorded(tmp_path, hook, m
     assert "secret" not in line + json.dumps(notices)
 
 
-def test_a_webhook_that_fails_once_is_tried_again(tmp_path, hook, monkeypatch, capsys):
+def test_a_webhook_that_fails_once_is_tried_again(spec, hook, monkeypatch, capsys):
     answers = iter(["the webhook answered 503", ""])
     monkeypatch.setattr(sweep_notifier, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(sweep_notifier, "post_message", lambda *_: next(answers))
-    spec = make_notified_spec(tmp_path)
     run(spec, make_records(spec, 6))
     assert capsys.readouterr().err == ""
     assert read_notices(spec)[0]["problem"] == ""
 
 
-def test_a_webhook_that_hangs_delays_only_the_end_and_not_for_long(
-    tmp_path, hook, monkeypatch, capsys
-):
+def test_a_webhook_that_hangs_delays_only_the_end_and_not_for_long(spec, monkeypatch, capsys):
     monkeypatch.setattr(sweep_notifier, "CLOSING_SECONDS", 0.3)
     monkeypatch.setattr(sweep_notifier, "PAUSES", (0.0,))
     hung = threading.Event()  # one that were waited for would end without a problem
     monkeypatch.setattr(sweep_notifier, "post_message", lambda *_: str(hung.wait(60) or ""))
-    spec = make_notified_spec(tmp_path)
     records = make_records(spec, 6)
     records[-1] = replace(records[-1], state="failed")
     run(spec, records)
@@ -177,19 +171,17 @@ def test_a_webhook_that_hangs_delays_only_the_end_and_not_for_long(
     assert len(read_notices(spec)) == 2
 
 
-def test_a_sweep_whose_webhook_is_not_set_is_refused(tmp_path, monkeypatch):
-    spec = make_notified_spec(tmp_path)
+def test_a_sweep_whose_webhook_is_not_set_is_refused(spec, tmp_path, monkeypatch):
     monkeypatch.delenv("HOOK", raising=False)
     (problem,) = find_unset_webhook(spec)
     assert "notify.webhook_env = HOOK: the environment variable is not set" in str(problem)
+    assert not [*find_unset_webhook(make_spec(tmp_path))]
     monkeypatch.setenv("HOOK", "secret")
     (problem,) = find_unset_webhook(spec)
     assert "not the address of a webhook" in str(problem)
     assert "secret" not in str(problem)
     monkeypatch.setenv("HOOK", "https://chat.example.org/x")
     assert not [*find_unset_webhook(spec)]
-    monkeypatch.delenv("HOOK")
-    assert not [*find_unset_webhook(make_spec(tmp_path))]
 
 
 def test_the_webhook_is_no_part_of_the_identity_and_survives_the_stored_file(tmp_path):

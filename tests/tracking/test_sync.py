@@ -37,10 +37,8 @@ def spec(tmp_path):
             ledger.start(params, "search", "model", seed=number)
             for step in range(1, 41):
                 append_step(ledger.get_trial_directory(number), make_measurement(step))
-            estimates = {
-                "correctness": Estimate(0.5 + number / 10, 0.01),
-                "length": Estimate(0.5 - number / 10, 0.01),
-            }
+            values = {"correctness": 0.5 + number / 10, "length": 0.5 - number / 10}
+            estimates = {name: Estimate(value, 0.01) for name, value in values.items()}
             ledger.complete(number, Outcome(estimates, estimates, Cost(2560, 9.0, 8.0), None))
         ledger.end_session(session, "all trials are done")
     return spec
@@ -89,12 +87,10 @@ def test_everything_is_sent_late_and_again_if_the_database_is_gone(
     assert [step for step, _ in runs["trial-001 gdpo, knee"][3]["train/loss"]] == list(range(1, 41))
     assert [step for step, _ in runs["tiny"][3]["hypervolume"]] == [0, 1]
 
-    assert mlflow_sink.sync(spec) == 0
-    assert read_content(database) == first
-
-    replace_database(database, empty_database)
-    assert mlflow_sink.sync(spec) == 0
-    assert read_content(database) == first
+    for prepare in (lambda: None, lambda: replace_database(database, empty_database)):
+        prepare()
+        assert mlflow_sink.sync(spec) == 0
+        assert read_content(database) == first
 
 
 def test_a_sweep_that_runs_sends_by_itself(spec):
@@ -112,19 +108,12 @@ def test_updates_that_are_left_are_reported_and_change_the_status(tmp_path, spec
 def test_sync_says_how_much_is_left_until_the_server_fails(spec, monkeypatch, capsys):
     monkeypatch.setattr(mlflow_sink, "PRINT_SECONDS", -1.0)
     monkeypatch.setattr(mlflow_sink, "POLL_SECONDS", 0.0)
-    states = iter(
-        [
-            TrackingState("up to date", 1_200, ""),
-            TrackingState("catching up", 800, ""),
-            TrackingState("away", 800, "nobody there"),
-        ]
-    )
+    news = [("up to date", 1_200, ""), ("catching up", 800, ""), ("away", 800, "nobody there")]
+    states = iter([TrackingState(*each) for each in news])
     monkeypatch.setattr(MlflowTracker, "get_state", lambda _: next(states))
     mlflow_sink.wait_until_sent(MlflowTracker(spec))
-    assert capsys.readouterr().out.splitlines() == [
-        "MLflow: 1,200 updates left",
-        "MLflow: 800 updates left",
-    ]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["MLflow: 1,200 updates left", "MLflow: 800 updates left"]
 
 
 def test_a_copy_of_a_sweep_writes_no_runs_of_the_original(spec, tmp_path, capsys):
@@ -157,10 +146,9 @@ def test_a_sweep_that_was_moved_keeps_its_runs(spec, tmp_path):
         before = ledger.sweep_id
     moved = spec.directory.with_name("moved")
     spec.directory.rename(moved)
-    with Ledger.open(load_copy(moved, tmp_path / "m.db")) as ledger:
-        assert ledger.sweep_id == before
-    with Ledger.open(load_copy(moved, tmp_path / "m.db")) as ledger:
-        assert ledger.sweep_id == before
+    for _ in range(2):
+        with Ledger.open(load_copy(moved, tmp_path / "m.db")) as ledger:
+            assert ledger.sweep_id == before
 
 
 def load_copy(directory, database):

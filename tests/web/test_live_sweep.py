@@ -24,11 +24,11 @@ def spec(tmp_path):
 
 
 def read(spec):
-    return LiveSweep(lambda: spec, clock=lambda: 0.0)
+    return closing(LiveSweep(lambda: spec, clock=lambda: 0.0))
 
 
 def test_nothing_is_read_again_while_nothing_changes(spec, monkeypatch):
-    with start_sweep(spec) as ledger, closing(read(spec)) as sweep:
+    with start_sweep(spec) as ledger, read(spec) as sweep:
         first = sweep.refresh()
         assert sweep.refresh() is first  # which has seen that the steps of a trial are read
         monkeypatch.setattr(Ledger, "get_records", None)
@@ -43,15 +43,9 @@ def test_nothing_is_read_again_while_nothing_changes(spec, monkeypatch):
         assert third.steps == {}
 
 
-def test_a_sweep_that_has_not_started_is_awaited(spec):
-    with closing(read(spec)) as sweep:
+def test_a_ledger_that_is_begun_or_moved_aside_is_read(spec):
+    with read(spec) as sweep:
         assert sweep.refresh().records == ()
-        with start_sweep(spec):
-            assert len(sweep.refresh().records) == 3
-
-
-def test_a_ledger_that_was_moved_aside_is_left_for_the_new_one(spec):
-    with closing(read(spec)) as sweep:
         start_sweep(spec).close()
         assert len(sweep.refresh().records) == 3
         Ledger.open(spec, fresh=True).close()
@@ -73,7 +67,7 @@ def test_a_damaged_ledger_is_a_problem_and_the_last_content_stays(spec):
     start_sweep(spec).close()
     journal = spec.directory / "ledger.journal"
     whole = journal.read_bytes()
-    with closing(read(spec)) as sweep:
+    with read(spec) as sweep:
         sweep.refresh()
         journal.write_bytes(whole + b"nonsense\n")
         broken = sweep.refresh()
@@ -87,7 +81,13 @@ def test_a_damaged_ledger_is_a_problem_and_the_last_content_stays(spec):
 def test_a_directory_that_was_out_of_reach_is_read_again(spec):
     start_sweep(spec).close()
     away = spec.directory.with_name("away")
-    with closing(LiveSweep(lambda: _load_present(spec), clock=lambda: 0.0)) as sweep:
+
+    def load():
+        if not spec.directory.exists():
+            raise UsageError("the sweep is gone")
+        return spec
+
+    with closing(LiveSweep(load, clock=lambda: 0.0)) as sweep:
         sweep.refresh()
         sweep.refresh()  # with the steps of the running trial among the files
         spec.directory.rename(away)
@@ -96,14 +96,8 @@ def test_a_directory_that_was_out_of_reach_is_read_again(spec):
         assert sweep.refresh().problem == ""
 
 
-def _load_present(spec):
-    if not spec.directory.exists():
-        raise UsageError("the sweep is gone")
-    return spec
-
-
 def test_a_torn_record_is_no_problem(spec):
-    with start_sweep(spec) as ledger, closing(read(spec)) as sweep:
+    with start_sweep(spec) as ledger, read(spec) as sweep:
         sweep.refresh()
         with (spec.directory / "ledger.journal").open("ab") as file:
             file.write(b'{"op_code":8')
@@ -131,7 +125,7 @@ def test_a_slow_sweep_is_read_rarely(spec):
 
 
 def test_requests_are_part_of_the_snapshot(spec):
-    with start_sweep(spec) as ledger, closing(read(spec)) as sweep:
+    with start_sweep(spec) as ledger, read(spec) as sweep:
         assert not sweep.refresh().requests
         assert not sweep.refresh().pending
         Steering(spec.directory).request("pause", {}, "anna")
@@ -148,27 +142,17 @@ def test_requests_are_part_of_the_snapshot(spec):
 # The driver
 
 
-def test_a_driver_is_alive_while_it_holds_the_lease(spec):
+def test_a_driver_is_alive_while_it_holds_the_lease(spec, tmp_path):
     assert find_driver(spec.directory) is None
     with start_sweep(spec):
         driver = find_driver(spec.directory)
         assert (driver.process, driver.is_alive) == (os.getpid(), True)
         assert abs(driver.since - time.time()) < 60
-    assert find_driver(spec.directory).is_alive is False
-
-
-def test_a_copied_directory_has_no_driver(spec, tmp_path):
-    with start_sweep(spec):
-        copy = tmp_path / "copy"
-        copy.mkdir()
+        (copy := tmp_path / "copy").mkdir()
         (copy / "ledger.lock").write_bytes((spec.directory / "ledger.lock").read_bytes())
         assert find_driver(copy).is_alive is False
-
-
-def test_looking_for_the_driver_does_not_take_its_lease(spec):
-    start_sweep(spec).close()
-    find_driver(spec.directory)
-    Ledger.open(spec).close()
+    assert find_driver(spec.directory).is_alive is False
+    Ledger.open(spec).close()  # to look for the driver does not take its lease
 
 
 @pytest.mark.integration
@@ -178,9 +162,8 @@ def test_a_killed_driver_is_not_alive(spec, tmp_path):
         "lease = Lease(Path(sys.argv[1]) / 'ledger.lock'); print('held', flush=True);"
         "time.sleep(600)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE
-    ) as process:
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         assert find_driver(tmp_path).is_alive is True
         process.kill()

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from threading import Event
 from unittest.mock import Mock
 
@@ -16,20 +16,15 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.ledger.requests import list_pending
-from gdpo_tune.web.guard import WINDOW
+from gdpo_tune.web.guard import MAX_ADDRESSES, MAX_WRONG, WINDOW, is_loopback, list_own_names
 from gdpo_tune.web.page_content import View
 from gdpo_tune.web.page_server import DEFAULT_PORT, FILES, MAX_BYTES, open_socket
 from tests.support.tuning import load_code_spec
-from tests.support.web import (
-    TOKEN,
-    build_guard,
-    build_view,
-    report_step,
-    serve_page,
-)
+from tests.support.web import TOKEN, build_guard, build_view, report_step, serve_page
 from tests.support.web import start_sweep as start
 
 OWN = {"X-Gdpo-Tune": "page"}
+STOP = {"action": "stop", "arguments": {"trial": 2}}
 PATHS = ["/", "/api/state", "/api/figure/front", "/api/space", "/files/page.js", "/nowhere"]
 
 
@@ -39,10 +34,18 @@ def ledger(tmp_path):
         yield ledger
 
 
+@contextmanager
+def serve(spec, guard, root_path=""):
+    """Serve the page of a sweep; yield a client that waits as long as a busy machine takes."""
+    view, sweep = build_view(spec)
+    with closing(sweep), serve_page(view, guard, root_path) as client:
+        client.timeout = 60
+        yield client
+
+
 @pytest.fixture
 def stranger(ledger):
-    view, sweep = build_view(ledger.spec)
-    with closing(sweep), serve_page(view, build_guard()) as client:
+    with serve(ledger.spec, build_guard()) as client:
         yield client
 
 
@@ -57,10 +60,8 @@ def list_waiting(ledger):
 
 
 def test_without_the_token_nothing_is_answered(ledger):
-    view, sweep = build_view(ledger.spec)
     clock = itertools.count(step=WINDOW)  # so that no address has to wait
-    guard = build_guard(clock=lambda: next(clock))
-    with closing(sweep), serve_page(view, guard) as stranger:
+    with serve(ledger.spec, build_guard(clock=lambda: next(clock))) as stranger:
         queries = ("", "?token=wrong", f"?token={TOKEN[:-1]}")
         for path in (f"{path}{query}" for path in PATHS for query in queries):
             answer = stranger.get(path)
@@ -82,23 +83,18 @@ def test_the_page_sets_a_cookie_that_scripts_cannot_read(stranger):
 
 def test_after_ten_wrong_tokens_comes_429_but_never_for_the_owner(client):
     address = str(client.base_url)
-    statuses = [httpx.get(f"{address}?token=x").status_code for _ in range(12)]
+    statuses = [httpx.get(f"{address}?token=x").status_code for _ in range(10)]
+    # no header makes a guess come from another address
+    others = [{"X-Forwarded-For": f"10.0.0.{number}"} for number in range(2)]
+    statuses += [httpx.get(address, headers=headers).status_code for headers in others]
     assert statuses == [403] * 10 + [429] * 2
     assert httpx.get(address).headers["retry-after"] == "60"
     assert client.get("/api/state").status_code == 200
 
 
-def test_no_header_makes_a_guess_come_from_another_address(stranger):
-    statuses = [
-        stranger.get("/", headers={"X-Forwarded-For": f"10.0.0.{n}"}).status_code for n in range(11)
-    ]
-    assert statuses == [403] * 10 + [429]
-
-
 def test_a_foreign_name_of_the_machine_is_refused(client):
-    answer = client.get("/api/state", headers={"Host": "evil.example:8770"})
-    assert answer.status_code == 403
-    assert client.get("/api/state", headers={"Host": "localhost:9999"}).status_code == 200
+    for host, status in (("evil.example:8770", 403), ("localhost:9999", 200)):
+        assert client.get("/api/state", headers={"Host": host}).status_code == status
 
 
 def test_a_proxy_that_is_not_named_gets_one_line_with_the_way_out(client, ledger):
@@ -121,10 +117,9 @@ def test_a_proxy_may_pass_its_path_on_or_cut_it_off(ledger, path):
 
     Source: RFC 6265, 5.1.4 (default path); ngx_http_proxy_module, proxy_pass with and without URI.
     """
-    view, sweep = build_view(ledger.spec)
     guard = build_guard(proxied=["sweeps.example"])
     headers = {"Host": "sweeps.example", "X-Forwarded-Proto": "https"}
-    with closing(sweep), serve_page(view, guard, "/user/an@n/proxy") as client:
+    with serve(ledger.spec, guard, "/user/an@n/proxy") as client:
         answer = client.get(f"{path}?token={TOKEN}", headers=headers)
         assert answer.status_code == 200
         cookie = answer.headers["set-cookie"]
@@ -135,9 +130,8 @@ def test_a_proxy_may_pass_its_path_on_or_cut_it_off(ledger, path):
             assert not name.startswith("/")
             assert client.get(path + name, headers=headers).status_code == 200
         assert client.get(f"{path}api/figure/front", headers=headers).status_code == 200
-        content = {"action": "stop", "arguments": {"trial": 2}}
         headers |= {**OWN, "Origin": "https://sweeps.example"}
-        answer = client.post(f"{path}api/requests", headers=headers, json=content)
+        answer = client.post(f"{path}api/requests", headers=headers, json=STOP)
     assert answer.status_code == 202
     assert len(list_waiting(ledger)) == 1
 
@@ -181,8 +175,7 @@ def test_a_request_is_left_for_the_driver_with_its_author_or_refused_in_a_line(c
     answer = client.post("/api/requests", headers=OWN, json=content)
     assert answer.status_code == 400
     assert answer.json() == {"problem": "there is no trial 99: the last one is 2"}
-    content = {"action": "stop", "arguments": {"trial": 2}}
-    answer = client.post("/api/requests", headers=OWN, json=content)
+    answer = client.post("/api/requests", headers=OWN, json=STOP)
     assert answer.status_code == 202
     (request,) = list_waiting(ledger)
     assert answer.json() == {"id": request.id}
@@ -191,22 +184,17 @@ def test_a_request_is_left_for_the_driver_with_its_author_or_refused_in_a_line(c
 
 
 def test_a_request_from_another_page_is_refused(client, ledger):
-    content = {"action": "stop", "arguments": {"trial": 2}}
-    for headers in (
-        {},
-        {"Origin": str(client.base_url).rstrip("/")},
-        {**OWN, "Origin": "http://127.0.0.1:8888"},
-        {**OWN, "Origin": "https://evil.example"},
-    ):
-        answer = client.post("/api/requests", headers=headers, json=content)
+    origins = ("http://127.0.0.1:8888", "https://evil.example")
+    own = {"Origin": str(client.base_url).rstrip("/")}  # without the header
+    for headers in ({}, own, *({**OWN, "Origin": origin} for origin in origins)):
+        answer = client.post("/api/requests", headers=headers, json=STOP)
         assert answer.status_code == 403, headers
     assert list_waiting(ledger) == []
 
 
 def test_a_user_without_a_name_may_ask(client, ledger, monkeypatch):
     monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("uid not found")))
-    content = {"action": "stop", "arguments": {"trial": 2}}
-    assert client.post("/api/requests", headers=OWN, json=content).status_code == 202
+    assert client.post("/api/requests", headers=OWN, json=STOP).status_code == 202
     (request,) = list_waiting(ledger)
     assert request.author == f"user {os.getuid()} (page)"
 
@@ -216,32 +204,34 @@ def test_a_slow_request_keeps_no_page_waiting(client, monkeypatch):
 
     def request(*_):
         is_asked.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         raise OSError("No space left on device")
 
     monkeypatch.setattr(View, "request", request)
-    content = {"action": "stop", "arguments": {"trial": 2}}
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(client.post, "/api/requests", headers=OWN, json=content)
+        answer = thread.submit(client.post, "/api/requests", headers=OWN, json=STOP)
         try:
-            assert is_asked.wait(10)
+            assert is_asked.wait(60)
             assert client.get("/api/state").status_code == 200
         finally:
             may_end.set()
     assert answer.result().json() == {"problem": "No space left on device"}
 
 
+NO_JSON = "a request is JSON with action and arguments"
+NO_WORD = "the action of a request is a word, and its arguments a mapping"
+
+
 def test_malformed_requests_are_refused(client, ledger):
-    for body in (
-        *(b"", b"{", b"[]", b"3", b"[" * 5000, b"\xff\xfe"),
-        b'{"action": "stop"}',
-        b'{"action": 3, "arguments": {}}',
-        b'{"action": "stop", "arguments": []}',
-        b'{"action": "' + b"x" * MAX_BYTES + b'", "arguments": {}}',
-    ):
+    broken = (b"", b"{", b"[]", b"3", b"[" * 5000, b"\xff\xfe", b'{"action": "stop"}')
+    problems = dict.fromkeys(broken, NO_JSON)
+    problems |= {b'{"action": 3, "arguments": {}}': NO_WORD}
+    problems |= {b'{"action": "stop", "arguments": []}': NO_WORD}
+    large = b'{"action": "' + b"x" * MAX_BYTES + b'", "arguments": {}}'
+    problems[large] = f"a request has at most {MAX_BYTES:,} bytes"
+    for body, problem in problems.items():
         answer = client.post("/api/requests", headers=OWN, content=body)
-        assert answer.status_code == 400, body[:50]
-        assert answer.json()["problem"]
+        assert (answer.status_code, answer.json()) == (400, {"problem": problem}), body[:50]
     assert list_waiting(ledger) == []
 
 
@@ -275,3 +265,99 @@ def test_an_address_of_another_machine_is_refused():
         open_socket("192.0.2.1", None)
     with pytest.raises(UsageError, match="--host no such host"):
         open_socket("no such host", None)
+
+
+# Who may open it: the token, the limit on wrong ones, and names of this machine
+
+
+def test_the_token_counts_in_the_address_and_in_the_cookie_of_this_server():
+    guard = build_guard()
+    assert guard.has_token(TOKEN, {})
+    assert guard.has_token(None, {guard.cookie: TOKEN})
+    assert not guard.has_token(None, {"another": TOKEN})
+    for wrong in (None, "", TOKEN[:-1], TOKEN + "t", "é" * 43):
+        assert not guard.has_token(wrong, {})
+        assert not guard.has_token(wrong, {guard.cookie: "x"})
+
+
+def test_after_ten_wrong_tokens_an_address_has_to_wait(caplog):
+    clock = [0.0]
+    guard = build_guard(clock=lambda: clock[0])
+    assert [guard.note_wrong_token("10.0.0.1") for _ in range(MAX_WRONG)] == [403] * MAX_WRONG
+    assert guard.note_wrong_token("10.0.0.1") == 429
+    assert guard.note_wrong_token("10.0.0.2") == 403
+    assert sum("10.0.0.1: it has no valid" in line for line in caplog.messages) == MAX_WRONG
+    assert TOKEN not in caplog.text
+    clock[0] = WINDOW + 1
+    assert guard.note_wrong_token("10.0.0.1") == 403
+
+
+def test_addresses_without_end_take_no_memory_without_end():
+    guard = build_guard()
+    for number in range(MAX_ADDRESSES + 50):
+        guard.note_wrong_token(f"address {number}")
+    assert len(guard._wrong) == MAX_ADDRESSES
+
+
+PROXIED = ("sweeps.example", "box.example:8443")
+KNOWN = "127.0.0.1:8770 [::1]:8770 192.168.0.7:8770 box.example:8770"
+KNOWN += " localhost:9000"  # through an SSH tunnel
+FOREIGN = "evil.example:8770 localhost.evil.example 127.0.0.1.evil.example ["
+NEITHER = "evil.example sub.sweeps.example sweeps.example.evil.example xsweeps.example"
+
+
+@pytest.mark.parametrize("host", ["", *KNOWN.split(), *FOREIGN.split()])
+def test_only_names_of_this_machine_are_known(host):
+    assert build_guard({"box.example"}).is_known_host(host) is (host in KNOWN.split())
+
+
+@pytest.mark.parametrize("host", [*PROXIED, *NEITHER.split()])
+def test_a_proxy_is_known_by_exactly_the_names_that_a_person_gave(host):
+    """A name that another may point to this machine is refused.
+
+    Source: Jackson et al. 2007, Protecting browsers from DNS rebinding attacks, 5.2.
+    """
+    assert build_guard(proxied=PROXIED).is_known_host(host) is (host in PROXIED)
+    assert not build_guard().is_known_host(host)
+
+
+@pytest.mark.parametrize(
+    ("origin", "sent", "may"),
+    [
+        ("https://sweeps.example", {}, True),
+        ("https://sweeps.example", {"x-forwarded-proto": "https"}, True),
+        ("http://sweeps.example", {"x-forwarded-proto": "http"}, True),
+        ("http://sweeps.example", {"x-forwarded-proto": "https"}, False),
+        ("https://box.example:8443", {}, True),
+        ("https://box.example", {}, False),
+        ("https://sweeps.example:8443", {"host": "sweeps.example"}, False),
+        ("https://evil.example", {}, False),
+        ("https://sweeps.example.evil.example", {}, False),
+        ("https://[", {}, False),
+        ("null", {}, False),
+        ("http://127.0.0.1:8770", {}, True),
+        ("http://127.0.0.1:8888", {}, False),
+        (None, {}, True),
+    ],
+)
+def test_a_change_needs_the_header_and_the_origin_of_this_server_or_a_named_proxy(
+    origin, sent, may
+):
+    """nginx sends its own address as `Host`; an origin is a scheme, a host and a port.
+
+    Source: ngx_http_proxy_module, proxy_set_header; RFC 6454, 4.
+    """
+    headers = {"host": "127.0.0.1:8770", "x-gdpo-tune": "page", **sent}
+    headers |= {} if origin is None else {"origin": origin}
+    guard = build_guard(proxied=PROXIED)
+    assert guard.may_change(headers) is may
+    del headers["x-gdpo-tune"]
+    assert not guard.may_change(headers)
+
+
+def test_names_of_this_machine_count_only_beyond_localhost():
+    assert list_own_names("127.0.0.1") == list_own_names("localhost") == frozenset()
+    assert "box.example" in list_own_names("box.example")
+    assert is_loopback("::1")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("box.example")

@@ -49,8 +49,21 @@ def watch_sweep(spec, **sizes):
         yield ledger, view
 
 
+@contextmanager
+def open_view(spec):
+    """Yield a view of a sweep that has not begun."""
+    view, sweep = build_view(spec)
+    with closing(sweep):
+        yield view
+
+
 def get_state(view):
     return json.loads(view.get_state())
+
+
+def limit(spec, **budget):
+    budget = spec.search.budget.model_copy(update=budget)
+    return spec.model_copy(update={"search": spec.search.model_copy(update={"budget": budget})})
 
 
 @pytest.mark.parametrize(
@@ -71,9 +84,18 @@ def get_state(view):
     ],
 )
 def test_the_state_follows_from_driver_and_session(spec, driver, session, kind):
-    sessions = [session] if session else []
-    snapshot = Snapshot(spec, (), sessions, driver, {})
+    snapshot = Snapshot(spec, (), [session] if session else [], driver, {})
     assert describe_sweep(snapshot, NOW)[0] == kind
+
+
+def test_a_driver_elsewhere_is_silent_once_its_latest_record_is_old(spec):
+    with start_sweep(spec) as ledger:
+        first, *records = ledger.get_records()
+    latest = max(time for record in records for time in record.times)
+    first = replace(first, started=latest - 2 * SILENCE)
+    snapshot = Snapshot(spec, [first, *records], [RUNNING], ELSEWHERE, {})
+    for age, kind in ((SILENCE - 1, "running"), (SILENCE + 1, "silent")):
+        assert describe_sweep(snapshot, latest + age)[0] == kind
 
 
 def test_a_paused_sweep_says_so_until_it_is_resumed(spec):
@@ -101,7 +123,7 @@ def test_the_state_has_rows_tiles_and_the_time_left(spec):
         assert tiles["On the front"] == "2"
         (row,) = state["running"]
         assert (row["number"], row["step"], row["steps"]) == (2, 1, spec.training.steps)
-        assert row["values"][0] == "0.100"
+        assert (row["values"][0], row["started"]) == ("0.100", ledger.get_records()[2].started)
         assert row["searched"].keys() == set(spec.space.dimensions)
         assert [row["number"] for row in state["ended"]] == [1, 0]
         assert all(row["front"] for row in state["ended"])
@@ -114,9 +136,7 @@ def test_the_state_has_rows_tiles_and_the_time_left(spec):
 
 
 def test_the_budget_has_a_tile_for_each_limit(spec):
-    budget = spec.search.budget.model_copy(update={"completions": 6400, "hours": 2.0})
-    limited = spec.model_copy(update={"search": spec.search.model_copy(update={"budget": budget})})
-    with watch_sweep(limited) as (_, view):
+    with watch_sweep(limit(spec, completions=6400, hours=2.0)) as (_, view):
         tiles = [t for t in get_state(view)["tiles"] if t["label"] == "Budget"]
     assert [(t["value"], t["note"]) for t in tiles] == [
         ("1,344 of 6,400", "completions"),
@@ -125,8 +145,7 @@ def test_the_budget_has_a_tile_for_each_limit(spec):
 
 
 def test_pauses_count_neither_for_the_hours_nor_for_the_time_left(spec):
-    budget = spec.search.budget.model_copy(update={"hours": 2.0})
-    limited = spec.model_copy(update={"search": spec.search.model_copy(update={"budget": budget})})
+    limited = limit(spec, hours=2.0)
     with start_sweep(limited), closing(LiveSweep(lambda: limited)) as sweep:
         snapshot, now = sweep.refresh(), time.time()
         (session,) = snapshot.sessions
@@ -142,69 +161,55 @@ def test_pauses_count_neither_for_the_hours_nor_for_the_time_left(spec):
 
 
 def test_the_log_has_drivers_and_incidents_the_newest_first(spec):
-    with start_sweep(spec) as ledger:
+    with watch_sweep(spec) as (ledger, view):
         ledger.record_incident(Incident(time.time(), "is tried again: lost", (2,)))
-        view, sweep = build_view(spec)
-        with closing(sweep):
-            log = get_state(view)["log"]
-    assert [line["text"] for line in log] == [
+        ledger.end_session(ledger.begin_session(time.time(), 1, {}), "all were tried")
+        log = [line["text"] for line in get_state(view)["log"]]
+    assert log == [
+        "the driver ended: all were tried",
+        "the driver started with 1 slot",
         "trial 2 is tried again: lost",
         "the driver started with 2 slots",
     ]
 
 
-def test_requests_have_their_outcome_and_author(spec):
+def test_requests_have_their_outcome_and_author_and_count(spec):
     with watch_sweep(spec) as (ledger, view):
         view.request("stop", {"trial": 2}, "anna (page)")
         (request,) = get_state(view)["requests"]
         assert (request["outcome"], request["author"]) == ("pending", "anna (page)")
         assert (request["action"], request["trial"]) == ("stop", 2)
         ledger.complete(2, build_outcome(0.5, 0.5, 0.5))
-        apply_requests(ledger)
-        (request,) = get_state(view)["requests"]
-        assert request["outcome"] == "refused"
-        assert "has ended already" in request["reason"]
-
-
-def test_what_requests_have_added_and_changed_counts(spec):
-    with watch_sweep(spec) as (ledger, view):
         view.request("add", {"params": {"group_size": 4}}, "anna")
         view.request("trials", {"number": 40}, "anna")
         apply_requests(ledger)
         state = get_state(view)
-    assert state["progress"]["planned"] == 11
-    assert state["trials"] == 40
+    *_, request = state["requests"]
+    assert request["outcome"] == "refused"
+    assert "has ended already" in request["reason"]
+    assert (state["progress"]["planned"], state["trials"]) == (11, 40)
 
 
 def test_a_budget_leaves_the_number_of_trials_to_the_sweep(tmp_path):
-    divided = load_spec(SPACE, [f"storage={tmp_path}"], "sweep")
-    view, sweep = build_view(divided)
-    with closing(sweep):
+    with open_view(load_spec(SPACE, [f"storage={tmp_path}"], "sweep")) as view:
         assert get_state(view)["trials"] is None
 
 
 def test_the_command_for_mlflow_can_be_pasted_into_a_shell(tmp_path):
     database = f"sqlite:///{tmp_path}/of the team.db"
-    view, sweep = build_view(load_code_spec(tmp_path, [f"tracking.uri={database}"]))
-    with closing(sweep):
+    with open_view(load_code_spec(tmp_path, [f"tracking.uri={database}"])) as view:
         command = shlex.split(get_state(view)["mlflow"]["text"])
         assert command == ["mlflow", "ui", "--backend-store-uri", database]
 
 
-def test_a_state_without_news_is_equal_byte_for_byte(spec):
+def test_what_has_changed_is_made_again(spec):
     with watch_sweep(spec) as (ledger, view):
         first, figure = view.get_state(), view.get_figure("running")
         assert view.get_state() is first
         report_step(ledger, 2, 2)
         assert view.get_state() != first
         assert view.get_figure("running") != figure
-
-
-def test_the_front_is_drawn_again_only_after_the_end_of_a_trial(spec):
-    with watch_sweep(spec) as (ledger, view):
-        before = get_state(view)["figures"]
-        report_step(ledger, 2, 2)
-        after = get_state(view)["figures"]
+        before, after = json.loads(first)["figures"], get_state(view)["figures"]
         assert after["front"] == before["front"]
         assert after["running"] != before["running"]
         ledger.complete(2, build_outcome(0.95, 0.95, 0.95))
@@ -214,11 +219,10 @@ def test_the_front_is_drawn_again_only_after_the_end_of_a_trial(spec):
 
 
 def test_a_sweep_before_its_first_trial_has_no_figures(spec):
-    view, sweep = build_view(spec)
-    with closing(sweep):
+    with open_view(spec) as view:
+        assert view.get_figure("front") == view.get_figure("running") == b"null"
         state = get_state(view)
         assert state["status"]["kind"] == "not started"
-        assert view.get_figure("front") == view.get_figure("running") == b"null"
         assert state["ends_at"] is None
 
 
@@ -238,6 +242,9 @@ def test_curves_hold_rungs_and_steps_of_the_running_trials(spec):
     axes = {name for name in figure["layout"] if name.startswith("xaxis")}
     assert {trace["xaxis"].replace("x", "xaxis") for trace in figure["data"]} == axes
     assert draw_running(goals, records[:1], {}, 60) is None
+    first, *rungs = records[1].rungs
+    bare = replace(records[1], rungs=(replace(first, validation={}), *rungs))
+    assert draw_running(goals, [bare], snapshot.steps, 60)["data"][0]["x"] == [2]
 
 
 def test_many_running_trials_have_curves_of_the_latest(spec):
@@ -249,8 +256,7 @@ def test_many_running_trials_have_curves_of_the_latest(spec):
 def test_a_parameter_without_effect_is_not_shown(tmp_path):
     rate = "{log: [3.0e-5, 3.0e-4], when: {normalization: [gdpo]}}"
     spec = load_code_spec(tmp_path, [f"space.learning_rate={rate}"])
-    view, sweep = build_view(spec)
-    with start_sweep(spec, ended=0, running=0) as ledger, closing(sweep):
+    with watch_sweep(spec, ended=0, running=0) as (ledger, view):
         for mode in ("gdpo", "grpo"):
             params = spec.space.complete_baseline({"normalization": mode})
             ledger.start(params, "search", "model", seed=0)
