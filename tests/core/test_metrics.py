@@ -1,7 +1,5 @@
 """Costs as metrics; means with errors that are clustered by prompt, and their intervals."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,20 +12,19 @@ from gdpo_tune.core.trials import Z_95, Cost, Estimate
 COST = Cost(completions=64, seconds=1800.0, cpu_seconds=900.0)
 
 
-def test_named_costs_join_the_metrics():
-    measured = {"correctness": Estimate(0.5, 0.01)}
-    metrics = add_costs(measured, COST, ("correctness", "gpu_hours", "cpu_seconds"), gpus=4)
-    assert metrics == {**measured, "gpu_hours": Estimate(2, 0), "cpu_seconds": Estimate(900, 0)}
-
-
-def test_a_metric_of_the_task_keeps_its_name():
-    own = {"seconds": Estimate(3, 0.1)}
-    assert add_costs(own, COST, ("seconds",), gpus=0) == own
-
-
-@pytest.mark.parametrize("names", [(), ("correctness",)])
-def test_other_costs_stay_out(names):
-    assert add_costs({}, COST, names, gpus=1) == {}
+@pytest.mark.parametrize(
+    ("measured", "names", "gpus", "more"),
+    [
+        ({}, ("correctness", "gpu_hours", "cpu_seconds"), 4, {"gpu_hours": 2, "cpu_seconds": 900}),
+        ({"seconds": Estimate(3, 0.1)}, ("seconds",), 0, {}),  # a metric of the task keeps its name
+        ({}, (), 1, {}),
+        ({}, ("correctness",), 1, {}),
+    ],
+)
+def test_named_costs_join_the_metrics(measured, names, gpus, more):
+    measured = {"correctness": Estimate(0.5, 0.01), **measured}
+    costs = {name: Estimate(value, 0) for name, value in more.items()}
+    assert add_costs(measured, COST, names, gpus=gpus) == {**measured, **costs}
 
 
 def estimate_share(right, prompts):
@@ -43,14 +40,9 @@ def test_mean_and_bootstrap_error():
     estimate = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
     assert estimate.mean == pytest.approx(values.mean())
     assert estimate.se == pytest.approx(values.std(ddof=1) / 20, rel=0.1)
-
-
-def test_equal_completions_of_a_prompt_leave_the_error():
-    values = np.random.default_rng(0).normal(size=200)
-    once = estimate_metrics({"m": values.tolist()}, 1, 0)["m"]
+    # equal completions of a prompt leave the error
     copied = estimate_metrics({"m": np.repeat(values, 4).tolist()}, 4, 0)["m"]
-    assert copied.mean == pytest.approx(once.mean)
-    assert copied.se == pytest.approx(once.se)
+    assert (copied.mean, copied.se) == pytest.approx((estimate.mean, estimate.se))
 
 
 def test_a_metric_that_one_prompt_alone_has_is_left_out():
@@ -100,6 +92,11 @@ def test_half_of_the_prompts_have_wilsons_interval():
     found = estimate_share(25, 50)
     reach = Z_95 * math.sqrt(50) / (50 + Z_95**2) * math.sqrt(0.25 + Z_95**2 / 200)
     assert (found.low, found.high) == pytest.approx((0.5 - reach, 0.5 + reach))
+
+
+def test_an_estimate_without_an_interval_has_that_of_a_normal_error():
+    found = Estimate(0.5, 0.1)
+    assert (found.low, found.high) == pytest.approx((0.5 - Z_95 * 0.1, 0.5 + Z_95 * 0.1))
 
 
 @pytest.mark.parametrize("prompts", [64, 128, 256])

@@ -1,13 +1,9 @@
 """Files on an object store: what is asked again, what is told, and where copies are kept."""
 
-from __future__ import annotations
-
 import errno
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
+import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -25,33 +21,39 @@ from gdpo_tune.ledger.sweep_store import check_store_writable
 from tests.support.clock import count_pauses_as_time
 
 PLACE = "memory://bucket/night"
+NO_ROUTE = OSError("no route")
 
 
 @pytest.fixture(autouse=True)
-def empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_store(monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    return
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     """The pauses that were made."""
     return count_pauses_as_time(monkeypatch)
 
 
-def failing(times: int, error: Exception, works: Callable[..., Any]) -> Callable[..., Any]:
-    left = [error] * times
+@pytest.fixture
+def fail(monkeypatch):
+    """A function that lets a method of the store fail so many times."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if left:
-            raise left.pop()
-        return works(*args, **kwargs)
+    def fail(method, error, times=99):
+        works, left = getattr(MemoryFileSystem, method), [error] * times
 
-    return call
+        def call(*args, **kwargs):
+            if left:
+                raise left.pop()
+            return works(*args, **kwargs)
+
+        monkeypatch.setattr(MemoryFileSystem, method, call)
+
+    return fail
 
 
-def test_files_go_there_and_come_back(tmp_path: Path):
+def test_files_go_there_and_come_back(tmp_path):
     files = StoreDirectory(PLACE)
     assert files.list_sizes() == {}
     assert files.read("a") is None
@@ -59,6 +61,7 @@ def test_files_go_there_and_come_back(tmp_path: Path):
     files.upload({"a/one": tmp_path / "one", "b/two": tmp_path / "one"})
     files.write("a/three", b"333")
     files.copy({"a/three": "c/three"})
+    StoreDirectory(f"{PLACE}-2").write("a", b"")  # the name of another one
     assert files.list_sizes() == {"a/one": 1, "a/three": 3, "b/two": 1, "c/three": 3}
     assert files.list_sizes("a") == {"a/one": 1, "a/three": 3}
     files.download({"c/three": tmp_path / "new" / "three"})
@@ -67,73 +70,43 @@ def test_files_go_there_and_come_back(tmp_path: Path):
     assert files.list_sizes() == {"a/three": 3, "c/three": 3}
 
 
-def test_the_names_of_others_are_not_below_a_folder():
-    StoreDirectory(f"{PLACE}-2").write("a", b"")
-    assert StoreDirectory(PLACE).list_sizes() == {}
-
-
-def test_a_store_that_is_away_for_a_moment_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-):
-    said: list[str] = []
-    works = MemoryFileSystem.pipe_file
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(3, OSError("no route"), works))
+def test_a_store_that_is_away_for_a_moment_is_asked_again(fail, clock):
+    said = []
+    fail("pipe_file", NO_ROUTE, 3)
     StoreDirectory(PLACE, say=said.append).write("a", b"1")
     assert clock == [1, 2, 4]
-    assert said == [
-        f"waits for {PLACE}: no route",
-        f"continues: {PLACE} answers again after 7 s",
-    ]
+    assert said == [f"waits for {PLACE}: no route", f"continues: {PLACE} answers again after 7 s"]
     assert StoreDirectory(PLACE).read("a") == b"1"
 
 
-def test_a_store_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch, clock: list[float]):
-    monkeypatch.setattr(MemoryFileSystem, "find", failing(99, OSError("no route"), lambda: None))
+def test_a_store_that_stays_away_is_given_up(fail, clock):
+    fail("find", NO_ROUTE)
     with pytest.raises(StoreUnreachableError) as caught:
         StoreDirectory(PLACE, patience=60).list_sizes()
     assert clock == [1, 2, 4, 8, 16]
     assert str(caught.value).startswith(f"{PLACE} has not answered for 31 s (no route);")
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert str(again) == str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_who_does_not_wait_says_nothing_of_waiting(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-):
-    said: list[str] = []
-    monkeypatch.setattr(MemoryFileSystem, "find", failing(99, OSError("no route"), lambda: None))
+def test_who_does_not_wait_says_nothing_of_waiting(fail, clock):
+    said = []
+    fail("find", NO_ROUTE)
     with pytest.raises(StoreUnreachableError):
         StoreDirectory(PLACE, patience=0, say=said.append).list_sizes()
     assert (said, clock) == ([], [])
 
 
-def test_a_full_disk_here_is_not_the_stores_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
-):
-    full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(MemoryFileSystem, "get", failing(1, full, lambda: None))
+def test_a_full_disk_here_is_not_the_stores_fault(tmp_path, fail, clock):
+    fail("get", OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(OSError, match="No space left"):
         StoreDirectory(PLACE).download({"a": tmp_path / "a"})
-    assert clock == []
-
-
-def test_a_store_that_takes_nothing_is_told_at_once(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-):
-    check_store_writable(PLACE)
-    assert StoreDirectory(PLACE).list_sizes() == {}
-    refusal = PermissionError("Access Denied")
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(1, refusal, lambda: None))
-    with pytest.raises(StoreError, match=f"storage {PLACE}: Access Denied\n    fix: ") as caught:
-        check_store_writable(PLACE)
-    assert caught.value.exit_status == 2
     assert clock == []
 
 
 class Status(Exception):
     """An error of a package that tells its HTTP status."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code):
         super().__init__(f"status {code}")
         self.code = code
 
@@ -151,34 +124,32 @@ class NoCredentialsError(Exception):
         NoCredentialsError("Unable to locate credentials"),
     ],
 )
-def test_a_refusal_is_no_outage(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float], refusal: Exception
-):
-    said: list[str] = []
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(99, refusal, lambda: None))
-    with pytest.raises(StoreError, match=f"storage {PLACE}: {refusal}\n    fix: "):
-        StoreDirectory(PLACE, say=said.append).write("a", b"1")
+def test_a_refusal_is_no_outage_and_is_told_before_a_sweep(fail, clock, refusal):
+    said = []
+    check_store_writable(PLACE)
+    assert StoreDirectory(PLACE).list_sizes() == {}
+    fail("pipe_file", refusal)
+    write = StoreDirectory(PLACE, say=said.append).write
+    for ask in (lambda: write("a", b"1"), lambda: check_store_writable(PLACE)):
+        with pytest.raises(StoreError, match=f"storage {PLACE}: {refusal}\n    fix: ") as caught:
+            ask()
+        assert caught.value.exit_status == 2
     assert (said, clock) == ([], [])
 
 
-@pytest.mark.parametrize("outage", [OSError("no route"), TimeoutError(), Status(503)])
-def test_an_outage_is_no_refusal(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float], outage: Exception
-):
-    works = MemoryFileSystem.pipe_file
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", failing(2, outage, works))
+@pytest.mark.parametrize("outage", [NO_ROUTE, TimeoutError(), Status(503)])
+def test_an_outage_is_no_refusal(fail, clock, outage):
+    fail("pipe_file", outage, 2)
     StoreDirectory(PLACE).write("a", b"1")
     assert clock == [1, 2]
 
 
-def test_a_marker_is_written_last_and_deleted_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_marker_is_written_last_and_deleted_first(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     names = ["checkpoint-2/complete.json", "checkpoint-2/weights", "steps.jsonl"]
-    calls: list[list[str]] = []
+    calls = []
 
-    def record(*arguments: list[str]) -> None:
+    def record(*arguments):
         calls.append([path.removeprefix("/bucket/night/") for path in arguments[-1]])
 
     for method in ("put", "copy", "rm"):
@@ -191,22 +162,14 @@ def test_a_marker_is_written_last_and_deleted_first(
     assert calls == [others, marker, others, marker, marker, others]
 
 
-def test_a_scheme_that_nobody_reads():
-    with pytest.raises(StoreError, match="Protocol not known"):
-        open_filesystem("nowhere://bucket")
-
-
-def test_a_scheme_that_asks_for_more_than_an_address():
-    with pytest.raises(StoreError, match=r"storage reference://x: .*argument.*\n    fix: "):
-        open_filesystem("reference://x")
-
-
-def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch):
-    import fsspec
-
-    def refuse(*_: Any, **__: Any) -> None:
+def test_addresses_that_nothing_reads_are_refused(monkeypatch):
+    def refuse(*_, **__):
         raise ImportError("Install s3fs to access S3")
 
+    with pytest.raises(StoreError, match="Protocol not known"):
+        open_filesystem("nowhere://bucket")
+    with pytest.raises(StoreError, match=r"storage reference://x: .*argument.*\n    fix: "):
+        open_filesystem("reference://x")
     monkeypatch.setattr(fsspec, "url_to_fs", refuse)
     with pytest.raises(StoreError, match="fix: pip install s3fs"):
         open_filesystem("s3://bucket/night")
@@ -220,9 +183,7 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch):
         ("file:///mnt/sweeps", "file/mnt/sweeps"),
     ],
 )
-def test_copies_are_in_the_cache_and_tell_of_what(
-    address: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_copies_are_in_the_cache_and_tell_of_what(address, folder, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE, str(tmp_path))
     assert find_local_copy(address) == tmp_path / folder
     assert find_address(tmp_path / folder).lower() == address.lower()

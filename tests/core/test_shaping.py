@@ -1,12 +1,10 @@
 """Length shapes, conditions and partial credit: closed forms, and missing scores."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gdpo_tune import rewards
@@ -27,6 +25,7 @@ from gdpo_tune.core.shaping import (
 )
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.training.evaluation import build_reward_functions
+from tests.support.case_tables import cases
 from tests.support.data import score_one
 from tests.support.training import SETTINGS, TOY, ToyTask, build_trial_config
 
@@ -81,25 +80,16 @@ def test_overlong_is_equation_13_plus_1_at_any_length(longest, share, tokens):
 # Conditions
 
 
-def test_a_condition_is_the_product_with_an_indicator():
-    values, others = [1.0, 0.5, -2.0, 1.0], [1.0, 0.9, 1.0, 0.0]
-    assert apply_condition(values, others, 1.0) == [1.0, 0.0, -2.0, 0.0]
-
-
 @CALM
 @given(st.lists(st.tuples(VALUE, VALUE), max_size=8), st.floats(-3, 3))
-def test_conditions_on_random_rewards(rows, least):
+@example([(1.0, 1.0), (0.5, 0.9), (-2.0, 1.0), (1.0, 0.0)], 1.0)
+@example([(None, 1.0), (1.0, None), (1.0, math.nan)], 0.5)
+def test_a_condition_is_the_product_with_an_indicator(rows, least):
+    """A missing score stays missing."""
     values, others = [row[0] for row in rows], [row[1] for row in rows]
-    result = apply_condition(values, others, least)
-    for value, other, after in zip(values, others, result, strict=True):
-        if value is None or other is None:
-            assert after is None
-        else:
-            assert after == value * (other >= least)
-
-
-def test_a_missing_score_stays_missing():
-    assert apply_condition([None, 1.0, 1.0], [1.0, None, math.nan], 0.5) == [None, None, None]
+    assert apply_condition(values, others, least) == [
+        None if None in row or math.isnan(row[1]) else row[0] * (row[1] >= least) for row in rows
+    ]
 
 
 def test_a_threshold_is_a_share_of_the_range_and_tolerates_rounding():
@@ -115,20 +105,12 @@ def test_a_threshold_is_a_share_of_the_range_and_tolerates_rounding():
 def test_chains_and_circles_read_the_rewards_before_shaping():
     rewards = {"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [0.0, 1.0]}
     chain = {"a": RewardCondition("b", 1), "b": RewardCondition("c", 1)}
-    assert Shaping(conditions=chain).apply(rewards, [1, 1]) == {
-        "a": [1.0, 1.0],
-        "b": [0.0, 1.0],
-        "c": [0.0, 1.0],
-    }
-    backwards = dict(reversed(chain.items()))
-    assert Shaping(conditions=backwards).apply(rewards, [1, 1]) == Shaping(conditions=chain).apply(
-        rewards, [1, 1]
-    )
+    for conditions in (chain, dict(reversed(chain.items()))):
+        shaped = Shaping(conditions=conditions).apply(rewards, [1, 1])
+        assert shaped == {**rewards, "b": [0.0, 1.0]}
     circle = {"a": RewardCondition("c", 1), "c": RewardCondition("a", 1)}
-    assert Shaping(conditions=circle).apply({"a": [1.0, 0.0], "c": [0.0, 1.0]}, [1, 1]) == {
-        "a": [0.0, 0.0],
-        "c": [0.0, 0.0],
-    }
+    shaped = Shaping(conditions=circle).apply({"a": [1.0, 0.0], "c": [0.0, 1.0]}, [1, 1])
+    assert shaped == {"a": [0.0, 0.0], "c": [0.0, 0.0]}
     assert rewards["b"] == [1.0, 1.0], "the task's own values are left alone"
 
 
@@ -147,11 +129,6 @@ WHOLE = {"a": [1.0, 0.0, 0.0, None], "b": [1.0, 1.0, 1.0, 1.0]}
 SHARES = {"a": [1.0, 0.5, 0.0, None]}
 
 
-def test_partial_credit_takes_the_place_of_all_or_nothing():
-    assert Shaping(partial_credit=True).apply(WHOLE, [1] * 4, SHARES) == {**WHOLE, **SHARES}
-    assert Shaping().apply(WHOLE, [1] * 4, SHARES) == WHOLE
-
-
 @pytest.mark.parametrize(
     ("partial_credit", "share", "met"),
     [
@@ -162,9 +139,11 @@ def test_partial_credit_takes_the_place_of_all_or_nothing():
     ],
 )
 def test_a_condition_reads_partial_credit_and_its_top_is_every_test(partial_credit, share, met):
+    credited = {**WHOLE, **SHARES} if partial_credit else WHOLE
+    assert Shaping(partial_credit).apply(WHOLE, [1] * 4, SHARES) == credited
     condition = RewardCondition("a", compute_threshold((0, 1), share))
     shaping = Shaping(partial_credit, conditions={"b": condition})
-    assert shaping.apply(WHOLE, [1] * 4, SHARES)["b"] == met
+    assert shaping.apply(WHOLE, [1] * 4, SHARES) == {**credited, "b": met}
 
 
 def test_partial_credit_exists_only_for_tasks_that_give_it(tmp_path):
@@ -191,15 +170,9 @@ def test_defaults_leave_every_value_as_it_was(tmp_path):
     assert all(result[name] is REWARDS[name] for name in REWARDS)
 
 
-def test_parameters_reach_the_rewards(tmp_path):
-    ramped = shaped(tmp_path, REWARDS, [4, 6, 8], length_shape="ramp")
-    assert ramped == {**REWARDS, "length": [1.0, 0.5, None]}
-    cache = {"length_shape": "overlong", "length_cache": 0.25}
-    assert shaped(tmp_path, REWARDS, [6, 7, 8], **cache)["length"] == [1.0, 0.5, None]
-    on = {"conditioning.vowels": "hits", "conditioning_threshold.vowels": 0.125}
-    assert shaped(tmp_path, REWARDS, [4, 6, 8], **on)["vowels"] == [0.0, 2.0, None]
-    top = {"conditioning.vowels": "hits"}
-    assert shaped(tmp_path, REWARDS, [4, 6, 8], **top)["vowels"] == [0.0, 0.0, None]
+@cases("core", "shaping")
+def test_parameters_reach_the_rewards(tmp_path, params, lengths, change):
+    assert shaped(tmp_path, REWARDS, lengths, **params) == {**REWARDS, **change}
 
 
 def test_a_ramp_without_room_to_fall_leaves_the_step(tmp_path):

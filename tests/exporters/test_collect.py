@@ -4,8 +4,6 @@ Layouts are those of Trainer.save_model, verl 0.9.1 (utils/checkpoint/fsdp_check
 model_merger/), and NeMo-RL at 7ea279a (models/automodel/checkpoint.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -19,12 +17,12 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.ledger import Ledger
+from tests.support.case_tables import cases
 from tests.support.tuning import build_outcome, load_code_spec
 
-ADAPTER, MODEL = "adapter_model.safetensors", "model.safetensors"
-NEMO = "results/x/step_60/policy/weights/model"
+MODEL = "model.safetensors"
 VERL = "checkpoints/x/global_step_60/actor"
-SHARD = f"{VERL}/model_world_size_2_rank_0.pt"
+NEMO_RL = "results/x/step_60/policy/weights/model"
 
 
 def touch(directory, *names):
@@ -33,18 +31,7 @@ def touch(directory, *names):
         (directory / name).touch()
 
 
-@pytest.mark.parametrize(
-    ("files", "where"),
-    [
-        ([f"x/{MODEL}", f"x/checkpoint-60/{MODEL}", f"policy/{MODEL}"], "x"),
-        ([f"x/v0/checkpoint-9/{ADAPTER}", f"x/v0/checkpoint-10/{ADAPTER}"], "x/v0/checkpoint-10"),
-        ([f"{NEMO}/{ADAPTER}", "results/x/step_60/policy/optimizer/model.safetensors"], NEMO),
-        ([f"converted/{MODEL}", f"converted/lora_adapter/{ADAPTER}"], "converted/lora_adapter"),
-        ([f"converted/{MODEL}", SHARD], "converted"),
-        ([SHARD, f"{VERL}/huggingface/{MODEL}"], f"{VERL}/huggingface"),
-    ],
-    ids=["trl", "ms-swift", "nemo-rl-adapter", "verl-adapter", "verl-converted", "verl-hf-model"],
-)  # fmt: skip
+@cases("exporters", "saved policies")
 def test_the_last_policy_of_a_library_is_found(tmp_path, files, where):
     touch(tmp_path, *files)
     assert export.find_saved_policy(tmp_path) == tmp_path / where
@@ -53,8 +40,11 @@ def test_the_last_policy_of_a_library_is_found(tmp_path, files, where):
 @pytest.mark.parametrize(
     ("shard", "tool"),
     [
-        (SHARD, "python -m verl.model_merger merge --backend fsdp"),
-        (f"{NEMO}/shard-00001-model-00001-of-00001.safetensors", "offline_hf_consolidation.py"),
+        (
+            f"{VERL}/model_world_size_2_rank_0.pt",
+            "python -m verl.model_merger merge --backend fsdp",
+        ),
+        (f"{NEMO_RL}/shard-00001-model-00001-of-00001.safetensors", "offline_hf_consolidation.py"),
     ],
     ids=["verl", "nemo-rl"],
 )
@@ -70,18 +60,18 @@ def test_shards_whose_library_is_missing_are_refused_with_its_command(
     assert not (tmp_path / "converted").exists()
 
 
+MERGER = f"""
+import pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index('--target_dir') + 1])
+out.mkdir()
+(out / '{MODEL}').touch()
+"""
+
+
 def test_shards_are_converted_by_their_library(tmp_path, monkeypatch):
-    package = tmp_path / "packages" / "verl"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "model_merger.py").write_text(
-        "import pathlib, sys\n"
-        "out = pathlib.Path(sys.argv[sys.argv.index('--target_dir') + 1])\n"
-        "out.mkdir()\n"
-        f"(out / '{MODEL}').touch()\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    touch(tmp_path / "a b", f"{VERL}/model_world_size_1_rank_0.pt")
+    touch(tmp_path, "verl/__init__.py", f"a b/{VERL}/model_world_size_1_rank_0.pt")
+    (tmp_path / "verl" / "model_merger.py").write_text(MERGER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert export.find_saved_policy(tmp_path / "a b") == tmp_path / "a b" / "converted"
 
 
@@ -91,17 +81,30 @@ def test_a_directory_without_weights_is_refused(tmp_path):
         export.find_saved_policy(tmp_path)
 
 
-def test_a_policy_is_collected_and_compared_with_its_candidate(tmp_path, monkeypatch, capsys):
-    """The error of a difference of independent means is the root of the sum of their squares."""
+OUTCOME = build_outcome(0.9, 0.2, 0.5)
+
+
+@pytest.fixture
+def spec(tmp_path):
+    """A sweep of one trial."""
     spec = load_code_spec(tmp_path)
     with Ledger.open(spec) as ledger:
         ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
-        ledger.complete(0, build_outcome(0.9, 0.2, 0.5))
-    trained = tmp_path / "exported" / "x"
+        ledger.complete(0, OUTCOME)
+    return spec
+
+
+def collect(spec, directory, out):
+    words = [f"{spec.directory}:0", "--collect", str(directory), "--out", str(out)]
+    return export.main(words)
+
+
+def test_a_policy_is_collected_and_compared_with_its_candidate(spec, tmp_path, monkeypatch, capsys):
+    """The error of a difference of independent means is the root of the sum of their squares."""
+    trained, out = tmp_path / "exported" / "x", tmp_path / "o"
     trained.mkdir(parents=True)
-    shipped = registry.POLICIES["embedded"]
     for name in (MODEL, "config.json"):
-        shutil.copy(shipped / name, trained)
+        shutil.copy(registry.POLICIES["embedded"] / name, trained)
     seen = []
 
     def evaluate(config, checkpoint, step):
@@ -110,26 +113,20 @@ def test_a_policy_is_collected_and_compared_with_its_candidate(tmp_path, monkeyp
         return {"correctness": Estimate(0.8, 0.03), "format": Estimate(0.2, 0.0)}
 
     monkeypatch.setattr("gdpo_tune.training.trial.evaluate_policy", evaluate)
-    words = [f"{spec.directory}:0", "--collect", str(trained.parent), "--out", str(tmp_path / "o")]
-    assert export.main(words) == 0
+    assert collect(spec, trained.parent, out) == 0
     ((seed, policy),) = seen
-    assert (seed, policy.parent) == (7, tmp_path / "o")
+    assert (seed, policy.parent) == (7, out)
     written = {file.name for file in policy.iterdir()}
     assert {MODEL, "config.json", "tokenizer.json", "prompts.json", "complete.json"} <= written
     assert json.loads((policy / "generation_config.json").read_text())["do_sample"]
-    printed = capsys.readouterr().out
-    error = (build_outcome(0.9, 0.2, 0.5).test["correctness"].se ** 2 + 0.03**2) ** 0.5
-    assert f"0.800 ± 0.030  -0.100 ± {error:.3f}" in printed
+    error = (OUTCOME.test["correctness"].se ** 2 + 0.03**2) ** 0.5
+    assert f"0.800 ± 0.030  -0.100 ± {error:.3f}" in capsys.readouterr().out
     with pytest.raises(UsageError, match="move it, or choose another --out"):
-        export.main(words)
+        collect(spec, trained.parent, out)
 
 
 @pytest.mark.parametrize("kind", ["adapter", "model", "cut"])
-def test_weights_of_another_model_or_cut_ones_are_refused_and_leave_nothing(tmp_path, kind):
-    spec = load_code_spec(tmp_path)
-    with Ledger.open(spec) as ledger:
-        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
-        ledger.complete(0, build_outcome(0.9, 0.2, 0.5))
+def test_weights_of_another_model_or_cut_ones_are_refused_and_leave_nothing(spec, tmp_path, kind):
     config = LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
     other = LlamaForCausalLM(config)
     settings = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
@@ -138,8 +135,6 @@ def test_weights_of_another_model_or_cut_ones_are_refused_and_leave_nothing(tmp_
     if kind == "cut":
         weights = (registry.POLICIES["embedded"] / MODEL).read_bytes()
         (tmp_path / "other" / MODEL).write_bytes(weights[: len(weights) // 2])
-    out = tmp_path / "out"
-    words = [f"{spec.directory}:0", "--collect", str(tmp_path / "other"), "--out", str(out)]
     with pytest.raises(UsageError, match="other: its weights are not those of embedded"):
-        export.main(words)
-    assert not out.exists()
+        collect(spec, tmp_path / "other", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,7 +1,5 @@
 """Exports of checkpoints and merges; the file for mergekit repeats a merge."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -27,22 +25,22 @@ from tests.support.export import export_to, make_recipe, parse_settings
 from tests.support.tuning import build_outcome, load_code_spec
 
 TRAINERS = sorted(set(registry.EXPORTERS) - set(MERGERS))
+PARTS = (Part(0, 30, 0.25), Part(1, 60, 0.75))
 
 
 @pytest.fixture
 def sweep(tmp_path):
     """Two trainings of 60 steps with kept policies, a checkpoint of the first, and a merge."""
     spec = load_code_spec(tmp_path, ["training.train_prompts=16"])
-    parts = [Part(0, 30, 0.25), Part(1, 60, 0.75)]
     with Ledger.open(spec) as ledger:
         params = spec.space.complete_baseline({"normalization": "gdpo"})
         for number in range(2):
             ledger.start(params, "search", "model", seed=70 + number)
         ledger.start(params, "checkpoint", "candidate", 72, parts=[Part(0, 30, 1.0)])
-        ledger.start({}, "merge", "candidate", 73, parts=parts)
+        ledger.start({}, "merge", "candidate", 73, parts=PARTS)
         for number, value in enumerate((0.2, 0.9, 0.5, 0.7)):
             ledger.complete(number, build_outcome(value, 1.0 - value, 0.5))
-    for part in parts:
+    for part in PARTS:
         save_policy(find_directory(spec, part), part.trial)
     return spec
 
@@ -83,13 +81,11 @@ def test_mergekit_repeats_a_merge(sweep, tmp_path, capsys):
         "out_dtype": "float32",
         "models": [
             {"model": str(find_directory(sweep, part)), "parameters": {"weight": part.weight}}
-            for part in (Part(0, 30, 0.25), Part(1, 60, 0.75))
+            for part in PARTS
         ],
     }
-    first, second = (
-        load_file(find_directory(sweep, part) / "model.safetensors")["w"]
-        for part in (Part(0, 30, 0.25), Part(1, 60, 0.75))
-    )
+    files = [find_directory(sweep, part) / "model.safetensors" for part in PARTS]
+    first, second = (load_file(file)["w"] for file in files)
     torch.testing.assert_close(merge_linearly(settings), 0.25 * first + 0.75 * second)
     page = (tmp_path / "o" / PAGE).read_text()
     assert "## Rewards" not in page
@@ -99,63 +95,62 @@ def test_mergekit_repeats_a_merge(sweep, tmp_path, capsys):
     assert "exec mergekit-yaml mergekit.yaml merged" in (tmp_path / "o" / "run.sh").read_text()
 
 
+def export_merge(parents, *overrides):
+    return export_to("mergekit", make_recipe(*overrides, parents=tuple(parents)))
+
+
+def list_models(exported):
+    return [entry["model"] for entry in parse_settings(exported)["models"]]
+
+
 def test_an_adapter_is_merged_into_the_policy_below_it(tmp_path):
-    directory = tmp_path / "checkpoint-30"
-    directory.mkdir()
-    (directory / "adapter_config.json").touch()
-    parents = (Parent("runs/code:0@30", 1.0, str(directory), is_adapter=True),)
-    exported = export_to("mergekit", make_recipe("policy=a/b", parents=parents))
-    (model,) = parse_settings(exported)["models"]
-    assert model["model"] == {"model": {"path": "a/b"}, "lora": {"path": str(directory)}}
+    (tmp_path / "adapter_config.json").touch()
+    parent = Parent("runs/code:0@30", 1.0, str(tmp_path), is_adapter=True)
+    exported = export_merge([parent], "policy=a/b")
+    assert list_models(exported) == [{"model": {"path": "a/b"}, "lora": {"path": str(tmp_path)}}]
     assert exported.run == 'exec mergekit-yaml mergekit.yaml merged --lora-merge-dtype float32 "$@"'
 
 
-def test_an_adapter_on_this_machine_is_known(sweep):
-    parts = (Part(0, 30, 0.25), Part(1, 60, 0.75))
-    (find_directory(sweep, parts[0]) / "adapter_config.json").touch()
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_adapter_of_a_sweep_is_known(sweep, is_remote):
+    directory = find_directory(sweep, PARTS[0])
+    if is_remote:  # of the marker alone is a copy
+        marker = {"files": {"adapter_config.json": {"size": 1}}}
+        (directory / "complete.json").write_text(json.dumps(marker))
+    else:
+        (directory / "adapter_config.json").touch()
     with Ledger.open(sweep, read_only=True) as ledger:
-        parents = list_parents(Sweep(sweep, ledger.get_records()), parts, "runs/code")
+        address = {"address": "s3://b/t"} if is_remote else {}
+        records = [replace(record, **address) for record in ledger.get_records()]
+    parents = list_parents(Sweep(sweep, records), PARTS, "s3://b" if is_remote else "runs/code")
     assert [parent.is_adapter for parent in parents] == [True, False]
+    if is_remote:
+        assert list_models(export_merge(parents, "policy=a/b")) == [
+            {"model": {"path": "a/b"}, "lora": {"path": "s3://b/t/checkpoint-30"}},
+            "s3://b/t/checkpoint-60",
+        ]
 
 
-def test_a_merge_has_the_type_of_its_parents_if_they_agree(tmp_path):
+@pytest.mark.parametrize("is_adapter", [False, True])
+def test_a_merge_has_the_type_of_its_parents_if_they_agree(tmp_path, is_adapter):
+    """That of adapters is the one in which they computed."""
     for number, dtype in enumerate(("bfloat16", "bfloat16", "float32")):
-        save_policy(tmp_path / str(number), number, dtype)
+        directory = tmp_path / str(number)
+        if is_adapter:
+            directory.mkdir()
+            (directory / "adapter_config.json").touch()
+            save_initial_policy(directory, "f00", dtype)
+        else:
+            save_policy(directory, number, dtype)
     parents = [Parent(f"r:{n}", 0.5, str(tmp_path / str(n))) for n in range(3)]
     for chosen, expected in ((parents[:2], "bfloat16"), (parents[1:], "float32")):
-        exported = export_to("mergekit", make_recipe(parents=tuple(chosen)))
-        settings = parse_settings(exported)
+        settings = parse_settings(export_merge(chosen, *(["policy=a/b"] if is_adapter else [])))
         assert (settings["dtype"], settings["out_dtype"]) == ("float32", expected)
 
 
-def test_an_adapter_on_an_object_store_is_merged_into_the_policy_below_it(sweep):
-    marker = find_directory(sweep, Part(0, 30, 0.25)) / "complete.json"  # of it alone is a copy
-    marker.write_text(json.dumps({"files": {"adapter_config.json": {"size": 1}}}))
-    parts = (Part(0, 30, 0.25), Part(1, 60, 0.75))
-    with Ledger.open(sweep, read_only=True) as ledger:
-        records = [replace(record, address="s3://b/t") for record in ledger.get_records()]
-    parents = list_parents(Sweep(sweep, records), parts, "s3://b")
-    assert [parent.is_adapter for parent in parents] == [True, False]
-    exported = export_to("mergekit", make_recipe("policy=a/b", parents=tuple(parents)))
-    first, second = (model["model"] for model in parse_settings(exported)["models"])
-    assert first == {"model": {"path": "a/b"}, "lora": {"path": "s3://b/t/checkpoint-30"}}
-    assert second == "s3://b/t/checkpoint-60"
-
-
-def test_a_merge_of_adapters_has_the_type_in_which_they_computed(tmp_path):
-    for number, dtype in enumerate(("bfloat16", "bfloat16", "float32")):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "adapter_config.json").touch()
-        save_initial_policy(tmp_path / str(number), "f00", dtype)
-    parents = [Parent(f"r:{n}", 0.5, str(tmp_path / str(n))) for n in range(3)]
-    for chosen, expected in ((parents[:2], "bfloat16"), (parents[1:], "float32")):
-        exported = export_to("mergekit", make_recipe("policy=a/b", parents=tuple(chosen)))
-        assert parse_settings(exported)["out_dtype"] == expected
-
-
 def test_a_policy_on_an_object_store_is_for_the_user_to_download():
-    parents = (Parent("s3://b/code:0", 0.5, "s3://b/code/trials/0/checkpoint-60"),)
-    exported = export_to("mergekit", make_recipe(parents=parents))
+    parent = Parent("s3://b/code:0", 0.5, "s3://b/code/trials/0/checkpoint-60")
+    exported = export_merge([parent])
     assert exported.required_inputs == {
         "models[0].model": "a directory with a copy of s3://b/code/trials/0/checkpoint-60"
     }

@@ -4,11 +4,11 @@ NeMo-RL has no package: `GDPO_TUNE_NEMO_RL` names a checkout. The sizes of diffe
 of an export states are measured here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from tests.support.export_batch import (
     UNANIMOUS_G,
     C,
     N,
+    StepResult,
     draw_batch,
     draw_unanimous_batch,
 )
@@ -33,6 +34,8 @@ from tests.support.export_comparison import (
     find_row,
     measure_difference,
 )
+from tests.support.paths import ROOT
+from tests.support.training import write_policy
 
 pytestmark = pytest.mark.slow
 
@@ -57,15 +60,35 @@ def find_source(source):
     return find
 
 
-def compute_advantages_of(library, source, batch, *overrides):
-    """Return the advantages of a library, or skip what its exporter refuses."""
-    recipe = make_recipe(*SIZES, *overrides)
-    try:
-        exported = export_to(library, recipe)
-    except ExportError as error:
-        pytest.skip(str(error))
-    compute, _ = CODE[library]
-    return compute(source, parse_settings(exported), batch, recipe.weights)
+@pytest.fixture
+def compute_advantages(find_source):
+    """A function that returns the advantages of a library, or skips what its exporter refuses."""
+
+    def compute(library, batch, *overrides):
+        recipe = make_recipe(*SIZES, *overrides)
+        source = find_source(library)
+        try:
+            exported = export_to(library, recipe)
+        except ExportError as error:
+            pytest.skip(str(error))
+        return CODE[library][0](source, parse_settings(exported), batch, recipe.weights)
+
+    return compute
+
+
+@pytest.fixture
+def compute_loss(find_source, compute_own):
+    """A function that returns the losses of a library and of a trial, and what was written."""
+
+    def compute(library, batch, *overrides, **actor):
+        written = parse_settings(export_to(library, make_recipe(*SIZES, *overrides)))
+        if actor:
+            written["actor_rollout_ref"]["actor"] |= actor
+        ours = compute_own(batch, *overrides)
+        theirs = CODE[library][1](find_source(library), written, batch, ours.advantages)
+        return theirs, ours, written
+
+    return compute
 
 
 # Advantages
@@ -89,11 +112,11 @@ def round_like(value: float, text: str) -> str:
 @pytest.mark.parametrize("library", CODE)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_advantages_are_ours_but_for_a_size_that_is_stated(
-    find_source, compute_own, library, mode
+    compute_advantages, compute_own, library, mode
 ):
     overrides = (f"space.normalization={mode}",)
     batch = draw_batch()
-    theirs = compute_advantages_of(library, find_source(library), batch, *overrides)
+    theirs = compute_advantages(library, batch, *overrides)
     difference = float((theirs - compute_own(batch, *overrides).advantages).abs().max())
     if (library, mode) not in LARGEST:
         assert difference < 1e-6
@@ -102,10 +125,10 @@ def test_the_advantages_are_ours_but_for_a_size_that_is_stated(
     assert round_like(difference, size) == size
 
 
-def test_lengths_are_all_that_differs_in_the_advantages_of_verl(find_source, compute_own):
+def test_lengths_are_all_that_differs_in_the_advantages_of_verl(compute_advantages, compute_own):
     batch = draw_batch()
     batch = dataclasses.replace(batch, lengths=torch.full_like(batch.lengths, C))
-    theirs = compute_advantages_of("verl", find_source("verl"), batch)
+    theirs = compute_advantages("verl", batch)
     # Its deviation is over tokens: those of N completions, each C times.
     spread = ((N * C - 1) / (N * C) * N / (N - 1)) ** 0.5
     ours = compute_own(batch).advantages * spread
@@ -114,10 +137,10 @@ def test_lengths_are_all_that_differs_in_the_advantages_of_verl(find_source, com
 
 @pytest.mark.parametrize("library", CODE)
 @pytest.mark.parametrize("mode", ["grpo", "grpo_no_std", "grpo_batch"])
-def test_leave_one_out(find_source, compute_own, library, mode):
+def test_leave_one_out(compute_advantages, compute_own, library, mode):
     overrides = (f"space.normalization={mode}", "space.baseline=leave_one_out")
     batch = draw_batch()
-    theirs = compute_advantages_of(library, find_source(library), batch, *overrides)
+    theirs = compute_advantages(library, batch, *overrides)
     difference = float((theirs - compute_own(batch, *overrides).advantages).abs().max())
     if (library, mode) == ("nemo-rl", "grpo"):
         row = find_row(library, "standard deviation of a group", *overrides)
@@ -127,10 +150,10 @@ def test_leave_one_out(find_source, compute_own, library, mode):
 
 
 @pytest.mark.parametrize("library", CODE)
-def test_a_group_whose_rewards_are_all_equal(find_source, compute_own, library):
+def test_a_group_whose_rewards_are_all_equal(compute_advantages, compute_own, library):
     overrides = (f"space.group_size={UNANIMOUS_G}",)
     batch = draw_unanimous_batch()
-    theirs = compute_advantages_of(library, find_source(library), batch, *overrides)
+    theirs = compute_advantages(library, batch, *overrides)
     dead = compute_own(batch, *overrides).advantages == 0
     assert dead.sum() >= len(dead) / 2
     row = find_row(library, "zero-variance groups", *overrides)
@@ -140,12 +163,12 @@ def test_a_group_whose_rewards_are_all_equal(find_source, compute_own, library):
 
 @pytest.mark.parametrize("library", CODE)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_reward_that_is_not_scored(find_source, compute_own, library, mode):
+def test_a_reward_that_is_not_scored(compute_advantages, compute_own, library, mode):
     overrides = (f"space.normalization={mode}",)
     batch = given = draw_batch(missing=True)
     if library in ("verl", "nemo-rl"):  # whose NaN `rewards.py` keeps away
         given = dataclasses.replace(batch, rewards=batch.rewards.nan_to_num(0))
-    theirs = compute_advantages_of(library, find_source(library), given, *overrides)
+    theirs = compute_advantages(library, given, *overrides)
     difference = float((theirs - compute_own(batch, *overrides).advantages).abs().max())
     row = find_row(library, "missing reward (`None`)", *overrides)
     if not row:
@@ -190,42 +213,29 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("library", "topic", "way", "mode", "loss"), SHARES)
-def test_the_share_of_the_gradient_that_differs(
-    find_source, compute_own, library, topic, way, mode, loss
-):
+def test_the_share_of_the_gradient_that_differs(compute_loss, library, topic, way, mode, loss):
     batch = draw_batch(updated=way != "one update")
     beta = 0
     if "KL" in topic:  # no advantage, so that the KL is all of the loss
         batch, beta = dataclasses.replace(batch, rewards=torch.ones_like(batch.rewards)), 0.1
     overrides = (f"space.normalization={mode}", f"space.loss_type={loss}", f"space.beta={beta}")
     overrides = (*overrides, *WAYS[way])
-    ours = compute_own(batch, *overrides)
-    written = parse_settings(export_to(library, make_recipe(*SIZES, *overrides)))
-    _, compute = CODE[library]
-    theirs = compute(find_source(library), written, batch, ours.advantages)
+    theirs, ours, _ = compute_loss(library, batch, *overrides)
     percent = f"{100 * measure_difference(theirs, ours):.0f} %"
     assert percent in find_row(library, topic, *overrides)
 
 
-def test_a_second_clip_of_verl_would_change_the_loss(find_source, compute_own):
-    batch, overrides = draw_batch(), WAYS["two passes"]
-    written = parse_settings(export_to("verl", make_recipe(*SIZES, *overrides)))
-    written["actor_rollout_ref"]["actor"]["clip_ratio_c"] = 3.0
-    ours = compute_own(batch, *overrides)
-    theirs = library_losses.compute_verl_loss(find_source("verl"), written, batch, ours.advantages)
+def test_a_second_clip_of_verl_would_change_the_loss(compute_loss):
+    theirs, ours, _ = compute_loss("verl", draw_batch(), *WAYS["two passes"], clip_ratio_c=3.0)
     assert measure_difference(theirs, ours) > 1e-3
 
 
-def test_small_gradients_are_clipped_alike(find_source, compute_own):
-    batch = draw_batch()
-    for loss in ("dapo", "cispo"):
-        overrides = (f"space.loss_type={loss}", *PARTS)
-        written = parse_settings(export_to("ms-swift", make_recipe(*SIZES, *overrides)))
-        ours = compute_own(batch, *overrides)
-        source = find_source("ms-swift")
-        theirs = library_losses.compute_swift_loss(source, written, batch, ours.advantages)
-        torch.testing.assert_close(2 * theirs.gradient, ours.gradient)
-        assert written["max_grad_norm"] == make_recipe().spec.training.max_grad_norm / 2
+@pytest.mark.parametrize("loss", ["dapo", "cispo"])
+def test_small_gradients_are_clipped_alike(compute_loss, loss):
+    overrides = (f"space.loss_type={loss}", *PARTS)
+    theirs, ours, written = compute_loss("ms-swift", draw_batch(), *overrides)
+    torch.testing.assert_close(2 * theirs.gradient, ours.gradient)
+    assert written["max_grad_norm"] == make_recipe().spec.training.max_grad_norm / 2
 
 
 VLLM = ("rollout.engine=vllm", "resources.gpus=1", "rollout.importance_sampling_cap=1.1")
@@ -235,16 +245,54 @@ VLLM = ("rollout.engine=vllm", "resources.gpus=1", "rollout.importance_sampling_
 @pytest.mark.parametrize(
     "kind", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 )
-def test_the_weights_of_what_vllm_rounds(find_source, compute_own, library, kind):
-    batch = draw_batch(rounded=True)
+def test_the_weights_of_what_vllm_rounds(compute_loss, library, kind):
     overrides = ("space.loss_type=bnpo", *PARTS, *VLLM, f"rollout.importance_sampling={kind}")
     if library == "ms-swift":  # of which bnpo differs
         overrides = (*overrides, "space.loss_type=grpo")
-    ours = compute_own(batch, *overrides)
-    written = parse_settings(export_to(library, make_recipe(*SIZES, *overrides)))
-    _, compute = CODE[library]
-    theirs = compute(find_source(library), written, batch, ours.advantages)
+    theirs, ours, _ = compute_loss(library, draw_batch(rounded=True), *overrides)
     is_explained = bool(find_row(library, "log-prob mismatch between vLLM and trainer", *overrides))
     assert is_explained is (library != "verl" and kind.startswith("sequence"))
     difference = measure_difference(theirs, ours)
     assert difference > 1e-2 if is_explained else difference < 1e-5
+
+
+# Axolotl: the TRL that it pins, in a process of its own
+
+AXOLOTL_MODES = ("gdpo", "grpo", "grpo_no_std", "grpo_batch")
+
+
+@pytest.fixture(scope="module")
+def axolotl_cases(source, compute_own, tmp_path_factory):
+    """For each case its export, our result and that of TRL 1.9 from the exported file."""
+    directory = tmp_path_factory.mktemp("axolotl")
+    given, cases = [], {}
+    for mode, loss, beta, way in itertools.product(AXOLOTL_MODES, LOSSES, (0, 0.1), WAYS):
+        overrides = (f"space.normalization={mode}", f"space.loss_type={loss}", *WAYS[way])
+        overrides = (*overrides, f"space.beta={beta}")
+        exported = export_to("axolotl", make_recipe(*SIZES, *overrides))
+        # Under GDPO TRL treats a reward that is not scored as here.
+        batch = draw_batch(missing=mode == "gdpo", updated=way != "one update")
+        written = parse_settings(exported)
+        settings = {**written, **written["trl"], "model": None, "use_vllm": False}
+        settings["per_device_train_batch_size"] = written["micro_batch_size"]
+        given.append((settings, dataclasses.asdict(batch)))
+        cases[mode, loss, beta, way] = (exported, compute_own(batch, *overrides))
+    policy = write_policy(directory / "policy")
+    torch.save((policy, given), directory / "in.pt")
+    path = os.pathsep.join(map(str, (source("trl"), ROOT)))
+    files = [str(directory / name) for name in ("in.pt", "out.pt")]
+    command = [sys.executable, "-m", "tests.support.export_batch", *files]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [StepResult(**result) for result in torch.load(directory / "out.pt")]
+    return {case: (*cases[case], theirs) for case, theirs in zip(cases, results, strict=True)}
+
+
+def test_axolotl_computes_our_advantages_and_losses(axolotl_cases):
+    for (_, loss, _, way), (exported, ours, theirs) in axolotl_cases.items():
+        torch.testing.assert_close(theirs.advantages, ours.advantages, rtol=0, atol=1e-6)
+        if loss in ("dapo", "cispo") and way == "two parts":
+            torch.testing.assert_close(2 * theirs.gradient, ours.gradient)
+            assert parse_settings(exported)["max_grad_norm"] == 0.5
+        assert_same_or_explained(theirs, ours, exported)

@@ -3,8 +3,6 @@
 GDPO_TUNE_NEMO_RL=/path/to/RL pytest -m slow tests/exporters/test_export_nemo_rl.py
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -19,33 +17,16 @@ from tests.support.packages import install_packages
 pytestmark = pytest.mark.slow
 
 PACKAGES = (
-    "transformers==5.8.1",
-    "tokenizers==0.22.2",
-    "tensordict==0.10.0",
-    "torchdata",
-    "hydra-core==1.3.2",
-    "omegaconf==2.3.0",
-    "antlr4-python3-runtime==4.9.3",
-    "pyvers",
-    "soundfile",
-    "cffi",
-    "absl-py",
-    "nvidia-ml-py",
-    "tensorboard",
-    "wandb",
+    *("transformers==5.8.1", "tokenizers==0.22.2", "tensordict==0.10.0", "torchdata"),
+    *("hydra-core==1.3.2", "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.3", "pyvers"),
+    *("soundfile", "cffi", "absl-py", "nvidia-ml-py", "tensorboard", "wandb"),
 )
 """Packages of NeMo-RL that a development environment lacks, or has in a later version."""
+NO_FORMAT = ("space.reward_weights.format=0", "space.conditioning.length=format")
 CASES = (
     ("code", ("space.length_shape=ramp", "space.conditioning.format=correctness")),
     ("math", ("space.normalization=grpo",)),
-    (
-        "tools",
-        (
-            "space.normalization=gdpo_no_std",
-            "space.reward_weights.format=0",
-            "space.conditioning.length=format",
-        ),
-    ),
+    ("tools", ("space.normalization=gdpo_no_std", *NO_FORMAT)),
 )
 
 

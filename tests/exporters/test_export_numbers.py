@@ -1,7 +1,5 @@
 """The meaning of exported files, computed by the code of the libraries that are installed."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -36,8 +34,6 @@ from tests.support.export_comparison import (
 from tests.support.training import mark_slow_cases, write_policy
 
 ON_CPU = ("model.dtype=float32", "model.gradient_checkpointing=off")
-
-
 ACCUMULATION = ("gradient_accumulation_steps", "steps_per_generation")
 
 
@@ -56,21 +52,17 @@ def parse_with_trl(tmp_path, *overrides):
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
-        ("space.loss_type=cispo", "space.epsilon_high=0.28", "space.beta=0.01"),
-        ("training.micro_batch_size=16", "space.num_iterations=2", "training.warmup_share=0.2"),
-        (
-            "training.mini_batch_size=16",
-            "training.micro_batch_size=8",
-            "space.num_iterations=2",
-            "training.warmup_share=0.2",
-        ),
-        ("training.lr_schedule=cosine", "space.loss_type=dr_grpo", "space.temperature=0.8"),
+        "",
+        "space.loss_type=cispo space.epsilon_high=0.28 space.beta=0.01",
+        "training.micro_batch_size=16 space.num_iterations=2 training.warmup_share=0.2",
+        "training.mini_batch_size=16 training.micro_batch_size=8 space.num_iterations=2 "
+        "training.warmup_share=0.2",
+        "training.lr_schedule=cosine space.loss_type=dr_grpo space.temperature=0.8",
     ],
 )
 def test_trl_reads_the_arguments_of_a_trial(tmp_path, overrides):
-    (script, theirs, model, _), ours = parse_with_trl(tmp_path, *overrides)
-    written = parse_settings(export_to("trl", make_recipe(*ON_CPU, *overrides)))
+    (script, theirs, model, _), ours = parse_with_trl(tmp_path, *overrides.split())
+    written = parse_settings(export_to("trl", make_recipe(*ON_CPU, *overrides.split())))
     shared = {field.name for field in dataclasses.fields(GRPOConfig)} & set(written)
     elsewhere = {"output_dir", "multi_objective_aggregation", "weight_decay", "reward_weights"}
     # A trial divides its mini-batches itself.
@@ -187,13 +179,10 @@ def test_nemo_rl_has_the_learning_rate_of_transformers(shape, warmup):
     recipe = make_recipe(*overrides, f"training.warmup_share={warmup}")
     written = parse_settings(export_to("nemo-rl", recipe))["policy"]["scheduler"]
     names = {"constant": "constant_with_warmup"}
-    theirs = record_rates(lambda optimizer: build_nemo_scheduler(optimizer, written))
-    ours = record_rates(
-        lambda optimizer: get_scheduler(
-            names.get(shape, shape), optimizer, recipe.warmup_optimizer_steps, 20
-        )
+    ours = names.get(shape, shape), recipe.warmup_optimizer_steps
+    assert record_rates(lambda optimizer: build_nemo_scheduler(optimizer, written)) == (
+        pytest.approx(record_rates(lambda o: get_scheduler(ours[0], o, ours[1], 20)), abs=1e-7)
     )
-    assert theirs == pytest.approx(ours, abs=1e-7)
 
 
 def build_nemo_scheduler(optimizer, written):

@@ -1,7 +1,5 @@
 """The page of an export: the rows of `differences.md`, the candidate, the shaping."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from unittest.mock import MagicMock
@@ -14,32 +12,35 @@ from gdpo_tune.exporters import differences
 from gdpo_tune.exporters.page import format_page
 from gdpo_tune.exporters.write_export import MERGERS
 from gdpo_tune.spec import checks
+from tests.support.case_tables import cases
 from tests.support.export import export_to, flatten, make_page, make_recipe, parse_settings
 from tests.support.export_batch import PARTS
 
-SWIFT_NEMO = ("ms-swift", "nemo-rl")
 LIBRARIES = sorted({*registry.EXPORTERS} - {*MERGERS})
 VLLM = ("rollout.engine=vllm", "resources.gpus=1")
-SEQUENCE = (*VLLM, "rollout.importance_sampling=sequence_mask")
-TOKEN = (*VLLM, "rollout.importance_sampling=token_truncate")
-SUM, GRPO, KL = "space.normalization=grpo_no_std", "space.normalization=grpo", "space.beta=0.01"
-AGAIN = ("training.train_prompts=100", "training.steps=60")
+SHORT = {
+    "SUM": ("space.normalization=grpo_no_std",),
+    "GRPO": ("space.normalization=grpo",),
+    "KL": ("space.beta=0.01",),
+    "VLLM": VLLM,
+    "SEQUENCE": (*VLLM, "rollout.importance_sampling=sequence_mask"),
+    "TOKEN": (*VLLM, "rollout.importance_sampling=token_truncate"),
+    "AGAIN": ("training.train_prompts=100", "training.steps=60"),
+    "PARTS": (*PARTS, "training.completions_per_step=48"),
+}
 SITUATIONS = (
-    (),
-    (GRPO, KL),
-    (SUM, KL, *TOKEN),
-    (GRPO, "space.baseline=leave_one_out"),
-    (*PARTS, KL, *AGAIN, "training.completions_per_step=48"),
-    (*PARTS, "space.num_iterations=2", "training.completions_per_step=48"),
-    (*PARTS, "space.loss_type=bnpo", "training.completions_per_step=48"),
-    AGAIN,
-    (*VLLM,),
-    SEQUENCE,
-    ("policy=org/nowhere",),
-    ("training.optimizer=adamw_8bit",),
+    *((), ("GRPO", "KL"), ("SUM", "KL", "TOKEN"), ("GRPO", "space.baseline=leave_one_out")),
+    *(("PARTS", "KL", "AGAIN"), ("PARTS", "space.num_iterations=2")),
+    *(("PARTS", "space.loss_type=bnpo"), ("AGAIN",), ("VLLM",), ("SEQUENCE",)),
+    *(("policy=org/nowhere",), ("training.optimizer=adamw_8bit",)),
     ("space.prompt_selection=informative",),
 )
 """Trainings of which each row of the table explains one."""
+
+
+def expand(overrides):
+    """Return settings in place of their names."""
+    return [setting for word in overrides for setting in SHORT.get(word, (word,))]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -49,7 +50,7 @@ def test_every_row_of_the_table_explains_a_training(library, monkeypatch):
     found = set()
     for overrides in SITUATIONS:
         try:
-            recipe = make_recipe(*overrides, is_chat=True)
+            recipe = make_recipe(*expand(overrides), is_chat=True)
             closed = replace(recipe, end_tokens=(1, 2), own_decoding={"eos_token_id": 1})
             for each in (recipe, closed):  # the latter with a template that ends turns otherwise
                 found |= {row.topic for row in export_to(library, each).differences}
@@ -70,78 +71,9 @@ def test_an_end_of_turns_that_the_policys_files_lack_is_said(declared):
     assert ("also where the chat template ends a turn" in said) is is_missing
 
 
-MISMATCH = "log-prob mismatch between vLLM and trainer"
-PRECISION = "| computed in | bfloat16 on a GPU, float32 elsewhere | bfloat16"
-KL_ROW = "| gradient of the KL | k3 times the ratio of probabilities"
-SAID = [
-    ("trl", (), "`scale_rewards` | no such key | has no effect beside"),
-    ("axolotl", (), "adds the weighted rewards up before it normalizes"),
-    ("ms-swift", (), "1e-8"),
-    ("ms-swift", (), "a separate branch without gdpo"),
-    ("verl", (), "whitened over tokens"),
-    ("verl", (), "the newer trainer does not pass the single rewards on"),
-    ("verl", (), 'see "Measured differences" in `docs/export.md` of gdpo_tune'),
-    ("nemo-rl", (), "alphabetical by reward"),
-    ("nemo-rl", (), "eps 0"),
-    ("nemo-rl", (), "\n    NEMO_RL=/path/to/RL bash run.sh\n"),
-    *(
-        (library, (SUM, *SEQUENCE), f"{MISMATCH} | each completion is weighted")
-        for library in SWIFT_NEMO
-    ),
-    ("ms-swift", (SUM, *TOKEN, KL), "each token is weighted by its probability in the trainer"),
-    ("ms-swift", (SUM, *TOKEN, KL), "`token_truncate` above 3 | the same, but the KL is"),
-    ("verl", (), PRECISION),
-    ("nemo-rl", (), PRECISION),
-    ("verl", ("model.dtype=float32",), "| computed in | float32 | bfloat16"),
-    ("verl", (), "counts as a raw 0"),
-    ("nemo-rl", (), "counts as a raw 0"),
-    ("trl", (GRPO,), "counts as a raw 0"),
-    ("axolotl", (KL,), "`use_bias_correction_kl` is off there, so the file turns it on"),
-    ("verl", (KL, "space.num_iterations=2"), "do not multiply it by the ratio"),
-    ("verl", (KL, "space.num_iterations=2"), KL_ROW),
-    ("ms-swift", (KL,), "of k3 alone, which is not that of the reverse KL"),
-    ("ms-swift", (KL,), KL_ROW),
-    ("nemo-rl", (*PARTS, KL), "| ratio that multiplies the KL |"),
-    *((library, PARTS, "gradients are 2 times smaller") for library in ("axolotl", "ms-swift")),
-    *((library, PARTS, "loss_type dapo divides by") for library in ("verl", "nemo-rl")),
-    *((library, PARTS, "whole groups where they fit") for library in SWIFT_NEMO),
-    *((library, (), "| rollout engine |") for library in ("verl", "nemo-rl")),
-    ("axolotl", (), "| weights that are trained | float32 | bfloat16 on a GPU"),
-    ("axolotl", ("policy=org/nowhere",), "| tokens that end a completion |"),
-    ("ms-swift", AGAIN, "| as in the file in every pass |"),
-    ("ms-swift", (), "| per_device_train_batch_size x "),
-    ("axolotl", (), "| micro_batch_size x "),
-]
-UNSAID = [
-    *((library, (), MISMATCH) for library in ("ms-swift", "axolotl")),
-    ("trl", VLLM, MISMATCH),
-    ("ms-swift", (SUM, *TOKEN, "space.beta=0"), MISMATCH),
-    ("ms-swift", (SUM, *VLLM, "rollout.importance_sampling=off"), MISMATCH),
-    *((library, (), "computed in") for library in ("trl", "axolotl", "ms-swift")),
-    *((library, ("model.dtype=bfloat16",), "computed in") for library in LIBRARIES),
-    ("nemo-rl", ("model.dtype=float32",), "computed in"),
-    ("trl", (), "counts as a raw 0"),
-    *((library, (KL,), KL_ROW) for library in ("trl", "axolotl", "verl", "nemo-rl")),
-    *((library, ("space.beta=0",), KL_ROW) for library in ("ms-swift", "verl")),
-    ("nemo-rl", (KL,), "ratio that multiplies the KL"),
-    ("trl", PARTS, "loss_type dapo divides by"),
-    ("ms-swift", (*PARTS, "space.loss_type=grpo"), "loss_type grpo divides by"),
-    *((library, PARTS, "whole groups") for library in ("trl", "axolotl", "verl")),
-    *((library, VLLM, "| rollout engine |") for library in ("verl", "nemo-rl")),
-    ("axolotl", ("model.dtype=float32",), "weights that are trained"),
-    ("axolotl", ("model.lora_rank=8",), "weights that are trained"),
-    ("trl", (), "sampling by the policy's own files"),
-    ("trl", (), "make_prompts.py"),
-]
-
-
-@pytest.mark.parametrize(
-    ("library", "overrides", "words", "is_said"),
-    [*((*row, True) for row in SAID), *((*row, False) for row in UNSAID)],
-)
+@cases("exporters", "page")
 def test_what_the_page_says_of_a_training(library, overrides, words, is_said):
-    sizes = ("training.completions_per_step=48",) if PARTS[0] in overrides else ()
-    assert (words in make_page(library, *sizes, *overrides)) is is_said
+    assert (words in make_page(library, *expand(overrides))) is is_said
 
 
 def test_the_page_describes_the_shaping_of_the_rewards():

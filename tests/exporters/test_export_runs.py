@@ -1,7 +1,5 @@
 """Exported folders are run on a CPU: they train, and to the metrics of our own trial."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -64,10 +62,8 @@ def run_folder(find_programs):
 
 
 CASES = [
-    pytest.param("trl", "code", marks=[pytest.mark.system, pytest.mark.slow]),
-    # as code, to TRL
-    pytest.param("trl", "math", marks=[pytest.mark.system, pytest.mark.slow]),
-    pytest.param("trl", "tools", marks=[pytest.mark.system, pytest.mark.slow]),
+    # as code, to TRL, in the second step of CI
+    *(pytest.param("trl", space, marks=[pytest.mark.system, pytest.mark.slow]) for space in SPACES),
     *(
         pytest.param(library, space, marks=pytest.mark.slow)
         for library in INSTALLED_FOR_TESTS

@@ -5,8 +5,6 @@ out from the generation config of the model; `prepare_generation_config` of ms-s
 `GRPOTrainer.__init__` and `_generate_single_turn` of TRL 1.9.0 and 1.16.0.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import sys
@@ -64,16 +62,11 @@ def check_first_token(policy, config, model=None):
     assert config.do_sample
 
 
-def build_trl_config(policy, tmp_path, written):
-    """Return the generation config that the trainer of TRL 1.16 builds of exported settings."""
-    keys = ("temperature", "top_p", "generation_kwargs")
-    settings = {key: written[key] for key in keys if key in written}
-    return build_plain_trainer(policy, tmp_path / "run", **settings).generation_config
-
-
 def test_trl_samples_as_the_trial(policy, tmp_path):
     _, written = export("trl", policy)
-    config = build_trl_config(policy, tmp_path, written)
+    keys = ("temperature", "top_p", "generation_kwargs")
+    settings = {key: written[key] for key in keys if key in written}
+    config = build_plain_trainer(policy, tmp_path / "run", **settings).generation_config
     assert sorted(config.eos_token_id) == ENDS
     check_first_token(policy, config)
 
@@ -114,13 +107,10 @@ def test_ms_swift_samples_as_the_trial(policy, tmp_path, monkeypatch):
 
     exported, written = export("ms-swift", policy)
     callbacks = {}
-    for name, content in {
-        "callbacks": {"TrainerCallback": object, "callbacks_map": callbacks}
-    }.items():
-        module = ModuleType(f"swift.{name}")
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, "swift", ModuleType("swift"))
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    module = ModuleType("swift.callbacks")
+    vars(module).update(TrainerCallback=object, callbacks_map=callbacks)
+    monkeypatch.setitem(sys.modules, "swift", ModuleType("swift"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     _, _, callback = exported.training.ending.partition('REWARDS["length"]')
     exec(callback, {})
     model = AutoModelForCausalLM.from_pretrained(policy)

@@ -1,7 +1,5 @@
 """Configurations that exporters write: their keys and values, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ExportError
 from gdpo_tune.exporters.library import format_yaml
 from gdpo_tune.exporters.write_export import MERGERS
+from tests.support.case_tables import cases, read_tables
 from tests.support.export import (
     export_to,
     flatten,
@@ -30,32 +29,8 @@ MODES = {
     "verl": ("gdpo", "grpo", "grpo_no_std"),
     "nemo-rl": ("gdpo", "gdpo_no_std", "grpo", "grpo_no_std"),
 }
-CISPO = ("space.loss_type=cispo", "space.epsilon_high=0.28")
 VLLM = ("rollout.engine=vllm", "resources.gpus=1")
-SERVER = (*VLLM, "rollout.vllm_mode=server", "rollout.vllm_server=http://h:81")
-LORA = "model.lora_rank=8"
-ALONE = ("space.normalization=grpo_no_std", "space.baseline=leave_one_out")
-VARIANTS = (
-    (),
-    CISPO,
-    ("space.loss_type=dr_grpo", "space.beta=0.01"),
-    ("space.loss_type=grpo", "training.warmup_share=0.2", "training.lr_schedule=cosine"),
-    ("training.warmup_share=0.2", "training.lr_schedule=linear", "training.micro_batch_size=16"),
-    (LORA,),
-    (LORA, "model.lora_targets=[q_proj]", "space.beta=0.01"),
-    ("space.baseline=leave_one_out",),
-    ("space.prompt_selection=informative",),
-    ("space.num_iterations=2",),
-    ("training.mini_batch_size=16",),
-    ("space.temperature=0.7",),
-    ("space.epsilon=0.1", "space.epsilon_high=0.1"),
-    ("training.steps=30",),
-    ("training.completions_per_step=96",),
-    ("training.max_completion_length=48",),
-    ("training.max_grad_norm=0.5",),
-    VLLM,
-    SERVER,
-)
+VARIANTS = [[], *(words.split() for [words] in read_tables("exporters")["variants"][1:])]
 
 
 def test_the_modes_of_every_exporter_are_tested():
@@ -78,17 +53,17 @@ def test_every_key_that_is_written_is_one_that_the_library_knows(library):
 
 
 @pytest.mark.parametrize("library", MODES)
-@pytest.mark.parametrize("variant", VARIANTS[1:], ids=" ".join)
+@cases("exporters", "variants")
 def test_a_setting_is_written_or_explained_or_refused(library, variant):
     mode = "grpo" if "grpo" in MODES[library] else MODES[library][0]  # grpo ignores none of them
     mode = f"space.normalization={mode}"
     plain = export_to(library, make_recipe(mode))
     try:
-        changed = export_to(library, make_recipe(mode, *variant))
+        changed = export_to(library, make_recipe(mode, *variant.split()))
     except ExportError:
         return
     if (changed.text, changed.run) == (plain.text, plain.run):
-        assert make_page(library, mode, *variant) != make_page(library, mode)
+        assert make_page(library, mode, *variant.split()) != make_page(library, mode)
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -106,42 +81,8 @@ def test_a_mode_that_a_library_lacks_is_refused(library, mode):
     assert caught.value.exit_status == 2
 
 
-REFUSED = [
-    (("space.gamma=0.5",), tuple(MODES), "gamma = 0.5"),
-    (("space.normalization=gdpo_no_std",), ("verl",), "norm_adv_by_std_in_grpo on to its GDPO"),
-    (("space.normalization=gd2po",), ("verl",), "only its authors' fork of verl has"),
-    (("space.num_iterations=2",), ("nemo-rl",), "num_iterations = 2"),
-    (("space.loss_type=dr_grpo",), ("nemo-rl",), "loss_type = dr_grpo"),
-    (("training.lr_schedule=linear",), ("verl",), "training.lr_schedule = linear"),
-    (
-        ("space.reward_weights.format=0", "space.reward_weights.length=0"),
-        *(("nemo-rl",), "needs at least 2 rewards"),
-    ),
-    (
-        ("space.normalization=grpo", "space.baseline=leave_one_out"),
-        *(("trl", "axolotl", "verl"), "baseline = leave_one_out"),
-    ),
-    (("policy=a/b", "model.revision=main"), ("verl", "nemo-rl"), "model.revision = main"),
-    (
-        ("space.trl.weight_decay=0.1",),
-        *(
-            ("axolotl", "ms-swift", "nemo-rl", "verl"),
-            "trl.weight_decay = 0.1: fields of TRL",
-        ),
-    ),
-    # Source: llama.cpp#1170. Three of the libraries declare lora_alpha as an integer.
-    (
-        (LORA, "model.lora_alpha=0.4"),
-        *(("axolotl", "ms-swift", "nemo-rl"), "model.lora_alpha = 0.4: "),
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "library", "message"),
-    [(changes, library, text) for changes, libraries, text in REFUSED for library in libraries],
-)
-def test_a_setting_that_a_library_would_ignore_is_refused(overrides, library, message):
+@cases("exporters", "refused")
+def test_a_setting_that_a_library_would_ignore_is_refused(library, overrides, message):
     with pytest.raises(ExportError) as caught:
         export_to(library, make_recipe(*overrides))
     assert message in str(caught.value)
@@ -181,13 +122,25 @@ def test_values_in_the_terms_of_each_library(library, overrides, expected):
     assert {key: written.get(key, ABSENT) for key in expected} == expected
 
 
-def test_weights_have_a_maximum_of_1_and_rewards_without_weight_are_left_out():
+TERMS = [
+    (library, override, key, value)
+    for override, value, *keys in read_tables("exporters")["terms"][1:]
+    for library, key in zip(MODES, keys, strict=True)
+    if key
+]
+
+
+@pytest.mark.parametrize(("library", "override", "key", "value"), TERMS)
+def test_a_setting_has_its_value_in_the_terms_of_every_library(library, override, key, value):
+    written = flatten(parse_settings(export_to(library, make_recipe(*SIZES, override))))
+    assert written[key] == value
+
+
+def test_weights_have_a_maximum_of_1_and_an_order_of_the_library():
+    """Those of NeMo-RL are in the alphabetical order of their rewards; none of 0 is written."""
     recipe = make_recipe("space.reward_weights.length=0")
     weights = [(reward.name, reward.weight) for reward in recipe.rewards]
     assert weights == [("correctness", 0.5), ("format", 1.0)]
-
-
-def test_weights_for_nemo_rl_are_in_the_alphabetical_order_of_their_rewards():
     overrides = [
         *("task=gsm8k", "constraints={}", "objectives={}", "space={}"),
         "objectives.correctness={direction: maximize, reference: 0}",
@@ -203,16 +156,7 @@ def test_weights_for_nemo_rl_are_in_the_alphabetical_order_of_their_rewards():
     assert keys["gdpo_reward_weights"] == [1.0, 0.25, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("library", "fields", "expected"),
-    [
-        ("ms-swift", {"is_chat": False}, {"template": "dummy", "use_chat_template": False}),
-        ("ms-swift", {"is_chat": True}, {"template": ABSENT, "use_chat_template": ABSENT}),
-        ("ms-swift", {"policy": "embedded", "policy_name": "embedded"}, {"model_type": "llama"}),
-        ("ms-swift", {"policy": "org/name", "policy_name": "org/name"}, {"model_type": ABSENT}),
-        ("verl", {"is_chat": True}, {"actor_rollout_ref.model.custom_chat_template": ABSENT}),
-    ],
-)
+@cases("exporters", "policy values")
 def test_values_that_follow_from_the_policy(library, fields, expected):
     exported = export_to(library, make_recipe(**fields))
     written = flatten(parse_settings(exported))
@@ -234,17 +178,9 @@ def test_the_precision_of_the_training_is_that_of_the_machine(library):
     assert "$gpu" not in export_to(library, fixed).run
 
 
-@pytest.mark.parametrize(
-    ("library", "install"),
-    [
-        ("trl", "pip install 'trl[peft,vllm]==1.16.0' pydantic"),
-        ("axolotl", "pip install 'axolotl[vllm]==0.19.0'"),
-        ("ms-swift", "pip install ms-swift==4.6.0 msgspec vllm"),
-        ("verl", "pip install 'verl[vllm,fsdp]==0.9.1'"),
-    ],
-)
+@cases("exporters", "installs")
 def test_the_library_installs_the_versions_that_it_works_with(library, install):
-    assert export_to(library, make_recipe(*VLLM, LORA)).install == install
+    assert export_to(library, make_recipe(*VLLM, "model.lora_rank=8")).install == install
     assert "[" not in export_to("trl", make_recipe()).install
 
 

@@ -3,8 +3,6 @@
 Most tests run the program in this process.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rewards, prompts and programs of exported folders, without the libraries that read them."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json
@@ -32,28 +30,45 @@ from tests.support.export import (
 from tests.support.export_batch import NAMES
 from tests.support.library_runs import build_first_batch
 
-CHAT = ExportedPrompt(
-    "above\n\nask",
-    [{"role": "system", "content": "above"}, {"role": "user", "content": "ask"}],
-    "{}",
-)
-
-
+MESSAGES = [{"role": "system", "content": "above"}, {"role": "user", "content": "ask"}]
+CHAT, PLAIN = ExportedPrompt("above\n\nask", MESSAGES, "{}"), ExportedPrompt("ask", None, "{}")
 COMPLETIONS = ["<think>x</think><answer>7</answer>", "7"]
 
 
+@pytest.fixture
+def load_counted(monkeypatch):
+    """A function that returns the rewards of a folder, and the batches that they score from now."""
+
+    def load(directory):
+        rewards, batches = load_rewards(directory), []
+        score = rewards.SCORER.score
+        counted = lambda self, *values: batches.append(values) or score(*values)  # noqa: E731
+        monkeypatch.setattr(type(rewards.SCORER), "score", counted)
+        return rewards, batches
+
+    return load
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A function that lets `import NAME` give something with these contents."""
+
+    def stand_in(name, **contents):
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(name))
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**contents))
+
+    return stand_in
+
+
 @pytest.mark.parametrize("library", ["ms-swift", "axolotl"])
-def test_ms_swift_and_axolotl_score_a_batch_once(tmp_path, monkeypatch, library):
+def test_ms_swift_and_axolotl_score_a_batch_once(tmp_path, load_counted, stand_in, library):
     request = make_request(("training.train_prompts=16",), "math")
     settings = parse_settings(export_training(request, library, "", tmp_path)[0])
     orms: dict[str, type] = {}
-    stand_ins = {"swift": ModuleType("swift"), "swift.rewards": SimpleNamespace(orms=orms)}
-    for name, module in stand_ins.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    rewards = load_rewards(tmp_path)
-    batches, score = [], rewards.SCORER.score
-    counted = lambda self, *values: batches.append(values) or score(*values)  # noqa: E731
-    monkeypatch.setattr(type(rewards.SCORER), "score", counted)
+    stand_in("swift.rewards", orms=orms)
+    rewards, batches = load_counted(tmp_path)
     problems = [row["problem"] for row in read_prompts(tmp_path)[:2]]
     call = {"completions": COMPLETIONS, "problem": problems, "trainer_state": 0}
     limit = request.spec.training.length_limit
@@ -70,16 +85,14 @@ def test_ms_swift_and_axolotl_score_a_batch_once(tmp_path, monkeypatch, library)
         assert all(len(inspect.signature(each).parameters) >= 2 for each in functions.values())
         given = {name: each(**call, completion_ids=tokens) for name, each in functions.items()}
     assert len(batches) == 1
-    expected = score(problems, COMPLETIONS, [limit, limit + 1])
+    expected = rewards.SCORER.score(problems, COMPLETIONS, [limit, limit + 1])
     assert given == {f"{name}_reward": expected[name] for name in NAMES}
     assert expected["length"] == [1.0, 0.0]
 
 
-def test_axolotl_keeps_the_order_of_the_prompts(monkeypatch):
+def test_axolotl_keeps_the_order_of_the_prompts(stand_in):
     exported = export_to("axolotl", make_recipe())
-    for name in ("axolotl", "axolotl.integrations", "axolotl.integrations.base"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["axolotl.integrations.base"].BasePlugin = object
+    stand_in("axolotl.integrations.base", BasePlugin=object)
     plugin: dict[str, type] = {}
     exec(exported.training.others["keep_order.py"], plugin)
     assert parse_settings(exported)["plugins"] == ["keep_order.KeepOrder"]
@@ -102,27 +115,23 @@ def build_rows(problem, tokens, longest=64):
     return Rows([SimpleNamespace(batch=batch, non_tensor_batch={"reward_model": problem})])
 
 
-def ask_all(manager, problems, completions):
+def ask_all(manager, problems, completions, **options):
     async def ask():
-        return await asyncio.gather(
-            *(
-                manager.run_single(build_rows({"ground_truth": problem}, tokens))
-                for problem, group in zip(problems, completions, strict=True)
-                for tokens in group
-            )
-        )
+        asked = [
+            manager.run_single(build_rows({"ground_truth": problem}, tokens))
+            for problem, group in zip(problems, completions, strict=True)
+            for tokens in group
+        ]
+        return await asyncio.gather(*asked, **options)
 
     return asyncio.run(ask())
 
 
-def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, monkeypatch):
+def test_verl_gets_the_rewards_of_a_trial_in_one_batch(tmp_path, load_counted):
     request = export_folder(tmp_path, space="math", library="verl")
     problems = [row["reward_model"]["ground_truth"] for row in read_prompts(tmp_path)[:3]]
     batch = build_first_batch(request, tmp_path, problems)
-    rewards = load_rewards(tmp_path)
-    batches, score = [], rewards.SCORER.score
-    counted = lambda self, *values: batches.append(values) or score(*values)  # noqa: E731
-    monkeypatch.setattr(type(rewards.SCORER), "score", counted)
+    rewards, batches = load_counted(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     manager = rewards.RewardManager(None, tokenizer, None, reward_router_address=None)
     outputs = ask_all(manager, problems, batch.completions)
@@ -174,13 +183,8 @@ def test_a_failure_to_score_reaches_every_completion_of_the_batch(monkeypatch):
     def fail(*_):
         raise RuntimeError("no isolation")
 
-    async def ask():
-        rows = [build_rows({"ground_truth": "p"}, [1]) for _ in range(3)]
-        asked = (manager.run_single(each) for each in rows)
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    manager = build_manager(monkeypatch, fail)
-    assert [str(error) for error in asyncio.run(ask())] == ["no isolation"] * 3
+    errors = ask_all(build_manager(monkeypatch, fail), ["p"], [[[1]] * 3], return_exceptions=True)
+    assert [str(error) for error in errors] == ["no isolation"] * 3
 
 
 def test_a_reward_that_is_not_scored_is_0_for_verl(monkeypatch):
@@ -193,14 +197,13 @@ def test_rows_have_the_columns_of_the_libraries():
     row = build_verl_row(CHAT, 3)
     assert (row["prompt"], row["extra_info"]) == (CHAT.messages, {"index": 3})
     assert row["reward_model"]["ground_truth"] == "{}"
-    plain = ExportedPrompt("ask", None, "{}")
-    assert build_verl_row(plain, 0)["prompt"] == [{"role": "user", "content": "ask"}]
+    assert build_verl_row(PLAIN, 0)["prompt"] == [{"role": "user", "content": "ask"}]
     assert build_message_row(CHAT, 3) == {"messages": CHAT.messages, "problem": "{}"}
-    assert build_message_row(plain, 0)["messages"] == [{"role": "user", "content": "ask"}]
+    assert build_message_row(PLAIN, 0)["messages"] == [{"role": "user", "content": "ask"}]
 
 
 @pytest.mark.parametrize("mode", ["gdpo", "grpo"])
-def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, monkeypatch, mode):
+def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, mode):
     changes = (f"space.normalization={mode}", "space.reward_weights.format=0")
     on = ("space.conditioning.length=format", "space.length_shape=ramp")
     request = export_folder(tmp_path, *changes, *on, space="math", library="nemo-rl")
@@ -210,12 +213,10 @@ def test_nemo_rl_gets_the_rewards_of_a_trial(tmp_path, monkeypatch, mode):
     config = {"tokenizer": str(tmp_path / "policy"), "max_completion_length": 48}
     environment = rewards.Environment({**config, "weighted_sum": mode == "grpo"})
     sampled = [tokens for group in batch.completions for tokens in group]
-    texts = AutoTokenizer.from_pretrained(tmp_path / "policy").batch_decode(
-        sampled, skip_special_tokens=True
-    )
-    logs = [
-        [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}] for text in texts
-    ]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    texts = tokenizer.batch_decode(sampled, skip_special_tokens=True)
+    ask = {"role": "user", "content": "x"}
+    logs = [[ask, {"role": "assistant", "content": text}] for text in texts]
     metadata = [{"problem": problem} for problem in problems for _ in range(8)]
     observations, _, stops, given, ended, answers = environment.step(logs, metadata)
     assert {each["content"] for each in observations} == {""}
@@ -327,7 +328,6 @@ def test_the_environment_of_nemo_rl_has_the_name_that_its_data_ask_for(tmp_path)
     assert f'register_env("{default["env_name"]}", "rewards.RewardEnvironment")' in program
     assert f'register_processor("{default["processor"]}"' in program
     assert default["env_name"] in settings["env"]
-    assert (
-        "\nRewardEnvironment = ray.remote(Environment)\n" in (tmp_path / "rewards.py").read_text()
-    )
+    rewards = (tmp_path / "rewards.py").read_text()
+    assert "\nRewardEnvironment = ray.remote(Environment)\n" in rewards
     assert json.loads(read_prompts(tmp_path)[0]["problem"])["prompt"]

@@ -1,4 +1,6 @@
-import math
+"""Panels of a figure: places, labels, marks, colours and texts."""
+
+import itertools
 import time
 from dataclasses import replace
 from functools import cache
@@ -14,7 +16,9 @@ from matplotlib.transforms import Bbox
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core import registry
 from gdpo_tune.core.text import (
-    NO_VALUE,
+    CANDIDATE_COLORS,
+    MODE_COLORS,
+    format_bytes,
     format_count,
     format_duration,
     format_estimate,
@@ -24,52 +28,44 @@ from gdpo_tune.core.text import (
     format_parameter,
     format_percent,
 )
-from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_panels import build_panels, place_labels
+from gdpo_tune.figures.layout import GAP_UP, get_panel_size, make_panels
+from tests.support.analysis import GOALS as UP
+from tests.support.analysis import build_trial
+from tests.support.case_tables import cases
 from tests.support.figures import make_records, make_spec
 
-UP = (Objective("a", "maximize", 0.0), Objective("b", "maximize", 0.0))
 MIXED = (Objective("a", "maximize", 0.0), Objective("b", "minimize", 1.0))
 
 
 def records_at(points):
     return [
-        TrialRecord(
-            number,
-            "search",
-            "complete",
-            {"x": number},
-            number,
-            "model",
-            test={"a": Estimate(a, 0.01), "b": Estimate(b, 0.01)},
-            feasible=True,
-            finished=float(number + 1),
-        )
+        build_trial(number, a, b, se=0.01, finished=float(number + 1))
         for number, (a, b) in enumerate(points)
     ]
+
+
+def build_panel(points, objectives=UP):
+    (panel,) = build_panels(build_front(records_at(points), objectives))
+    return panel
+
+
+POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8)
 
 
 # Panels
 
 
 def test_the_staircase_runs_from_the_best_y_to_the_best_x():
-    front = build_front(records_at([(0.2, 0.8), (0.5, 0.5), (0.8, 0.2), (0.3, 0.3)]), UP)
-    (panel,) = build_panels(front)
-    assert panel.staircase == (
-        (panel.x.low, 0.8),
-        (0.2, 0.8),
-        (0.2, 0.5),
-        (0.5, 0.5),
-        (0.5, 0.2),
-        (0.8, 0.2),
-        (0.8, panel.y.low),
-    )
+    panel = build_panel([(0.2, 0.8), (0.5, 0.5), (0.8, 0.2), (0.3, 0.3)])
+    steps = [(0.2, 0.8), (0.2, 0.5), (0.5, 0.5), (0.5, 0.2), (0.8, 0.2)]
+    assert panel.staircase == ((panel.x.low, 0.8), *steps, (0.8, panel.y.low))
 
 
 def test_a_minimised_axis_runs_backwards_and_its_staircase_ends_at_its_high_end():
-    front = build_front(records_at([(0.2, 0.2), (0.8, 0.8)]), MIXED)
-    (panel,) = build_panels(front)
+    panel = build_panel([(0.2, 0.2), (0.8, 0.8)], MIXED)
     assert panel.y.range == (panel.y.high, panel.y.low)
     assert "lower is better" in panel.y.title
     assert panel.staircase[-1] == (0.8, panel.y.high)
@@ -77,23 +73,16 @@ def test_a_minimised_axis_runs_backwards_and_its_staircase_ends_at_its_high_end(
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8))
-def test_no_point_lies_beyond_the_staircase(points):
+@given(POINTS)
+def test_points_lie_inside_the_panel_and_none_beyond_the_staircase(points):
     for objectives in (UP, MIXED):
-        (panel,) = build_panels(build_front(records_at(points), objectives))
+        front = build_front(records_at(points), objectives)
+        (panel,) = build_panels(front)
         corners = [(panel.x.get_position(x), panel.y.get_position(y)) for x, y in panel.staircase]
         for x, y in points:
             place = (panel.x.get_position(x), panel.y.get_position(y))
             assert any(cx >= place[0] - 1e-9 and cy >= place[1] - 1e-9 for cx, cy in corners)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8))
-def test_every_point_and_error_bar_lies_inside_the_panel(points):
-    front = build_front(records_at(points), UP)
-    (panel,) = build_panels(front)
-    for configuration in front.members:
-        for axis in (panel.x, panel.y):
+        for configuration, axis in itertools.product(front.members, (panel.x, panel.y)):
             estimate = axis.get_estimate(configuration)
             for value in (estimate.mean - estimate.se, estimate.mean + estimate.se):
                 assert 0 < axis.get_position(value) < 1
@@ -107,19 +96,16 @@ def test_one_panel_for_each_pair(tmp_path, objectives, count):
         assert len(build_panels(front)) == count
 
 
-def test_a_panel_names_the_knee_and_its_own_extremes():
-    points = [(0.1, 0.9), (0.6, 0.7), (0.9, 0.1)]
-    (panel,) = build_panels(build_front(records_at(points), UP))
-    assert {text: p.configuration.first for p, text in panel.labels} == {
-        "knee": 1,
-        "best b": 0,
-        "best a": 2,
-    }
-
-
-def test_a_point_with_several_titles_has_one_label():
-    (panel,) = build_panels(build_front(records_at([(0.5, 0.5)]), UP))
-    assert [text for _, text in panel.labels] == ["knee\nbest b\nbest a"]
+@pytest.mark.parametrize(
+    ("points", "labels"),
+    [
+        ([(0.1, 0.9), (0.6, 0.7), (0.9, 0.1)], {1: "knee", 0: "best b", 2: "best a"}),
+        ([(0.5, 0.5)], {0: "knee\nbest b\nbest a"}),  # several titles of one point are one label
+    ],
+)
+def test_a_panel_names_the_knee_and_its_own_extremes(points, labels):
+    found = [(point.configuration.first, text) for point, text in build_panel(points).labels]
+    assert sorted(found) == sorted(labels.items())
 
 
 def test_infeasible_points_shape_neither_line_nor_labels():
@@ -145,18 +131,13 @@ def text_size(text):
     return np.array([box.width, box.height])
 
 
-def label_boxes(front, panel):
+def label_boxes(panel):
     boxes = []
     offsets = place_labels(panel, SIZE, FONT, RADIUS)
     for (point, text), offset in zip(panel.labels, offsets, strict=True):
         middle = np.array(panel.get_position(point)) * SIZE + offset
         boxes.append(Bbox([middle - text_size(text) / 2, middle + text_size(text) / 2]))
     return boxes
-
-
-def dots(front, panel):
-    points = [np.array(panel.get_position(p)) * SIZE for p in panel.points]
-    return [Bbox([point - DOT, point + DOT]) for point in points]
 
 
 def share(box, other):
@@ -168,9 +149,8 @@ def share(box, other):
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=5))
 def test_labels_stay_inside_and_apart(points):
     for objectives in (UP, MIXED):
-        front = build_front(records_at(points), objectives)
-        (panel,) = build_panels(front)
-        boxes = label_boxes(front, panel)
+        panel = build_panel(points, objectives)
+        boxes = label_boxes(panel)
         assert len(boxes) == len(panel.labels)
         # Less than a square point is no overlap that anybody sees.
         for index, box in enumerate(boxes):
@@ -184,8 +164,9 @@ def test_labels_hide_no_point_of_a_sweep(tmp_path, objectives, search):
     spec = make_spec(tmp_path, objectives)
     front = build_front(make_records(spec, search), spec.list_objectives())
     for panel in build_panels(front):
-        for box in label_boxes(front, panel):
-            assert all(share(box, dot) < 1 for dot in dots(front, panel))
+        points = [np.array(panel.get_position(point)) * SIZE for point in panel.points]
+        dots = [Bbox([point - DOT, point + DOT]) for point in points]
+        assert all(share(box, dot) < 1 for box in label_boxes(panel) for dot in dots)
 
 
 def test_labels_of_a_crowd_are_placed_at_once_and_equally(tmp_path):
@@ -199,17 +180,13 @@ def test_labels_of_a_crowd_are_placed_at_once_and_equally(tmp_path):
 
 
 def test_a_long_name_is_placed_inside():
-    name = "x" * 70
-    goals = tuple(replace(goal, name=name if goal.name == "a" else goal.name) for goal in UP)
+    goals = (Objective("x" * 70, "maximize", 0.0), UP[1])
     records = [
-        replace(record, test={name: record.test["a"], "b": record.test["b"]})
+        replace(record, test={goals[0].name: record.test["a"], "b": record.test["b"]})
         for record in records_at([(0.2, 0.8), (0.8, 0.2)])
     ]
-    front = build_front(records, goals)
-    (panel,) = build_panels(front)
-    for box in label_boxes(front, panel):
-        assert box.x0 > -1
-        assert box.x1 < SIZE[0] + 1
+    (panel,) = build_panels(build_front(records, goals))
+    assert all(box.x0 > -1 and box.x1 < SIZE[0] + 1 for box in label_boxes(panel))
 
 
 # Style
@@ -226,81 +203,107 @@ def test_no_two_modes_share_a_colour_or_a_symbol():
     assert len(colors) == len(marks) - 2  # all baselines are in the colour of ink
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+FORMATS = {
+    "number": format_number,
+    "estimate": lambda pair: format_estimate(pair and Estimate(*pair)),
+    "parameter": format_parameter,
+    "duration": format_duration,
+    "percent": format_percent,
+    "bytes": format_bytes,
+    "count": lambda pair: format_count(*pair),
+    "interval": lambda ends: format_interval(*ends),
+}
+
+
+@cases("figures", "texts")
+def test_values_as_text(kind, value, text):
+    """Source of estimates: JCGM 100 (GUM), 7.2.6: as many digits as the error makes meaningful."""
+    assert FORMATS[kind](value) == text
+
+
+def test_a_hypervolume_shows_its_interval_and_why_it_ends_there():
+    why = "not above it: noise makes a front look better"
+    for volume, interval, reference, text in (
+        (2.1e-7, (1e-7, 3e-7), "", "2.1e-7 (95 %: 1e-7 to 3e-7)"),
+        (0.5, (0.25, 0.75), "", "0.500 (95 %: 0.250 to 0.750)"),
+        (0.5, (0.25, 0.5), "a 0", f"0.500 (95 %: 0.250 to 0.500, {why}; reference: a 0)"),
+    ):
+        assert format_hypervolume(volume, interval, *([reference] if reference else [])) == text
+
+
+# Layout
+
+
+@pytest.mark.parametrize("objectives", [2, 3, 4, 7, 8, 10])
+def test_rows_of_panels_have_their_size_in_pixels(objectives):
+    """plotly.py#2273: spacing as a share of the figure grows with the rows, and is then refused."""
+    count = objectives * (objectives - 1) // 2
+    figure, cells = make_panels(count)
+    assert len(cells) == count
+    layout = figure.layout
+    inner = layout.height - layout.margin.t - layout.margin.b
+    domains = {tuple(layout[each].domain) for each in layout if str(each).startswith("yaxis")}
+    rows = sorted(domains)
+    for low, high in rows:
+        assert (high - low) * inner == pytest.approx(get_panel_size(count)[1], abs=1)
+    for below, above in itertools.pairwise(rows):
+        assert (above[0] - below[1]) * inner == pytest.approx(GAP_UP, abs=1)
+
+
+def test_a_tick_has_the_notation_of_the_text():
+    """mlflow#1753: plotly's default writes `60µ` and `5B`, where tables have 6e-5."""
+    figure, _ = make_panels(2)
+    axes = figure.layout.template.layout
+    assert (axes.xaxis.exponentformat, axes.yaxis.exponentformat) == ("e", "e")
+
+
+# Colours, which MLflow shows without symbols
+
+DEUTERANOPIA = np.array(
     [
-        *((0.12345, "0.123"), (34.26, "34.3"), (12345.6, "12,346"), (math.nan, NO_VALUE)),
-        *((2.14e-5, "2.1e-5"), (-3.9e-7, "-3.9e-7"), (4.4e-4, "0.00044"), (0.0, "0.000")),
-        (-1e-17, "0.000"),  # what rounding leaves of 0.3 - 0.2 - 0.1
-    ],
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ]
 )
-def test_numbers(value, text):
-    assert format_number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("mean", "error", "text"),
+"""Of linear RGB. Source: Machado, Oliveira and Fernandes 2009, table 1, severity 1.0."""
+XYZ = np.array(
     [
-        (34.26, 0.227, "34.3 ± 0.2"),
-        (0.5, 0.0214, "0.500 ± 0.021"),
-        (0.99951, 1.4e-4, "0.9995 ± 0.0001"),
-        (2.1e-5, 1.05e-6, "2.1e-5 ± 1e-6"),
-        (12345.6, 0.1, "12,345.6 ± 0.1"),
-        (12345.6, 30.0, "12,346 ± 30"),
-        (0.0, 2e-5, "0.000 ± 0.00002"),
-        (2e-5, 0.01, "2e-5 ± 0.010"),
-        (0.99962, 0.0, "0.99962 ± 0.000"),  # exact
-        (1.0, 1e-17, "1.000 ± 0.000"),
-        (1e6, 0.0, "1,000,000 ± 0"),
-        (math.nan, 0.1, f"{NO_VALUE} ± 0.1"),
-    ],
+        [0.4124564, 0.3575761, 0.1804375],
+        [0.2126729, 0.7151522, 0.0721750],
+        [0.0193339, 0.1191920, 0.9503041],
+    ]
 )
-def test_an_estimate_is_shown_to_the_first_digit_of_its_error(mean, error, text):
-    """Source: JCGM 100 (GUM), 7.2.6: as many digits as the uncertainty makes meaningful."""
-    assert format_estimate(Estimate(mean, error)) == text
-    assert format_estimate(None) == NO_VALUE
+"""Of linear sRGB, for white D65."""
+WHITE = np.array([0.95047, 1.0, 1.08883])
 
 
-def test_an_interval_shows_its_width():
-    assert format_interval(0.99951, 0.99987) == "0.9995 to 0.9999"
-    assert format_interval(0.431, 0.54) == "0.431 to 0.540"
-    assert format_hypervolume(2.1e-7, (1e-7, 3e-7)) == "2.1e-7 (95 %: 1e-7 to 3e-7)"
+def convert_to_lab(color, simulation):
+    """CIE 1976 L*a*b* of `#rrggbb`, as seen under a simulation (a 3 x 3 matrix)."""
+    shares = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    ratios = XYZ @ np.clip(simulation @ linear, 0, 1) / WHITE
+    f = np.where(ratios > 216 / 24389, np.cbrt(ratios), (24389 / 27 * ratios + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1.0, "1"),
-        (0.0001513, "1.51e-4"),
-        (0.00001, "1e-5"),
-        (8, "8"),
-        ("gdpo", "gdpo"),
-        (0.0, "0"),
-        (True, "true"),
-    ],
-)
-def test_parameters(value, text):
-    assert format_parameter(value) == text
+def measure_distance(first, second, simulation=DEUTERANOPIA):
+    """CIE76: 2.3 is just noticeable."""
+    ends = [convert_to_lab(color, simulation) for color in (first, second)]
+    return float(np.linalg.norm(ends[0] - ends[1]))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (59.6, "1 min 00 s"),
-        (425, "7 min 05 s"),
-        (12_000, "3 h 20 min"),
-        (187_200, "2 d 4 h"),
-    ],
-)
-def test_durations(seconds, text):
-    assert format_duration(seconds) == text
+def test_the_arithmetic_gives_known_distances():
+    assert measure_distance("#ffffff", "#000000", np.eye(3)) == pytest.approx(100, abs=0.1)
+    assert measure_distance("#ff0000", "#00ff00", np.eye(3)) == pytest.approx(170.6, abs=0.3)
+    assert measure_distance("#0072b2", "#7b3294") == pytest.approx(10.2, abs=0.1)
 
 
-def test_counts_and_percents():
-    assert format_count(1, "trial") == "1 trial"
-    assert format_count(0, "trial") == "0 trials"
-    assert format_count(1200, "trial") == "1,200 trials"
-    assert format_count(1.0, "GPU") == "1 GPU"
-    assert format_count(0.5, "GPU") == "0.5 GPUs"
-    assert format_percent(0.954) == "95 %"
+def test_dots_of_common_kinds_differ_under_deuteranopia():
+    """wandb/docs#1600: gdpo against merge had a distance of 10 in MLflow, which has dots alone."""
+    common = {mode: MODE_COLORS[mode] for mode in ("gdpo", "grpo", "grpo_no_std")}
+    pairs = itertools.combinations({**common, **CANDIDATE_COLORS}.items(), 2)
+    near = {(a, b) for (a, x), (b, y) in pairs if measure_distance(x, y) < 20}
+    assert near == set()
+    others = [measure_distance(CANDIDATE_COLORS["merge"], x) for x in MODE_COLORS.values()]
+    assert min(others) >= 20

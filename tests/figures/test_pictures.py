@@ -75,6 +75,8 @@ def fill(trace, index):
     return color if isinstance(color, str) else color[index]
 
 
+PARTS = (Part(1, 60, 0.25), Part(2, 40, 0.75))
+
 # Fronts
 
 
@@ -177,7 +179,7 @@ def test_a_minimised_objective_has_a_reversed_axis(tmp_path):
     assert first > last
 
 
-def test_the_hover_text_has_values_and_searched_parameters_in_a_few_lines(spec, front):
+def test_the_hover_text_has_values_and_searched_parameters_in_a_few_escaped_lines(spec, front):
     for member in front.members:
         text = describe_configuration(member, front.objectives, spec.space.dimensions)
         assert all(format_estimate(member.mean[goal.name]) in text for goal in front.objectives)
@@ -188,24 +190,27 @@ def test_the_hover_text_has_values_and_searched_parameters_in_a_few_lines(spec, 
         assert text.count("<br>") < MAX_LINES
     many = replace(front.members[0], params={f"parameter_{i}": 1.0 for i in range(80)})
     assert describe_configuration(many, front.objectives).count("<br>") == MAX_LINES - 1
+    marked = replace(front.members[0], params={"normalization": "<b>x</b>"})
+    assert "&lt;b&gt;x&lt;/b&gt;" in describe_configuration(marked, front.objectives)
 
 
-def test_the_hover_text_is_escaped(front):
-    member = replace(front.members[0], params={"normalization": "<b>x</b>"})
-    assert "&lt;b&gt;x&lt;/b&gt;" in describe_configuration(member, front.objectives)
-
-
-def test_headings(front):
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"numbers": (3,)}, "trial 3"),
+        ({"numbers": (3, 7)}, "trial 3, replicate 7"),
+        ({"numbers": (3, 7, 9)}, "trial 3, replicates 7, 9"),
+        ({"numbers": (3,), "role": "untrained"}, "untrained policy"),
+        ({"name": "3@40", "numbers": (3,), "role": "checkpoint"}, "checkpoint 3@40"),
+        (
+            {"name": "merge-3", "numbers": (3, 9), "role": "merge", "parts": PARTS},
+            "merge-3 (0.25 x 1@60 + 0.75 x 2@40), replicate 9",
+        ),
+    ],
+)
+def test_headings(front, changes, name):
     member = replace(front.members[0], first=3, name="3", role="search")
-    assert name_configuration(replace(member, numbers=(3,))) == "trial 3"
-    assert name_configuration(replace(member, numbers=(3, 7))) == "trial 3, replicate 7"
-    assert name_configuration(replace(member, numbers=(3, 7, 9))) == "trial 3, replicates 7, 9"
-    assert name_configuration(replace(member, numbers=(3,), role="untrained")) == "untrained policy"
-    checkpoint = replace(member, name="3@40", numbers=(3,), role="checkpoint")
-    assert name_configuration(checkpoint) == "checkpoint 3@40"
-    parts = (Part(1, 60, 0.25), Part(2, 40, 0.75))
-    merge = replace(member, name="merge-3", numbers=(3, 9), role="merge", parts=parts)
-    assert name_configuration(merge) == "merge-3 (0.25 x 1@60 + 0.75 x 2@40), replicate 9"
+    assert name_configuration(replace(member, **changes)) == name
     assert "provisional" in describe_standing(replace(member, seeds=1))
     assert "provisional" not in describe_standing(replace(member, seeds=2))
 
@@ -276,11 +281,8 @@ def test_axes_are_the_searched_parameters_and_the_objectives(spec, front):
 
 
 def test_a_wide_parameter_has_a_logarithmic_axis_with_plain_ticks(spec, front):
-    (axis,) = [
-        axis
-        for axis in draw_parallel(front, ["learning_rate"]).data[0].dimensions
-        if axis.label == "learning rate"
-    ]
+    axes = draw_parallel(front, ["learning_rate"]).data[0].dimensions
+    (axis,) = [axis for axis in axes if axis.label == "learning rate"]
     shown = [c for c in front.configurations if c.role != "untrained"]
     rates = [c.params["learning_rate"] for c in shown]
     assert [10**value for value in axis["values"]] == pytest.approx(rates)
@@ -311,11 +313,8 @@ def measured(step, metrics):
     return Measurement(step, metrics, Cost())
 
 
-def test_no_file_is_no_steps(front):
-    assert read_all_steps(front.records) == {}
-
-
 def test_rewards_are_found_by_their_metrics(front):
+    assert read_all_steps(front.records) == {}
     write_steps(front.records[1])
     assert list_rewards(read_all_steps(front.records)) == ["correctness", "format", "length"]
 

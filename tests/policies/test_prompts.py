@@ -13,6 +13,7 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
+from tests.support.case_tables import cases
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
 CHAT = (
@@ -46,11 +47,6 @@ def test_a_template_without_a_system_role_gets_them_from_the_user(tokenizer):
     assert PromptFormat(tokenizer, "do it").render("p") == "<|user|>do it\n\np\n<|assistant|>"
 
 
-def test_a_template_that_opens_a_tag_leaves_that_to_the_policy(tokenizer):
-    tokenizer.chat_template = CHAT + "<think>\n"
-    assert PromptFormat(tokenizer).render("p").endswith("<|assistant|>")
-
-
 def test_the_tokens_are_the_templates_own(tokenizer):
     """A tokenizer that begins every text with a token must not begin a rendered one again."""
     from tokenizers.processors import TemplateProcessing
@@ -68,21 +64,10 @@ def test_the_tokens_are_the_templates_own(tokenizer):
     assert encoded.count(start) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "instructed"),
-    [
-        ("embedded", "auto", False),
-        ("embedded", "on", True),
-        ("embedded_math", "auto", False),
-        ("embedded_tools", "auto", False),
-        ("org/other", "auto", True),
-        ("org/other", "off", False),
-    ],
-)
+@cases("policies", "instructions")
 def test_policies_that_get_instructions(tokenizer, name, mode, instructed):
-    assert (
-        bool(choose_prompt_format(name, tokenizer, INSTRUCTIONS, mode).instructions) is instructed
-    )
+    chosen = choose_prompt_format(name, tokenizer, INSTRUCTIONS, mode)
+    assert bool(chosen.instructions) is instructed
 
 
 @pytest.mark.parametrize("name", registry.TASKS)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trl
+from ruamel.yaml import YAML
 from tokenizers.processors import TemplateProcessing
 from transformers import AddedToken, AutoTokenizer
 
@@ -26,60 +27,12 @@ from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.rewards import answer, block_format
 from gdpo_tune.tasks.base import Problem
 from tests.support.export import export_to, make_recipe, parse_settings
+from tests.support.paths import ROOT
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
-ABOVE = "{% if messages[0].role == 'system' %}{% set top = messages[0].content %}"
 TURNS = "{% for m in messages %}"
-TEMPLATES = {
-    "chatml": TURNS + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "llama3": "{%- if date_string is not defined %}{%- if strftime_now is defined %}"
-    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}"
-    "{%- set date_string = '26 Jul 2024' %}{%- endif %}{%- endif %}"
-    "<|start_header_id|>system<|end_header_id|>\n\nToday Date: {{ date_string }}\n\n"
-    + TURNS
-    + "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
-    "{% endfor %}{% if add_generation_prompt %}"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
-    "mistral": TURNS + "{% if m.role == 'system' %}{{ raise_exception('Only user roles') }}"
-    "{% elif m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %}{{ m.content }}</s>"
-    "{% endif %}{% endfor %}",
-    "mistral small": "{%- set today = strftime_now('%Y-%m-%d') %}"
-    "{%- set default = 'The current date is ' + today + '.' %}"
-    + TURNS
-    + "{% if m.role == 'system' %}[SYSTEM_PROMPT]{{ default + m.content }}[/SYSTEM_PROMPT]"
-    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}",
-    "gemma": "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}"
-    "{% endif %}" + TURNS + "<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
-    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
-    "phi3": TURNS + "{% if m.role == 'user' %}<|user|>\n{{ m.content }}<|end|>\n<|assistant|>\n"
-    "{% elif m.role == 'assistant' %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}",
-    "deepseek r1": "{% set ns = namespace(system='') %}"
-    + TURNS
-    + "{% if m.role == 'system' %}{% set ns.system = m.content %}{% endif %}{% endfor %}"
-    "{{ ns.system }}" + TURNS + "{% if m.role == 'user' %}<|User|>{{ m.content }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|Assistant|><think>\\n' }}{% endif %}\n",
-    "qwen3": TURNS + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}"
-    "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}",
-    "minicpm": TURNS + "{% if m.role == 'user' %}<User>{{ m.content.strip() }}<AI>"
-    "{% else %}{{ m.content.strip() }}{% endif %}{% endfor %}",
-    "echo": TURNS + "{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}"
-    "{{ messages[-1].content }}{% endif %}",
-}
-KWARGS = {"qwen3": {"enable_thinking": False}}
-LEFT_OUT = {"deepseek r1": "<think>"}
-ENDS = {
-    "chatml": "<|im_start|>assistant\n",
-    "mistral": "[/INST]",
-    "gemma": "<start_of_turn>model\n",
-    "phi3": "<|assistant|>\n",
-    "deepseek r1": "<|User|>Close this: <div><|Assistant|>",
-    "qwen3": "assistant\n<think>\n\n</think>\n\n",
-    "minicpm": "<div><AI>",
-    "echo": "<div>",
-}
+SHAPES = YAML(typ="safe").load(ROOT / "tests" / "data" / "chat_templates.yaml")
+TEMPLATES = {name: shape["template"] for name, shape in SHAPES.items()}
 
 
 @pytest.fixture
@@ -104,20 +57,20 @@ def test_a_trained_policy_is_prompted_as_in_its_training_everywhere(tokenizer, t
     OpenWebRL#7 and LC-R1#5 report policies that were delivered with another prompt.
     """
     tokenizer.chat_template = TEMPLATES[name]
-    given, day = KWARGS.get(name, {}), "2025-01-31"
+    given, day = SHAPES[name].get("arguments", {}), "2025-01-31"
     # One that closes the thought of every prompt cannot ask for another.
     instructions = "Write <answer>what</answer>." if given else INSTRUCTIONS
     trained = choose_prompt_format("org/x", tokenizer, instructions, "auto", given, day)
     prompt = "Close this: <div>"
     text, (tokens,) = trained.render(prompt), trained.encode([prompt])
     assert instructions in text
-    assert text.endswith(ENDS.get(name, ""))
+    assert text.endswith(SHAPES[name].get("end", ""))
     assert ("2025" in text) is ("strftime_now" in TEMPLATES[name])
     served = save_trained(trained, tokenizer, tmp_path)
     messages = trained.build_messages(prompt)
     read = served.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert read == tokens
-    assert trained.find_left_out() == LEFT_OUT.get(name, "")
+    assert trained.find_left_out() == SHAPES[name].get("left_out", "")
     # A second training, and the example of the card, by the name of the directory.
     again = choose_prompt_format(str(tmp_path), served, instructions, "auto")
     assert again.encode([prompt]) == [tokens]
@@ -253,9 +206,8 @@ def test_a_tag_that_the_task_names_is_left_to_the_policy(tokenizer):
 def test_instructions_reach_a_template_without_a_system_role(tokenizer, template):
     """Source: transformers#30545; docs/policies.md: then both are the user message."""
     tokenizer.chat_template = template
-    assert "do <it> now" in PromptFormat(tokenizer, "  do it now ").build_messages("p")[0][
-        "content"
-    ].replace("it", "<it>")
+    (first, *_) = PromptFormat(tokenizer, "  do it now ").build_messages("p")
+    assert "do it now" in first["content"]
     turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "p"}]
     (only,) = PromptFormat(tokenizer, "do it").build_messages(turns)
     assert only == {"role": "user", "content": "do it\n\nbe brief\n\np"}

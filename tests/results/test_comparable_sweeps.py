@@ -43,9 +43,11 @@ def test_content_that_changed_between_two_sweeps_is_named_and_marks_the_verdict(
                 rates = {"learning_rate": 1e-4 * (1 + number / 20)}
                 params = spec.space.complete_baseline(rates)
                 ledger.start(params, "search", "startup", seed=number)
-                ledger.complete(number, build_outcome(0.3 + 0.05 * number + index / 10, 0.5, 0.5))
+                ledger.complete(number, build_outcome(0.1 + number / 50 + index / 2, 0.5, 0.5))
         sweeps.append(read_sweep(str(spec.directory), name))
     found = compare_sweeps(*sweeps)
     assert "after was run with another data test.jsonl" in found.notes
+    assert found.verdict.winner == "right"
+    assert found.verdict.headline.startswith("after beats before: its front covers more")
     assert found.verdict.headline.endswith("But data test.jsonl changed between them.")
     assert "torch" not in " ".join((*found.notes, found.verdict.headline))

@@ -1,23 +1,20 @@
 """Targets of merges as a person writes them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import Condition
 from gdpo_tune.results.merge_request import build_aim, parse_shares, parse_target
+from tests.support.case_tables import cases
 from tests.support.tuning import load_code_spec
 
 
-def list_limits(spec, toward: str, prefer: str = ""):
+def list_limits(spec, toward, prefer=""):
     return build_aim(parse_target(toward, prefer), spec)
 
 
 @pytest.mark.parametrize("joint", [", ", " and ", ","])
-def test_conditions_become_limits_and_the_rest_is_preferred(tmp_path: Path, joint: str):
+def test_conditions_become_limits_and_the_rest_is_preferred(tmp_path, joint):
     spec = load_code_spec(tmp_path, ["constraints={}"])
     aim = list_limits(spec, f"length >= 0.6{joint}format > 0.8")
     assert aim.limits == (Condition("length", ">=", 0.6), Condition("format", ">", 0.8))
@@ -25,27 +22,27 @@ def test_conditions_become_limits_and_the_rest_is_preferred(tmp_path: Path, join
     assert aim.preferences == (1.0, 0.0, 0.0)
 
 
-def test_every_objective_is_preferred_if_conditions_name_all(tmp_path: Path):
+def test_every_objective_is_preferred_if_conditions_name_all(tmp_path):
     spec = load_code_spec(tmp_path)
     text = "length >= 0.6, format >= 0.8, correctness >= 0.1"
     assert list_limits(spec, text).preferences == (1.0, 1.0, 1.0)
 
 
-def test_preferences_stand_alone_or_beside_conditions(tmp_path: Path):
+def test_preferences_stand_alone_or_beside_conditions(tmp_path):
     spec = load_code_spec(tmp_path, ["constraints={}"])
     assert list_limits(spec, "", "length=1,correctness=2").preferences == (2.0, 0.0, 1.0)
     aim = list_limits(spec, "length >= 0.6", "length=3")
     assert (aim.preferences, len(aim.limits)) == ((0.0, 0.0, 3.0), 1)
 
 
-def test_constraints_of_the_sweep_are_conditions_too_but_not_costs(tmp_path: Path):
+def test_constraints_of_the_sweep_are_conditions_too_but_not_costs(tmp_path):
     bounds = 'constraints={correctness: ">= 0.2", cpu_seconds: "<= 60"}'
     aim = list_limits(load_code_spec(tmp_path, [bounds]), "length >= 0.6")
     assert aim.limits == (Condition("length", ">=", 0.6), Condition("correctness", ">=", 0.2))
     assert "cpu_seconds" not in [metric.name for metric in aim.metrics]
 
 
-def test_a_constraint_on_a_baseline_counts_once_the_baseline_is_measured(tmp_path: Path):
+def test_a_constraint_on_a_baseline_counts_once_the_baseline_is_measured(tmp_path):
     spec = load_code_spec(tmp_path, ['constraints={correctness: ">= untrained - 0.02"}'])
     target = parse_target("length >= 0.6", "")
     assert [str(limit) for limit in build_aim(target, spec).limits] == ["length >= 0.6"]
@@ -54,43 +51,20 @@ def test_a_constraint_on_a_baseline_counts_once_the_baseline_is_measured(tmp_pat
     assert [str(limit) for limit in build_aim(target, spec).limits][1:] == ["correctness >= 0.48"]
 
 
-def test_a_condition_may_name_any_metric_of_the_task(tmp_path: Path):
+def test_a_condition_may_name_any_metric_of_the_task(tmp_path):
     aim = list_limits(load_code_spec(tmp_path, ["constraints={}"]), "mean_length < 20")
     assert aim.metrics[-1].direction == "minimize"
     assert aim.preferences == (1.0, 1.0, 1.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("toward", "position", "message"),
-    [
-        ("lenght >= 0.6", 1, "did you mean 'length'"),
-        ("length >= 0.6, fromat > 1", 16, "did you mean 'format'"),
-        ("cpu_seconds <= 3", 1, "a merge has no such metric"),
-        ("length => 0.6", 8, "length is compared by"),
-        ("length >= x", 11, "'x' is not a number"),
-        ("length >= 0.6 format > 1", 15, "conditions are joined by `and` or a comma"),
-        ("length >= 0.6,", 15, "the name of a metric is missing at the start of a condition"),
-        (">= 0.6", 1, "the name of a metric is missing"),
-    ],
-)
+@cases("results", "wrong conditions")
 def test_wrong_conditions_are_refused_at_their_place(tmp_path, toward, position, message):
     with pytest.raises(PickError, match=message) as caught:
         list_limits(load_code_spec(tmp_path), toward)
     assert caught.value.position == position
 
 
-@pytest.mark.parametrize(
-    ("prefer", "message"),
-    [
-        ("corectness=1", "did you mean 'correctness'"),
-        ("mean_length=1", "this is no objective"),
-        ("correctness", "a name, = and a number above 0"),
-        ("correctness=0", "a name, = and a number above 0"),
-        ("correctness=nan", "a name, = and a number above 0"),
-        ("correctness=1,correctness=2", "correctness stands twice"),
-        ("correctness=1,", "''"),
-    ],
-)
+@cases("results", "wrong preferences")
 def test_wrong_preferences_are_refused(tmp_path, prefer, message):
     with pytest.raises(UsageError, match=message):
         list_limits(load_code_spec(tmp_path), "", prefer)

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import optuna
@@ -20,27 +18,43 @@ from tests.support.tuning import build_outcome, load_code_spec
 DOC = ROOT / "docs" / "notebook.md"
 
 
+GDPO = {"normalization": "gdpo"}
+
+
+def store(directory, trials, overrides=(), name="sweep"):
+    """Store a sweep of trials: role, what differs from the baseline, values or a failure, parts."""
+    spec = load_code_spec(directory, overrides).model_copy(update={"name": name})
+    with Ledger.open(spec) as ledger:
+        for number, (role, tried, values, *parts) in enumerate(trials):
+            proposer = "model" if role == "search" else "candidate" if parts else "baseline"
+            params = {} if role == "merge" else spec.space.complete_baseline(tried)
+            ledger.start(params, role, proposer, seed=number, parts=parts)
+            if isinstance(values, str):
+                ledger.fail(number, values)
+            else:
+                ledger.complete(number, build_outcome(*values))
+    return load_sweep(str(spec.directory))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
-    spec = load_code_spec(folder / "runs").model_copy(update={"name": "code"})
-    with Ledger.open(spec) as ledger:
-        for number in range(14):
-            mode, weight = ("gdpo", "grpo")[number % 2], 0.06 + 0.1 * number
-            params = spec.space.complete_baseline(
-                {"normalization": mode, "reward_weights.format": weight}
-            )
-            ledger.start(params, "search", "model", seed=number)
-            if number == 5:
-                ledger.fail(number, "NaN in the loss")
-                continue
-            share = (number + 1) / 15
-            ledger.complete(number, build_outcome(share, 1 - share, 0.5))
+    trials = []
+    for number in range(14):
+        mode, share = ("gdpo", "grpo")[number % 2], (number + 1) / 15
+        tried = {"normalization": mode, "reward_weights.format": 0.06 + 0.1 * number}
+        values = "NaN in the loss" if number == 5 else (share, 1 - share, 0.5)
+        trials.append(("search", tried, values))
+    store(folder / "runs", trials, name="code")
     return folder
 
 
-def test_trials_are_a_table(runs):
-    sweep = load_sweep(str(runs / "runs" / "code"))
+@pytest.fixture
+def sweep(runs):
+    return load_sweep(str(runs / "runs" / "code"))
+
+
+def test_trials_are_a_table(sweep):
     table = sweep.trials
     assert list(table.index) == list(range(14))
     assert table.loc[5, "state"] == "failed"
@@ -54,9 +68,9 @@ def test_trials_are_a_table(runs):
     assert repr(sweep).startswith("<sweep code: 14 trials, ")
 
 
-def test_a_failed_trial_costs_no_table_its_dtypes(runs, tmp_path):
+def test_a_failed_trial_costs_no_table_its_dtypes(sweep, tmp_path):
     """pandas#27008: one missing value makes objects of flags; Excel takes no time with a zone."""
-    table = load_sweep(str(runs / "runs" / "code")).trials
+    table = sweep.trials
     assert list(table[table.feasible].index) == [2, 3, 4, *range(6, 14)]
     kinds = ("feasible", "on_front", "replicate_of", "param/group_size")
     assert [str(table[n].dtype) for n in kinds] == ["boolean", "boolean", "Int64", "Int64"]
@@ -104,15 +118,12 @@ def test_a_notebook_shows_how_the_sweep_stands_and_escapes_texts(tmp_path):
 
 
 def test_a_trial_that_trained_nothing_has_no_parameters(tmp_path):
-    spec = load_code_spec(tmp_path)
-    params = spec.space.complete_baseline({"normalization": "gdpo"})
-    with Ledger.open(spec) as ledger:
-        ledger.start(params, "untrained", "baseline", seed=0)
-        ledger.start(params, "search", "model", seed=1)
-        ledger.start(params, "checkpoint", "candidate", seed=2, parts=[Part(1, 20, 1.0)])
-        for number, value in enumerate((0.9, 0.3, 0.2)):
-            ledger.complete(number, build_outcome(value, 0.5, 0.5))
-    sweep = load_sweep(str(spec.directory))
+    trials = [
+        ("untrained", GDPO, (0.9, 0.5, 0.5)),
+        ("search", GDPO, (0.3, 0.5, 0.5)),
+        ("checkpoint", GDPO, (0.2, 0.5, 0.5), Part(1, 20, 1.0)),
+    ]
+    sweep = store(tmp_path, trials)
     table = sweep.trials
     params = [name for name in table if name.startswith("param/")]
     assert table.loc[[0, 2], params].isna().all(axis=None)
@@ -125,13 +136,11 @@ def test_a_trial_that_trained_nothing_has_no_parameters(tmp_path):
 def test_a_parameter_without_effect_has_no_value(tmp_path):
     """README's `beta`: under another mode its default is no value of it."""
     beta = "space.beta={log: [1.0e-4, 0.04], when: {normalization: gdpo}}"
-    spec = load_code_spec(tmp_path, [beta])
-    with Ledger.open(spec) as ledger:
-        for number, (mode, given) in enumerate((("gdpo", {"beta": 0.002}), ("grpo", {}))):
-            params = spec.space.complete_baseline({"normalization": mode, **given})
-            ledger.start(params, "search", "model", seed=number)
-            ledger.complete(number, build_outcome(0.3 + 0.1 * number, 0.5, 0.5))
-    sweep = load_sweep(str(spec.directory))
+    trials = [
+        ("search", {**GDPO, "beta": 0.002}, (0.3, 0.5, 0.5)),
+        ("search", {"normalization": "grpo"}, (0.4, 0.5, 0.5)),
+    ]
+    sweep = store(tmp_path, trials, [beta])
     assert sweep.trials["param/beta"].tolist()[0] == 0.002
     assert sweep.trials["param/beta"].isna().tolist() == [False, True]
     assert sorted("beta" in c.params for c in sweep.analysis.configurations) == [False, True]
@@ -139,16 +148,11 @@ def test_a_parameter_without_effect_has_no_value(tmp_path):
 
 def test_optunas_importance_reads_the_study(tmp_path):
     """optuna#1856: parameters that all trials have, so one trial without any leaves none."""
-    spec = load_code_spec(tmp_path)
-    with Ledger.open(spec) as ledger:
-        ledger.start(spec.space.complete_baseline({}), "untrained", "baseline", seed=0)
-        ledger.complete(0, build_outcome(0.2, 0.5, 0.5))
-        for number in range(1, 13):
-            tried = {"reward_weights.format": 0.1 * number, "learning_rate": 1e-4}
-            params = spec.space.complete_baseline(tried)
-            ledger.start(params, "search", "model", seed=number)
-            ledger.complete(number, build_outcome(0.9 - 0.05 * number, 0.5, 0.5))
-    study = load_sweep(str(spec.directory)).study
+    trials = [("untrained", {}, (0.2, 0.5, 0.5))]
+    for number in range(1, 13):
+        tried = {"reward_weights.format": 0.1 * number, "learning_rate": 1e-4}
+        trials.append(("search", tried, (0.9 - 0.05 * number, 0.5, 0.5)))
+    study = store(tmp_path, trials).study
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     found = optuna.importance.get_param_importances(
         study, evaluator=evaluator, target=lambda trial: trial.values[0]
@@ -161,28 +165,22 @@ def test_the_study_has_the_constraints_that_optunas_dashboard_reads(tmp_path):
 
     Version 0.21 reads the list of Optuna 4 (`_serializer.py`), and Optuna 5 writes named entries.
     """
-    spec = load_code_spec(tmp_path)
-    with Ledger.open(spec) as ledger:
-        for number, share in enumerate((0.01, 0.9)):
-            ledger.start(spec.space.complete_baseline({}), "search", "model", seed=number)
-            ledger.complete(number, build_outcome(share, 0.5, 0.5))
-    trials = load_sweep(str(spec.directory)).study.trials
+    sweep = store(tmp_path, [("search", {}, (share, 0.5, 0.5)) for share in (0.01, 0.9)])
+    trials = sweep.study.trials
     lists = [trial.system_attrs["constraints"] for trial in trials]
-    assert [len(found) for found in lists] == [len(spec.constraints)] * 2
+    assert [len(found) for found in lists] == [len(sweep.spec.constraints)] * 2
     assert [all(value <= 0 for value in found) for found in lists] == [False, True]
     assert [list(trial.constraints.values()) for trial in trials] == lists
 
 
-def test_the_front_is_a_table_with_the_best_first(runs):
-    sweep = load_sweep(str(runs / "runs" / "code"))
+def test_the_front_is_a_table_with_the_best_first(sweep):
     assert sweep.front["correctness"].is_monotonic_decreasing
     assert set(sweep.front.index) == {member.first for member in sweep.analysis.members}
     assert sweep.trials["on_front"].sum() == len(sweep.front)
     assert "knee" in " ".join(sweep.front["picked_as"])
 
 
-def test_every_figure_is_drawn_by_its_name(runs):
-    sweep = load_sweep(str(runs / "runs" / "code"))
+def test_every_figure_is_drawn_by_its_name(sweep):
     assert {"pairs", "slices", "progress", "all"} <= set(sweep.figures)
     for name in sweep.figures:
         assert sweep.figure(name).data
@@ -191,16 +189,12 @@ def test_every_figure_is_drawn_by_its_name(runs):
 
 
 def test_merges_have_names_and_parts_and_take_no_part_in_a_comparison_of_modes(tmp_path):
-    spec = load_code_spec(tmp_path)
-    with Ledger.open(spec) as ledger:
-        for number, mode in enumerate(("gdpo", "grpo")):
-            ledger.start(
-                spec.space.complete_baseline({"normalization": mode}), "search", "model", number
-            )
-        ledger.start({}, "merge", "candidate", 2, parts=[Part(0, 60, 0.5), Part(1, 60, 0.5)])
-        for number, value in enumerate((0.1, 0.9, 0.6)):
-            ledger.complete(number, build_outcome(value, 0.9 - value + 0.2 * (number == 2), 0.5))
-    sweep = load_sweep(str(spec.directory))
+    trials = [
+        ("search", GDPO, (0.1, 0.8, 0.5)),
+        ("search", {"normalization": "grpo"}, (0.9, 0.0, 0.5)),
+        ("merge", {}, (0.6, 0.5, 0.5), Part(0, 60, 0.5), Part(1, 60, 0.5)),
+    ]
+    sweep = store(tmp_path, trials)
     parts = "0.5 x 0@60 + 0.5 x 1@60"
     assert list(sweep.trials["name"]) == ["0", "1", "merge-2"]
     assert sweep.trials.loc[2, "parts"] == parts
@@ -209,30 +203,23 @@ def test_merges_have_names_and_parts_and_take_no_part_in_a_comparison_of_modes(t
     comparison = sweep.compare_modes("gdpo", "grpo").comparison
     assert (comparison.left.tried_count, comparison.right.tried_count) == (1, 1)
     assert sweep.pick("merge-2").name == "merge-2"
-    shutil.copytree(spec.directory, tmp_path / "other" / spec.name)
-    notes = sweep.compare(load_sweep(str(tmp_path / "other" / spec.name))).notes
+    other = shutil.copytree(sweep.spec.directory, tmp_path / "other" / "sweep")
+    notes = sweep.compare(load_sweep(str(other))).notes
     assert sum("has 1 trial of checkpoints and merges, which count with" in n for n in notes) == 2
     for name in sweep.figures:
         assert sweep.figure(name).data
 
 
 def test_a_sweep_without_a_finished_trial_has_empty_tables(tmp_path):
-    spec = load_code_spec(tmp_path)
-    with Ledger.open(spec):
-        pass
-    sweep = load_sweep(str(spec.directory))
+    sweep = store(tmp_path, [])
     assert sweep.trials.empty
     assert sweep.front.empty
     assert sweep.figures == ()
 
 
-def test_there_is_no_such_sweep(tmp_path):
-    with pytest.raises(UsageError, match="there is no sweep in"):
-        load_sweep(str(tmp_path / "nowhere"))
-
-
-@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 5000, "a\0b"])
-def test_what_is_no_path_names_no_sweep(name):
+@pytest.mark.parametrize("name", ["nowhere", "~nobody-of-this-name/x", "x" * 5000, "a\0b"])
+def test_what_is_no_path_names_no_sweep(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="there is no sweep in"):
         load_sweep(name)
 
@@ -248,14 +235,3 @@ def test_the_page_does_what_it_says(runs, monkeypatch):
     assert len(known["done"]) == 13
     (table,) = re.findall(r"done\.groupby.*", DOC.read_text("utf-8"))
     assert eval(table, known)["count"].sum() == 13
-
-
-def test_importing_the_package_loads_nothing_heavy():
-    script = (
-        "import sys, gdpo_tune; heavy = {'pandas', 'numpy', 'optuna', 'plotly', 'torch', 'ray'}; "
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"

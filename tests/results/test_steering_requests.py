@@ -1,11 +1,7 @@
 """`Steering`: which sweeps can be steered, and what a person is told."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,22 +16,25 @@ from tests.support.tuning import build_outcome, load_code_spec
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> SweepSpec:
+def spec(tmp_path):
     return load_code_spec(tmp_path)
 
 
 @pytest.fixture
-def ledger(spec: SweepSpec) -> Iterator[Ledger]:
+def ledger(spec):
     """The ledger of a sweep with a running trial, as its driver has it."""
     with Ledger.open(spec) as ledger:
         ledger.begin_session(time.time(), 2, {})
-        params = spec.space.complete_baseline({"normalization": "gdpo"})
-        ledger.start(params, "search", "model", seed=0)
+        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=0)
         yield ledger
 
 
-def test_a_request_is_taken_by_the_driver_and_found_by_its_id(ledger: Ledger):
-    steering = Steering(ledger.directory)
+@pytest.fixture
+def steering(ledger):
+    return Steering(ledger.directory)
+
+
+def test_a_request_is_taken_by_the_driver_and_found_by_its_id(ledger, steering):
     assert steering.is_running
     request = steering.request("stop", {"trial": 0})
     assert request.author == find_user()
@@ -53,9 +52,7 @@ def test_a_request_is_taken_by_the_driver_and_found_by_its_id(ledger: Ledger):
     assert steering.list_pending() == []
 
 
-def test_a_sweep_is_found_by_directory_file_name_and_notebook(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_sweep_is_found_by_directory_file_name_and_notebook(ledger, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     directory = ledger.directory
     for target in (directory, str(directory), directory / "spec.yaml"):
@@ -63,19 +60,17 @@ def test_a_sweep_is_found_by_directory_file_name_and_notebook(
     assert load_sweep(str(directory)).steer.directory == directory
 
 
-def test_an_unknown_sweep_is_refused(tmp_path: Path):
+def test_an_unknown_sweep_is_refused(tmp_path):
     with pytest.raises(UsageError, match="nosuch: there is no sweep in nosuch"):
         Steering("nosuch")
     with pytest.raises(UsageError, match="there is no sweep in"):
         Steering(tmp_path)
 
 
-def test_a_finished_sweep_is_refused_with_the_way_to_extend_it(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        session = ledger.begin_session(time.time(), 2, {})
-        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=0)
-        ledger.complete(0, build_outcome())
-        ledger.end_session(session, "all 16 configurations were tried")
+def test_a_finished_sweep_is_refused_with_the_way_to_extend_it(ledger, spec):
+    ledger.complete(0, build_outcome())
+    ledger.end_session(ledger.begin_session(time.time(), 2, {}), "all 16 configurations were tried")
+    ledger.close()
     steering = Steering(spec.directory)
     for action, arguments in [("pause", {}), ("trials", {"number": 24}), ("stop", {"trial": 0})]:
         with pytest.raises(UsageError, match=r"has finished \(all 16 .*, so nothing") as caught:
@@ -84,10 +79,8 @@ def test_a_finished_sweep_is_refused_with_the_way_to_extend_it(spec: SweepSpec):
     assert list_pending(spec.directory) == []
 
 
-def test_a_sweep_that_does_not_run_keeps_requests_for_its_next_start(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        ledger.begin_session(time.time(), 2, {})
-        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=0)
+def test_a_sweep_that_does_not_run_keeps_requests_for_its_next_start(ledger, spec):
+    ledger.close()
     steering = Steering(spec.directory)
     assert not steering.is_running
     with pytest.raises(UsageError, match=r"no process works on .*, so no trial runs that could"):
@@ -98,8 +91,7 @@ def test_a_sweep_that_does_not_run_keeps_requests_for_its_next_start(spec: Sweep
     assert steering.list_pending() == [request]
 
 
-def test_a_second_request_sees_the_first_one_that_still_waits(ledger: Ledger):
-    steering = Steering(ledger.directory)
+def test_a_second_request_sees_the_first_one_that_still_waits(ledger, steering):
     steering.request("pause", {}, "anna")
     with pytest.raises(UsageError, match="the sweep is paused already, by anna"):
         steering.request("pause", {}, "ben")
@@ -108,25 +100,19 @@ def test_a_second_request_sees_the_first_one_that_still_waits(ledger: Ledger):
     assert steering.pause is None
     list(RequestInbox(ledger).take())
     assert steering.pause is None
-
-
-def test_who_paused_the_sweep_is_known(ledger: Ledger):
-    steering = Steering(ledger.directory)
     steering.request("pause", {}, "anna")
     list(RequestInbox(ledger).take())
     assert steering.pause is not None
     assert steering.pause.author == "anna"
 
 
-def test_the_sweep_of_another_user_is_refused(ledger: Ledger, monkeypatch: pytest.MonkeyPatch):
+def test_the_sweep_of_another_user_is_refused(ledger, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(UsageError, match="and you may not write there"):
         Steering(ledger.directory).request("pause", {})
 
 
-def test_a_sweep_on_an_object_store_is_steered_where_it_runs(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_sweep_on_an_object_store_is_steered_where_it_runs(ledger, monkeypatch):
     steering = Steering(ledger.directory)
     request = steering.request("pause", {})
     with monkeypatch.context() as running:

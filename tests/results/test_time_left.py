@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from gdpo_tune.core.trials import EVALUATED_WORK, Cost
-from gdpo_tune.results.live import LEAST_SHARE, estimate_seconds_left, measure_work
+from gdpo_tune.results.live import (
+    LEAST_SHARE,
+    RateLimited,
+    estimate_seconds_left,
+    measure_work,
+)
 from tests.support.analysis import build_trial
 
 
@@ -20,3 +25,10 @@ def test_the_time_left_follows_from_the_pace_of_this_session():
     assert estimate_seconds_left(1000.0, 500.0, 50.0) == pytest.approx(100.0)
     assert estimate_seconds_left(1000.0, 1000.0 * LEAST_SHARE, 50.0) is None
     assert estimate_seconds_left(-20.0, 500.0, 50.0) == 0.0
+
+
+def test_a_value_is_made_again_after_its_share_of_the_time():
+    times = iter([10.0, 12.0, 17.9, 18.0])
+    value = RateLimited(3.0, clock=lambda: next(times))
+    assert value.make(lambda: 7) == 7  # in 2 s, so again 6 s after 12
+    assert [value.is_due, value.is_due] == [False, True]

@@ -2,11 +2,15 @@
 
 import pytest
 
-from gdpo_tune.core.errors import SpecError
+from gdpo_tune import export, train
+from gdpo_tune.core.errors import SpecError, UsageError
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.trials import Part
+from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.transfer import SETTABLE, list_fitting_spaces
 from gdpo_tune.spec import load_spec
+from tests.support.case_tables import cases
 from tests.support.paths import ROOT
 from tests.support.transfers import (
     DATA,
@@ -59,17 +63,7 @@ def test_the_refusal_names_values_reasons_and_a_recipe(sweep):
     assert "or: --recipe code_qwen" in message
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["training.steps=500"],
-        ["policy=embedded"],
-        ["model.lora_rank=0", "data.source="],
-        ["training.max_completion_length=64"],
-    ],
-    ids=str,
-)
+@cases("results", "trainings like that of the sweep")
 def test_a_training_like_that_of_the_sweep_needs_nothing(sweep, overrides):
     request = transfer(sweep, *overrides)
     assert request.transfer is None
@@ -130,16 +124,7 @@ def test_a_parameter_that_does_not_carry_over_may_be_set(sweep, name):
     assert (moved.wanted, moved.source) == (str(value), "`--set`")
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("space.group_size=4", "export takes it from the trial: what a sweep finds about rewards"),
-        ("space={normalization: gdpo}", "--set space.normalization: export takes it"),
-        ("space.reward_weights.format=1", "--set space.reward_weights: export takes it"),
-        ("space.learning_rat=1e-5", "did you mean 'learning_rate'"),
-        ("space=3", "--set space.3"),
-    ],
-)
+@cases("results", "parameters that carry over")
 def test_a_parameter_that_carries_over_is_refused(sweep, override, message):
     assert message in refuse(sweep, POLICY, *GIVEN, override)
 
@@ -151,32 +136,11 @@ def test_no_parameter_may_be_set_for_the_policy_of_the_sweep(sweep, override):
     assert "--set space. has no effect" in refuse(sweep, override)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("space.learning_rate=0", "too small"),
-        ("space.learning_rate={log: [1e-6, 1e-5]}", "several values are possible"),
-        ("training.length_limit=600", "not below max_completion_length = 512"),
-        ("training.steps=many", "not a whole number"),
-    ],
-)
-def test_a_bad_value_is_refused_as_in_a_file(sweep, override, message):
-    with pytest.raises(SpecError, match=message):
-        transfer(sweep, POLICY, *GIVEN, override)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("policy=embedded_math", "made for math"),
-        ("training.stepz=3", "did you mean 'steps'"),
-        ("training.max_completion_length=long", "not a whole number"),
-        ("data.source=a/b", "the meaning of the columns is not guessed"),
-    ],
-)
-def test_a_bad_value_is_refused_before_others_are_asked_for(sweep, override, message):
+@cases("results", "bad values")
+def test_a_bad_value_is_refused_as_in_a_file(sweep, override, message, is_first):
+    """Some are refused before others are asked for."""
     with pytest.raises(SpecError, match=message) as caught:
-        transfer(sweep, POLICY, override)
+        transfer(sweep, POLICY, *([] if is_first else GIVEN), override)
     assert len(caught.value.problems) == 1
 
 
@@ -235,16 +199,7 @@ def write_recipe(tmp_path, text, base="code.yaml"):
     return str(file)
 
 
-@pytest.mark.parametrize(
-    ("domain", "value", "source"),
-    [
-        ("2.0e-5", 2e-5, ""),
-        ("{log: [1.0e-7, 1.0e-5]}", 1e-6, ": that of its published baseline, of {log: [1e-07"),
-        ("[3.0e-6, 1.0e-6]", 1e-6, ": that of its published baseline, of [3e-06, 1e-06]"),
-        ("{log: [1.0e-5, 1.0e-3]}", 1e-4, ": the middle, of {log: [1e-05, 0.001]}"),
-        ("{value: 4.0e-5, when: {normalization: [grpo]}}", 4e-5, ""),
-    ],
-)
+@cases("results", "values of a recipe")
 def test_the_page_says_which_value_of_a_range_was_taken(tmp_path, domain, value, source):
     recipe = write_recipe(tmp_path, f"policy: a/b\nspace: {{learning_rate: {domain}}}\n")
     request = transfer(store_sweep(tmp_path), recipe=recipe)
@@ -261,10 +216,17 @@ def test_a_learning_rate_for_adapters_is_not_taken_for_every_weight(sweep):
     assert request.params["learning_rate"] == 1e-6
 
 
-def test_a_recipe_has_the_task_of_the_sweep(sweep):
-    message = refuse(sweep, recipe="tools_qwen")
-    assert "its task is tools, and the sweep's is code" in message
-    assert "write code_qwen" in message
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("tools_qwen", ["its task is tools, and the sweep's is code", "write code_qwen"]),
+        ("code_qwne", ["did you mean 'code_qwen'"]),
+        ("absent.yaml", ["no such file"]),
+    ],
+)
+def test_a_recipe_of_another_task_or_of_no_file_is_refused(sweep, recipe, words):
+    message = refuse(sweep, recipe=recipe)
+    assert all(each in message for each in words)
 
 
 def test_a_recipe_has_the_rewards_of_the_candidate(tmp_path):
@@ -273,14 +235,6 @@ def test_a_recipe_has_the_rewards_of_the_candidate(tmp_path):
     recipe = write_recipe(tmp_path, "policy: a/b\n")
     assert "it has no reward_weights.bug_free" in refuse(spec, recipe=recipe)
     assert transfer(spec, recipe="code_qwen").params["reward_weights.bug_free"] == 1
-
-
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [("code_qwne", "did you mean 'code_qwen'"), ("absent.yaml", "no such file")],
-)
-def test_a_recipe_that_does_not_exist(sweep, recipe, message):
-    assert message in refuse(sweep, recipe=recipe)
 
 
 @pytest.mark.parametrize(
@@ -301,11 +255,6 @@ def test_the_problems_of_a_recipe_have_its_lines(tmp_path):
         transfer(store_sweep(tmp_path), recipe=recipe)
 
 
-@pytest.fixture
-def tools(tmp_path):
-    return store_task(tmp_path, "tools")
-
-
 def store_task(tmp_path, task):
     """Store a sweep of one trial of a shipped search space."""
     spec = load_code_spec(tmp_path, ["constraints={}"], ROOT / "search_spaces" / f"{task}.yaml")
@@ -323,19 +272,112 @@ def test_a_recipe_in_which_the_length_has_no_weight_is_named(tmp_path, task, has
     assert (", in which the length has no weight" not in moved.source) == has_weight
 
 
-def test_the_scoring_is_that_for_which_the_weights_were_found(tools):
+def test_the_scoring_is_that_for_which_the_weights_were_found(tmp_path):
+    tools = store_task(tmp_path, "tools")
     request = transfer(tools, recipe="tools_qwen")
     assert request.spec.scoring == "strict"
     assert "scoring strict, unlike the recipe" in request.transfer.carried
     request = transfer(tools, "scoring=released", recipe="tools_qwen")
     assert request.spec.scoring == "released"
     assert not [each for each in request.transfer.carried if "scoring" in each]
-
-
-def test_another_scoring_alone_is_said(tools):
     request = transfer(tools, "scoring=released")
     assert request.note.endswith("with other scoring")
     assert [each.key for each in request.transfer.moved] == ["scoring"]
     assert (
         "does not carry over to other scoring: scoring released (was strict)" in request.lines[-1]
     )
+
+
+# --- the commands ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_has_the_steps_that_are_asked_for(sweep):
+    with Ledger.open(sweep) as ledger:
+        params = ledger.get_records()[0].params
+        ledger.start(params, "checkpoint", "candidate", 70, parts=[Part(0, 30, 1.0)])
+        ledger.complete(1, build_outcome(0.9, 0.9, 0.5))
+    assert transfer(sweep, which="0@30").spec.training.steps == 30
+    assert transfer(sweep, POLICY, *GIVEN, which="0@30").spec.training.steps == 100
+    limits = ["training.max_completion_length=128", "training.length_limit=50"]
+    request = transfer(sweep, *limits, which="0@30")
+    assert request.spec.training.steps == 30
+    assert request.note.endswith("30 of 60 steps, with other lengths")
+
+
+def test_mergekit_takes_no_recipe_and_no_parameters(sweep):
+    with Ledger.open(sweep) as ledger:
+        params = ledger.get_records()[0].params
+        ledger.start(params, "search", "model", 71)
+        ledger.complete(1, build_outcome(0.5, 0.9, 0.5))
+        halves = [Part(0, 60, 0.5), Part(1, 60, 0.5)]
+        ledger.start({}, "merge", "candidate", 72, parts=halves)
+        ledger.complete(2, build_outcome(0.95, 0.95, 0.9))
+    words = [f"{sweep.directory}:merge-2", "--to", "mergekit"]
+    with pytest.raises(UsageError, match="a merge is no training"):
+        export.main([*words, "--recipe", "code_qwen"])
+    with pytest.raises(UsageError, match="has no effect"):
+        export.main([*words, "--set", "space.beta=0"])
+
+
+def test_nothing_is_written_before_the_refusal(sweep, tmp_path):
+    out = tmp_path / "o"
+    source = f"{sweep.directory}:0"
+    with pytest.raises(UsageError, match="do not carry over"):
+        export.main([source, "--to", "trl", "--out", str(out), "--set", POLICY])
+    with pytest.raises(UsageError, match="do not carry over"):
+        train.main(["--from", source, "--out", str(out), "--set", POLICY])
+    assert not out.exists()
+
+
+def test_the_page_begins_with_what_carries_over(sweep, tmp_path, capsys):
+    out = tmp_path / "o"
+    words = [word for each in (POLICY, *GIVEN) for word in ("--set", each)]
+    assert export.main([f"{sweep.directory}:0", "--to", "verl", "--out", str(out), *words]) == 0
+    page = (out / PAGE).read_text()
+    head = page.partition("`verl.yaml` adapts")[0]
+    assert "not what the sweep searched: another policy and other lengths" in head
+    assert "measured on policy embedded, data the prompts that the task writes, 64 tokens" in head
+    assert "`normalization grpo`, `group_size 8`" in head
+    assert "`reward_weights.format 0.5`" in head
+    assert "| `space.learning_rate` | 1e-4 | 1e-6 | `--set` |" in head
+    assert "| `training.length_limit` | 26 | 200 | `--set` |" in head
+    assert "Kept from the candidate, and perhaps wrong here: `beta 0`" in head
+    assert "1 up to 26 tokens, else 0, in the sweep; 1 up to 200 tokens, else 0, here" in head
+    printed = capsys.readouterr().out
+    assert "carries over: normalization grpo, group_size 8" in printed
+    assert "does not carry over to another policy and other lengths: policy" in printed
+    assert "learning_rate 1e-6 (was 1e-4)" in printed
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"length_shape": "ramp"}, "falls from `training.length_limit` to the longest"),
+        (
+            {"length_shape": "overlong", "length_cache": 0.25},
+            "1 up to 48 tokens, then in a line to 0 at 64, in the sweep; 1 up to 384 tokens, then "
+            "in a line to 0 at 512, here. `length_cache` carries over as a share",
+        ),
+    ],
+    ids=str,
+)
+def test_the_page_says_what_a_shape_in_tokens_means_now(tmp_path, shape, words):
+    space = ["space.length_shape=[step, ramp, overlong]", "space.length_cache=[0.25]"]
+    spec, out = store_sweep(tmp_path, shape, space), tmp_path / "o"
+    words_of_command = ["--to", "trl", "--recipe", "code_qwen", "--reference-data"]
+    export.main([f"{spec.directory}:0", *words_of_command, "--out", str(out)])
+    assert words in (out / PAGE).read_text()
+
+
+def test_a_page_without_a_transfer_says_nothing_of_it(sweep, tmp_path):
+    export.main([f"{sweep.directory}:0", "--to", "trl", "--out", str(tmp_path / "o")])
+    assert "carries over" not in (tmp_path / "o" / PAGE).read_text().lower()
+
+
+def test_a_recipe_needs_a_sweep(tmp_path, capsys):
+    file = str(ROOT / "search_spaces" / "code.yaml")
+    with pytest.raises(UsageError, match="--recipe requires a sweep"):
+        export.main([file, "--to", "trl", "--recipe", "code_qwen"])
+    with pytest.raises(SystemExit):
+        train.main([file, "--recipe", "code_qwen"])
+    assert "--recipe requires --from" in capsys.readouterr().err

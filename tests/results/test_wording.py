@@ -34,9 +34,10 @@ from gdpo_tune.results.wording import (
 )
 from gdpo_tune.spec.model import Constraint
 from gdpo_tune.spec.space import Uniform
+from tests.support.case_tables import cases
 from tests.support.figures import make_records, make_spec
 
-RANGE = {"learning_rate": Uniform(low=1e-5, high=1e-3, log=True)}
+RANGE = Uniform(low=1e-5, high=1e-3, log=True)
 
 
 @pytest.fixture
@@ -54,10 +55,8 @@ def make_front(spec, count, **params):
     records = make_records(spec, count)
     for index, record in enumerate(records[2:]):
         share = (index + 1) / (count + 1)
-        test = {
-            name: Estimate(share if name == "correctness" else 1 - share, 0.01)
-            for name in record.test
-        }
+        shares = {name: share if name == "correctness" else 1 - share for name in record.test}
+        test = {name: Estimate(value, 0.01) for name, value in shares.items()}
         seen = {**record.params, **params}
         records[index + 2] = replace(record, test=test, validation=test, params=seen)
     return records
@@ -91,34 +90,20 @@ def test_a_front_of_single_seeds_comes_with_the_number_that_suffices(spec):
     assert f"max_runs to {max(singles, limit + 1)}," in line
 
 
-@pytest.mark.parametrize(
-    ("value", "line"),
-    [
-        (
-            1e-3,
-            "upper limit 0.001, so better ones may lie beyond. Search a wider range as another "
-            "sweep (--name): learning_rate: {log: [1e-05, 0.003]}.",
-        ),
-        (1e-5, "lower limit 1e-05"),
-        (1e-4, None),
-    ],
-)
+@cases("results", "values at a limit")
 def test_members_at_a_limit_come_with_the_wider_line(spec, value, line):
     records = make_front(spec, 8, learning_rate=value)
     # trials off the front have other values
     records[2:4] = [with_rate(record, 1e-4, 0.0) for record in records[2:4]]
-    lines = warn(with_range(spec, RANGE["learning_rate"]), records)
+    lines = warn(with_range(spec, RANGE), records)
     assert has(line, lines) if line else not has("limit", lines)
 
 
-def test_a_forced_value_that_has_no_logarithm_lies_at_the_limit(spec):
+def test_a_forced_value_that_has_no_logarithm_lies_at_a_limit_and_0_is_no_limit(spec):
     records = make_front(spec, 8, learning_rate=1e-4)
     records[3::2] = [with_rate(record, 0.0) for record in records[3::2]]
     records[2] = with_rate(records[2], 1e-4, 0.0)
-    assert has("lower limit 1e-05", warn(with_range(spec, RANGE["learning_rate"]), records))
-
-
-def test_a_limit_that_cannot_be_moved_is_not_mentioned(spec):
+    assert has("lower limit 1e-05", warn(with_range(spec, RANGE), records))
     records = make_front(spec, 8, learning_rate=0.0)
     records[2:4] = [with_rate(record, 0.5, 0.0) for record in records[2:4]]
     assert not has("limit", warn(with_range(spec, Uniform(low=0.0, high=1.0)), records))
@@ -132,26 +117,12 @@ def test_a_baseline_that_nothing_improves_on_is_named(spec):
         assert has("no policy is clearly better than the untrained policy", lines) is is_named
 
 
-@pytest.mark.parametrize(
-    ("small", "large", "line"),
-    [
-        (0.7, 0.2, "70 % at group size 4. Larger groups help: group_size 8."),
-        (
-            0.7,
-            0.6,
-            "70 % at group size 4 and 60 % at group size 8. Larger groups help: group_size 16.",
-        ),
-        (0.95, 0.92, "equal in at least 92 % of the groups at every group size"),
-        (0.3, 0.2, None),
-    ],
-)
+@cases("results", "equal groups")
 def test_groups_that_teach_nothing_are_counted_by_size(spec, tmp_path, small, large, line):
     records = make_front(spec, 4)
     for first, size, share in ((0, 8, large), (1, 4, small)):
-        half = [
-            replace(record, params={**record.params, "group_size": size})
-            for record in records[first::2]
-        ]
+        sized = {"group_size": size}
+        half = [replace(each, params={**each.params, **sized}) for each in records[first::2]]
         metrics = {"train/rewards/format/frac_reward_zero_std": share}
         records[first::2] = add_metrics(half, tmp_path / str(size), metrics)
     lines = warn(spec, records)
@@ -232,8 +203,8 @@ def test_a_dead_start_is_explained_with_examples_and_ways_on(tmp_path):
     text = explain_dead_start("no signal: correctness is 0", tmp_path)
     assert text.startswith("no signal: correctness is 0\n    It is four.xx")
     assert text.count("(correctness 0.0)") == 3
-    for way in ("model.instructions", "partial_credit", "easier prompts", "supervised start"):
-        assert way in text
+    ways = ("model.instructions", "partial_credit", "easier prompts", "supervised start")
+    assert all(way in text for way in ways)
 
 
 def build(number: int, role: Role, state: State, *parts: Part) -> TrialRecord:
@@ -250,22 +221,20 @@ def test_a_stopped_merge_is_no_trial_that_was_stopped_early():
         build(4, "merge", "pruned", Part(0, 60, 0.25), Part(1, 60, 0.75)),
         build(5, "checkpoint", "pruned", Part(0, 20, 1.0)),
     ]
-    assert describe_states(records) == (
-        2,
-        "1 stopped early, 1 of 3 merges and checkpoints complete",
-    )
+    rest = "1 stopped early, 1 of 3 merges and checkpoints complete"
+    assert describe_states(records) == (2, rest)
     assert describe_states(records[:2]) == (2, "")
 
 
 def test_a_replicate_of_a_merge_is_called_by_the_name_of_the_merge():
     """Names of candidates: `gdpo_tune/core/trials.py`."""
-    merge = build(71, "replicate", "complete", Part(8, 60, 0.5), Part(9, 60, 0.5))
-    assert describe_role(replace(merge, replicate_of=14)) == "replicate of merge-14"
-    checkpoint = replace(build(72, "replicate", "complete", Part(8, 40, 1.0)), replicate_of=15)
-    assert describe_role(checkpoint) == "replicate of the checkpoint of trial 15"
-    assert describe_role(replace(build(3, "replicate", "complete"), replicate_of=1)) == (
-        "replicate of 1"
-    )
+    for record, original, name in (
+        (build(71, "replicate", "complete", Part(8, 60, 0.5), Part(9, 60, 0.5)), 14, "merge-14"),
+        (build(72, "replicate", "complete", Part(8, 40, 1.0)), 15, "the checkpoint of trial 15"),
+        (build(3, "replicate", "complete"), 1, "1"),
+    ):
+        described = describe_role(replace(record, replicate_of=original))
+        assert described == f"replicate of {name}"
 
 
 def test_front_csv_keeps_all_digits():
@@ -347,7 +316,5 @@ def test_a_member_that_breaks_a_limit_on_test_prompts_is_marked(spec):
     remark = "outside of correctness >= 0.5 on test prompts"
     rows = [row for row in list_rows(sweep.front) if row.policy.name in members]
     assert {row.policy.name for row in rows if remark in row.remarks} == below
-    assert has("misses a limit", [str(warning) for warning in sweep.warnings])
-    assert not has(
-        "misses a limit", [str(warning) for warning in Sweep(spec, make_front(spec, 8)).warnings]
-    )
+    assert has("misses a limit", map(str, sweep.warnings))
+    assert not has("misses a limit", map(str, Sweep(spec, make_front(spec, 8)).warnings))
