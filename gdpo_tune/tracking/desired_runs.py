@@ -86,9 +86,9 @@ class DesiredRuns:
             case _:
                 pass  # the ledger has it; MLflow shows trials
 
-    def fail_unless_ended(self) -> None:
-        """Give a sweep that ended without an event the state of a crash."""
-        if self._status in ("", "RUNNING"):
+    def fail_unless_ended(self, shown: str) -> None:
+        """Give a sweep that ended without an event the state of a crash; MLflow has `shown`."""
+        if (self._status or shown) == "RUNNING":
             self._finish("FAILED")
 
     def mark_all(self) -> None:

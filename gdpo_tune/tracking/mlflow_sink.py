@@ -172,8 +172,8 @@ class MlflowTracker:
                 self._refused[VIEWS] = str(error)
         self._problem = ""
         assert store.site is not None, "it is connected"
-        if is_closing and store.runs[SWEEP].status == "RUNNING":
-            desired.fail_unless_ended()
+        if is_closing:
+            desired.fail_unless_ended(store.runs[SWEEP].status)
         desired.refresh_front(store.site)
         for key in list(desired.changed):
             try:

@@ -211,6 +211,16 @@ def test_a_sweep_that_crashes_has_failed(spec, mlflow, news):
     assert [runs[key].status for key in runs if key != "sweep"] == ["KILLED"] * len(news)
 
 
+def test_a_finished_sweep_that_goes_on_and_crashes_before_it_sends_has_failed(spec, mlflow):
+    record = make_complete_trial(0, 0.9, 0.1)
+    play(spec, started(), SweepFinished((record,), interrupted=False))
+    play(spec, started(record))
+    assert mlflow.by_key()["sweep"].status == "FINISHED", "it has started nothing"
+    play(spec, started(record), TrialStarted(make_running_trial(1)))
+    runs = mlflow.by_key()
+    assert [runs[key].status for key in ("sweep", "0", "1")] == ["FAILED", "FINISHED", "KILLED"]
+
+
 def test_records_that_a_crash_kept_from_mlflow_are_added_at_the_next_start(spec, mlflow):
     play(spec, started(), TrialStarted(make_running_trial(0)))
     play(spec, started(make_complete_trial(0, 0.9, 0.1), make_complete_trial(1, 0.1, 0.9)))
