@@ -4,8 +4,6 @@ Source: open-r1#450, cookbook#172, wandb#544: trials of one front measure the sa
 refused, or accepted by a word where it decides no value, recorded and marked.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,12 +11,11 @@ import pytest
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.content import Fact
 from gdpo_tune.core.errors import IdentityError
-from gdpo_tune.core.trials import TrialRecord
 from gdpo_tune.figures.report_page import build_report
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import list_result_warnings
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import load_spec
 from gdpo_tune.tracking.run_content import build_trial_content
 from gdpo_tune.tuning import runner
 from gdpo_tune.tuning.proposals import load_earlier_trials, refuse_other_content
@@ -29,17 +26,17 @@ AFTER = BEFORE | {"task mine.py": Fact("b" * 32)}
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> SweepSpec:
+def spec(tmp_path):
     return load_code_spec(tmp_path, ["search.trials=4"])
 
 
-def run_trial(ledger: Ledger, correctness: float, role="search", **params) -> TrialRecord:
+def run_trial(ledger, correctness, role="search", **params):
     complete = {**ledger.spec.space.complete_baseline({}), **params}
     number = ledger.start(complete, role, "model", seed=7).number
     return ledger.complete(number, build_outcome(correctness))
 
 
-def run_before(spec: SweepSpec) -> None:
+def run_before(spec):
     """Run both baselines, one search trial, and one that is interrupted after a rung."""
     with Ledger.open(spec) as ledger:
         ledger.compare_content(BEFORE)
@@ -50,36 +47,39 @@ def run_before(spec: SweepSpec) -> None:
         ledger.record_rung(3, build_measurement(30, correctness=0.9, format=0.5, length=0.5))
 
 
+def compare(spec, content, **options):
+    """Compare the content at the start of a sweep."""
+    with Ledger.open(spec) as ledger:
+        ledger.compare_content(content, **options)
+
+
 def test_a_change_is_refused_with_what_changed_since_when_and_the_ways_on(spec):
     run_before(spec)
-    with Ledger.open(spec) as ledger, pytest.raises(IdentityError) as caught:
-        ledger.compare_content(AFTER)
+    with pytest.raises(IdentityError) as caught:
+        compare(spec, AFTER)
     first, fix = str(caught.value).splitlines()
     assert f"task mine.py: {'a' * 12}, now {'b' * 12}" in first
     assert "in " + spec.location + " on 20" in first
     assert "--fresh" in fix
     assert "--accept-changes" in fix
+    compare(spec, BEFORE)  # restored
     with Ledger.open(spec) as ledger:
-        ledger.compare_content(BEFORE)  # restored
         assert ledger.get_record(3).state == "running"
 
 
 def test_a_sweep_of_an_earlier_version_is_recorded_at_its_next_start(spec):
     with Ledger.open(spec) as ledger:
         run_trial(ledger, 0.5)
-    with Ledger.open(spec) as ledger:
-        ledger.compare_content(BEFORE)
-    with Ledger.open(spec) as ledger, pytest.raises(IdentityError):
-        ledger.compare_content(AFTER)
+    compare(spec, BEFORE)
+    with pytest.raises(IdentityError):
+        compare(spec, AFTER)
 
 
 def test_what_becomes_known_later_is_compared_from_then_on(spec):
-    commit = {"hub org/name": Fact("1" * 40)}
-    for content in (BEFORE, BEFORE | commit, BEFORE):
-        with Ledger.open(spec) as ledger:
-            ledger.compare_content(content)
-    with Ledger.open(spec) as ledger, pytest.raises(IdentityError, match="hub org/name"):
-        ledger.compare_content(BEFORE | {"hub org/name": Fact("2" * 40)})
+    for content in (BEFORE, BEFORE | {"hub org/name": Fact("1" * 40)}, BEFORE):
+        compare(spec, content)
+    with pytest.raises(IdentityError, match="hub org/name"):
+        compare(spec, BEFORE | {"hub org/name": Fact("2" * 40)})
 
 
 def test_after_an_accepted_change_all_trials_share_a_front_and_are_marked(spec):
@@ -112,8 +112,7 @@ def test_no_sweep_is_warm_started_from_another_content(spec, tmp_path):
         refuse_other_content(warm, AFTER)
     refuse_other_content(warm, BEFORE | {"version torch": Fact("2.10")})
     assert [record.number for record in load_earlier_trials(warm)] == [1, 2]
-    with Ledger.open(spec) as ledger:
-        ledger.compare_content(AFTER, accept=True)
+    compare(spec, AFTER, accept=True)
     refuse_other_content(warm, AFTER)
 
 

@@ -1,27 +1,21 @@
 """A sweep on an object store, and its copy on the driver's machine."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gdpo_tune.core.errors import (
-    IdentityError,
-    LedgerHeldError,
-    StoreUnreachableError,
-    UsageError,
-)
+from gdpo_tune.core.errors import IdentityError, LedgerHeldError, StoreUnreachableError, UsageError
 from gdpo_tune.core.object_store import CACHE, JOURNAL, SPEC, StoreDirectory
 from gdpo_tune.core.trials import Cost, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.sweep_store import SweepStore, fetch_spec
 from gdpo_tune.results.picks import load_and_pick
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import load_spec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from tests.support.clock import count_pauses_as_time
 from tests.support.tuning import load_code_spec
@@ -30,7 +24,7 @@ TRACKING = "tracking.uri=postgresql+psycopg2://me:secret@db/mlflow"
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreDirectory:
+def store(tmp_path, monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
@@ -38,28 +32,22 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreDirectory:
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> SweepSpec:
+def spec(tmp_path):
     return load_code_spec(tmp_path, ["storage=memory://bucket/runs", TRACKING])
 
 
-def put_trial(store: StoreDirectory, directory: Path, number: int, *steps: int) -> None:
+def put_trial(store, directory, number, *steps):
     """Store the directory of a trial as its process leaves it."""
+    own = directory / str(number)
+    own.mkdir(exist_ok=True, parents=True)
     for step in steps:
-        write_checkpoint(
-            directory / str(number),
-            step,
-            Cost(step),
-            lambda aside: (aside / "weights").write_text(f"trial {number}"),
-        )
-    (directory / str(number)).mkdir(exist_ok=True, parents=True)
-    (directory / str(number) / "steps.jsonl").write_text("{}\n" * len(steps))
-    files = [path for path in (directory / str(number)).rglob("*") if path.is_file()]
+        write_checkpoint(own, step, Cost(step), lambda aside: (aside / "weights").write_text("w"))
+    (own / "steps.jsonl").write_text("{}\n" * len(steps))
+    files = [path for path in own.rglob("*") if path.is_file()]
     store.upload({f"trials/{path.relative_to(directory).as_posix()}": path for path in files})
 
 
-def test_fetch_copies_small_files_and_markers(
-    spec: SweepSpec, store: StoreDirectory, tmp_path: Path
-):
+def test_fetch_copies_small_files_and_markers(spec, store, tmp_path):
     put_trial(store, tmp_path / "trials", 1, 4, 6)
     put_trial(store, tmp_path / "trials", 2)
     SweepStore(spec).fetch()
@@ -76,25 +64,21 @@ def test_fetch_copies_small_files_and_markers(
     assert (copies / "2" / "steps.jsonl").read_text() == "{}\n{}\n"
 
 
-def test_checkpoints_that_are_not_kept_are_deleted(
-    spec: SweepSpec, store: StoreDirectory, tmp_path: Path
-):
+def test_checkpoints_that_are_not_kept_are_deleted(spec, store, tmp_path):
     for number in (1, 2, 11):
         put_trial(store, tmp_path / "trials", number, 4, 6)
     SweepStore(spec).prune_checkpoints({1: ()})
     SweepStore(spec).prune_checkpoints({2: ["checkpoint-6"], 3: ()})
+    kept = ["2/checkpoint-6", "11/checkpoint-4", "11/checkpoint-6"]
     stored = {name for name in store.list_sizes() if name.endswith("weights")}
-    assert stored == {
-        "trials/2/checkpoint-6/weights",
-        "trials/11/checkpoint-4/weights",
-        "trials/11/checkpoint-6/weights",
-    }
+    assert stored == {f"trials/{name}/weights" for name in kept}
     assert store.read("trials/1/steps.jsonl") is not None
+    here = SweepStore(spec).fetch_checkpoint(2, "checkpoint-6", tmp_path / "here")
+    assert here == tmp_path / "here" / "checkpoint-6"
+    assert (here / "weights").read_text() == "w"
 
 
-def test_the_whole_earlier_sweep_is_moved_aside(
-    spec: SweepSpec, store: StoreDirectory, tmp_path: Path
-):
+def test_the_whole_earlier_sweep_is_moved_aside(spec, store, tmp_path):
     put_trial(store, tmp_path / "trials", 1, 2)
     before = store.list_sizes()
     SweepStore(spec).archive("sweep.20261122")
@@ -102,7 +86,7 @@ def test_the_whole_earlier_sweep_is_moved_aside(
     assert StoreDirectory("memory://bucket/runs/sweep.20261122").list_sizes() == before
 
 
-def test_the_stored_spec_has_no_password_and_loads(spec: SweepSpec, tmp_path: Path):
+def test_the_stored_spec_has_no_password_and_loads(spec, tmp_path):
     assert not fetch_spec(spec.address, tmp_path / "copy")
     SweepStore(spec).write_spec()
     assert fetch_spec(spec.address, tmp_path / "copy")
@@ -115,23 +99,21 @@ def test_the_stored_spec_has_no_password_and_loads(spec: SweepSpec, tmp_path: Pa
 
 def test_a_record_names_the_path_or_address_of_its_policy():
     record = TrialRecord(3, "search", "complete", {}, 0, "model")
-    assert record.policy == ""
     local = replace(record, checkpoint=Path("/cache/trials/3/checkpoint-6"))
-    assert local.policy == "/cache/trials/3/checkpoint-6"
     there = replace(local, address="s3://bucket/runs/sweep/trials/3")
+    assert record.policy == ""
+    assert local.policy == "/cache/trials/3/checkpoint-6"
     assert there.policy == "s3://bucket/runs/sweep/trials/3/checkpoint-6"
 
 
-def test_new_files_go_beside_a_local_sweep_or_into_runs(spec: SweepSpec, tmp_path: Path):
+def test_new_files_go_beside_a_local_sweep_or_into_runs(spec, tmp_path):
     assert spec.output_directory == Path("runs")
     assert load_code_spec(tmp_path).output_directory == tmp_path
     assert spec.location == "memory://bucket/runs/sweep"
     assert load_code_spec(tmp_path).location == str(tmp_path / "sweep")
 
 
-def test_the_name_of_a_copied_sweep_is_refused_with_its_address(
-    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_name_of_a_copied_sweep_is_refused_with_its_address(spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     SweepStore(spec).write_spec()
     assert fetch_spec(spec.address, spec.directory)
@@ -142,33 +124,27 @@ def test_the_name_of_a_copied_sweep_is_refused_with_its_address(
         load_and_pick("trials:knee", None, "--from")
 
 
-def start_trial(ledger: Ledger) -> None:
+def start_trial(ledger):
     ledger.start(ledger.spec.space.complete_baseline({}), "search", "model", 7)
 
 
-def move_to(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def move_to(machine, tmp_path, monkeypatch):
     """Let what follows happen on another machine, with a cache of its own."""
     monkeypatch.setenv(CACHE, str(tmp_path / machine))
     monkeypatch.setattr(socket, "gethostname", lambda: machine)
 
 
-def test_every_record_of_the_ledger_is_in_the_store(spec: SweepSpec, store: StoreDirectory):
+def test_every_record_of_the_ledger_is_in_the_store(spec, store):
     with Ledger.open(spec) as ledger:
-        for _ in range(2):
-            start_trial(ledger)
+        for write in (start_trial, start_trial, lambda ledger: ledger.fail(0, "it broke")):
+            write(ledger)
             assert store.read(JOURNAL) == (spec.directory / JOURNAL).read_bytes()
-        ledger.fail(0, "it broke")
-        assert store.read(JOURNAL) == (spec.directory / JOURNAL).read_bytes()
         with pytest.raises(LedgerHeldError, match="is being written by process"):
             Ledger.open(spec)
 
 
 def test_another_machine_goes_on_from_the_copy_and_the_first_one_ends(
-    spec: SweepSpec,
-    store: StoreDirectory,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    spec, store, tmp_path, monkeypatch, capsys
 ):
     move_to("a", tmp_path, monkeypatch)
     with Ledger.open(spec) as first:
@@ -200,25 +176,19 @@ def test_another_machine_goes_on_from_the_copy_and_the_first_one_ends(
         assert len(ledger.get_records()) == 2
 
 
-def test_records_that_the_store_did_not_get_are_kept(
-    spec: SweepSpec, store: StoreDirectory, monkeypatch: pytest.MonkeyPatch
-):
-    def fail(*_: object) -> None:
-        raise OSError("no route")
-
+def test_records_that_the_store_did_not_get_are_kept(spec, store, monkeypatch):
     pauses = count_pauses_as_time(monkeypatch)
-    with Ledger.open(spec) as ledger, monkeypatch.context() as away:
+    away = patch.object(MemoryFileSystem, "pipe_file", side_effect=OSError("no route"))
+    with Ledger.open(spec) as ledger:
         SweepStore(spec).write_spec()
-        away.setattr(MemoryFileSystem, "pipe_file", fail)
-        with pytest.raises(StoreUnreachableError, match="run the same command to resume"):
-            start_trial(ledger)
-        waited = len(pauses)
-        with pytest.raises(StoreUnreachableError):
-            start_trial(ledger)
-        assert len(pauses) == waited
-    own = (spec.directory / JOURNAL).read_bytes()
-    stored = store.read(JOURNAL)
-    assert stored is not None
+        with away:
+            with pytest.raises(StoreUnreachableError, match="run the same command to resume"):
+                start_trial(ledger)
+            waited = len(pauses)
+            with pytest.raises(StoreUnreachableError):
+                start_trial(ledger)
+            assert len(pauses) == waited
+    own, stored = (spec.directory / JOURNAL).read_bytes(), store.read(JOURNAL)
     assert own.startswith(stored)
     assert own != stored
     with Ledger.open(spec) as ledger:
@@ -226,7 +196,7 @@ def test_records_that_the_store_did_not_get_are_kept(
         assert store.read(JOURNAL) == (spec.directory / JOURNAL).read_bytes()
 
 
-def test_a_sweep_without_its_ledger_is_never_begun_again(spec: SweepSpec, tmp_path: Path):
+def test_a_sweep_without_its_ledger_is_never_begun_again(spec, tmp_path):
     for sweep in (spec, load_code_spec(tmp_path)):
         with Ledger.open(sweep) as ledger:
             start_trial(ledger)
@@ -238,5 +208,4 @@ def test_a_sweep_without_its_ledger_is_never_begun_again(spec: SweepSpec, tmp_pa
             Ledger.open(sweep)
         with Ledger.open(sweep, fresh=True) as ledger:
             assert ledger.get_records() == []
-            assert ledger.moved_aside is not None
             assert (ledger.moved_aside / SPEC).exists()

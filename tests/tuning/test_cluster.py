@@ -1,7 +1,5 @@
 """Ray's processes: start, supervision, an existing cluster, and the end of a killed run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -10,12 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -34,23 +31,20 @@ from gdpo_tune.core.system import identify_start
 from gdpo_tune.sweep import print_environment
 from gdpo_tune.tuning.attempts import STOP, StopFlag
 from gdpo_tune.tuning.ray import cluster
-from gdpo_tune.tuning.ray.cluster import LOST_SECONDS
 from gdpo_tune.tuning.ray.tune import ClusterLostInterrupt, TuneStopper
 from tests.support.jobs import hide_tokens
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import PATIENCE, make_short_directory, open_ray_cluster
 from tests.support.tuning import load_code_spec
 
-Spawn = Callable[[], subprocess.Popen[bytes]]
-
 
 @pytest.fixture
-def spawn() -> Iterator[Spawn]:
+def spawn():
     """A function that starts a process that waits."""
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
-    def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    def start():
+        command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
         return started[-1]
 
@@ -61,77 +55,75 @@ def spawn() -> Iterator[Spawn]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "ray.processes"
 
 
-def test_only_processes_of_the_cluster_are_recorded(
-    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-):
+def read_recorded(file):
+    return sorted(pid for pid, _ in json.loads(file.read_text()))
+
+
+def fail_with(error):
+    """Return a function that raises an error at each call."""
+
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def fake_ray(spawn, monkeypatch):
+    """A fake Ray that starts a server, the first `timeouts` times too slowly."""
+    fake = SimpleNamespace(servers=[], timeouts=0)
+
+    def init(**options):
+        fake.servers.append(spawn())
+        fake.timeouts -= 1
+        if fake.timeouts >= 0:
+            raise Exception("The current node timed out during startup. This could happen because")
+
     monkeypatch.setattr(cluster, "ENVIRONMENT", {})
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    new: list[int] = []
-    monkeypatch.setattr(ray, "init", lambda **options: new.append(spawn().pid))
+    for name, function in {"init": init, "nodes": list, "shutdown": lambda: None}.items():
+        monkeypatch.setattr(ray, name, function)
     monkeypatch.setattr(cluster, "check_first_process", lambda: None)
-    monkeypatch.setattr(ray, "nodes", list)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    spawn()  # a server of somebody else, say
+    return fake
+
+
+def test_slow_servers_are_started_again_and_only_processes_of_the_cluster_are_recorded(
+    file, spawn, fake_ray
+):
+    other, fake_ray.timeouts = spawn(), 2  # a server of somebody else, say
     with cluster.open_cluster(file) as up:
-        assert [pid for pid, _ in json.loads(file.read_text())] == new
-        new.append(spawn().pid)
+        first, second, third = fake_ray.servers
+        assert (first.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+        assert third.poll() is None
+        assert {*read_recorded(file)} - {first.pid, second.pid} == {third.pid}
+        later = spawn()
         up.remember()
-        assert sorted(pid for pid, _ in json.loads(file.read_text())) == sorted(new)
+        assert read_recorded(file) == sorted([third.pid, later.pid])
+    assert other.poll() is None
     assert not file.exists()
 
 
-def slow_down_starts(
-    spawn: Spawn, monkeypatch: pytest.MonkeyPatch, times: int
-) -> list[subprocess.Popen[bytes]]:
-    """Let the first `times` starts of Ray time out; return all started processes."""
-    monkeypatch.setattr(cluster, "ENVIRONMENT", {})
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "nodes", list)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    started: list[subprocess.Popen[bytes]] = []
-
-    def init(**options: object) -> None:
-        started.append(spawn())
-        if len(started) <= times:
-            raise Exception("The current node timed out during startup. This could happen because")
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(cluster, "check_first_process", lambda: None)
-    return started
-
-
-def test_servers_that_take_too_long_are_ended_and_started_again(
-    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-):
-    other = spawn()
-    started = slow_down_starts(spawn, monkeypatch, times=2)
-    with cluster.open_cluster(file):
-        first, second, third = started
-        assert (first.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
-        assert third.poll() is None
-    assert other.poll() is None
-
-
-def test_a_cluster_that_never_starts_ends_the_sweep_in_one_line(
-    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-):
-    started = slow_down_starts(spawn, monkeypatch, times=cluster.STARTS)
+def test_a_cluster_that_never_starts_ends_the_sweep_in_one_line(file, fake_ray):
+    fake_ray.timeouts = cluster.STARTS
     late = pytest.raises(ClusterLostError, match="did not start in time in 4 attempts")
     with late, cluster.open_cluster(file):
         pytest.fail("there is no cluster")
-    assert len(started) == cluster.STARTS
+    assert len(fake_ray.servers) == cluster.STARTS
+
+
+def test_other_errors_of_ray_are_raised_unchanged(file, fake_ray, monkeypatch):
+    monkeypatch.setattr(ray, "init", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), cluster.open_cluster(file):
+        pytest.fail("there is no cluster")
 
 
 @pytest.mark.parametrize("free", [None, 0, cluster.THREADS - 1, cluster.THREADS])
-def test_a_limit_of_threads_is_named_before_anything_starts(
-    free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_limit_of_threads_is_named_before_anything_starts(free, tmp_path, monkeypatch):
     """ray-project/ray#37144, #8546: below it servers abort, or wait for minutes."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster, "count_free_threads", lambda: free)
@@ -145,35 +137,33 @@ def test_a_limit_of_threads_is_named_before_anything_starts(
     assert not spec.directory.exists()
 
 
+UNAVAILABLE = "terminate called\n  what():  Resource temporarily unavailable\n/lib/libc.so"
+DEAD = "[2026-11-29 02:17:57,387 E 20976 20976] (raylet) pool.cc:660: It is dead.\n"
+FINE = "[2026-11-29 02:17:57,387 I 20976 20976] (raylet) fine\n"
+
+
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        (
-            "terminate called\n  what():  Resource temporarily unavailable\n/lib/libc.so",
-            r"\(raylet: what\(\): Resource temporarily unavailable; see .*logs\)",
-        ),
-        (
-            "[2026-11-29 02:17:57,387 E 20976 20976] (raylet) pool.cc:660: It is dead.\n",
-            r"\(raylet: \[.*It is dead\.; see",
-        ),
-        ("[2026-11-29 02:17:57,387 I 20976 20976] (raylet) fine\n", "for trials; see .*logs"),
+        (UNAVAILABLE, r"\(raylet: what\(\): Resource temporarily unavailable; see .*logs\)"),
+        (DEAD, r"\(raylet: \[.*It is dead\.; see"),
+        (FINE, "for trials; see .*logs"),
         (None, "for trials; see .*logs"),
     ],
 )
 def test_the_first_process_has_a_time_limit_and_servers_are_quoted(
-    log: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log, said, tmp_path, monkeypatch
 ):
     """Lines as Ray 2.60 wrote them below `ulimit -u 110` and `180`."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(cluster, "SOCKET", "")
     monkeypatch.setattr("ray._common.utils.get_default_ray_temp_dir", lambda: str(tmp_path / "ray"))
-    logs = tmp_path / "ray" / "session_latest" / "logs"
-    logs.mkdir(parents=True)
+    (logs := tmp_path / "ray" / "session_latest" / "logs").mkdir(parents=True)
     if log is not None:
         (logs / "raylet.err").write_text(log)
     limits = []
 
-    def get(reference: object, timeout: float) -> None:
+    def get(reference, timeout):
         limits.append(timeout)
         raise GetTimeoutError
 
@@ -183,15 +173,6 @@ def test_the_first_process_has_a_time_limit_and_servers_are_quoted(
     with pytest.raises(ClusterLostError, match=f"Ray can start no process.*{said}"):
         cluster.check_first_process()
     assert limits == [cluster.FIRST_PROCESS_SECONDS]
-
-
-def test_other_errors_of_ray_are_raised_unchanged(
-    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-):
-    slow_down_starts(spawn, monkeypatch, times=0)
-    monkeypatch.setattr(ray, "init", lambda **_: 1 / 0)
-    with pytest.raises(ZeroDivisionError), cluster.open_cluster(file):
-        pytest.fail("there is no cluster")
 
 
 @pytest.mark.parametrize(
@@ -206,24 +187,23 @@ def test_other_errors_of_ray_are_raised_unchanged(
     ],
 )
 def test_sockets_of_ray_have_a_short_path_whatever_the_temporary_directory(
-    variables: dict[str, str], directory: str | None, monkeypatch: pytest.MonkeyPatch
+    variables, directory, monkeypatch
 ):
     """A socket's path has 107 bytes at most (unix(7), `sun_path`), and Ray refuses longer ones."""
     for name in ("TMPDIR", "RAY_TMPDIR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    options: dict[str, Any] = {}
+    options = {}
     monkeypatch.setattr(ray, "init", options.update)
     cluster.start_servers(set())
     assert options["_temp_dir"] == directory
+    assert (options["address"], options["include_dashboard"]) == ("local", False)
     used = directory or get_default_ray_temp_dir()
     validate_socket_filepath(used + cluster.SOCKET.removeprefix("/ray"))
 
 
-def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(
-    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-):
+def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(file, spawn, monkeypatch):
     """An earlier version has recorded creation times; proc_stat(5): they follow a set clock."""
     left, recorded, other = spawn(), spawn(), spawn()
     created = psutil.Process(recorded.pid).create_time()
@@ -243,23 +223,16 @@ def test_processes_of_a_killed_run_are_ended_and_a_reused_pid_is_not(
 
 
 @pytest.mark.parametrize("content", ["", "[[12", "[3]", "{}", '[["a", 1]]', "\0\0"])
-def test_a_damaged_process_file_lists_no_processes(file: Path, content: str):
+def test_a_damaged_process_file_lists_no_processes(file, content):
     file.write_text(content)
     cluster.end_orphans(file)
     assert not file.exists()
 
 
-def test_a_process_of_another_user_is_left_alone(
-    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-):
-    def refuse(process: psutil.Process) -> None:
-        raise psutil.AccessDenied(process.pid)
-
+def test_a_process_of_another_user_is_left_alone(file, spawn, monkeypatch):
     process = spawn()
-    assert process.pid in [child.pid for child in cluster.list_children()]
-    created = psutil.Process(process.pid).create_time()
-    file.write_text(json.dumps([(process.pid, created)]))
-    monkeypatch.setattr(psutil.Process, "kill", refuse)
+    file.write_text(json.dumps([(process.pid, psutil.Process(process.pid).create_time())]))
+    monkeypatch.setattr(psutil.Process, "kill", fail_with(psutil.AccessDenied(process.pid)))
     cluster.end_orphans(file)
     assert not file.exists()
     assert process.poll() is None
@@ -267,112 +240,98 @@ def test_a_process_of_another_user_is_left_alone(
 
 @pytest.mark.parametrize("buried", [False, True])
 def test_an_own_cluster_is_alive_while_all_its_servers_run(
-    file: Path, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, buried: bool
+    file, spawn, fake_ray, monkeypatch, buried
 ):
     """With and without a read of the exit status of the server that has ended."""
-    (started := slow_down_starts(spawn, monkeypatch, times=0)).extend([spawn(), spawn()])
-    names = {started[0].pid: "raylet", started[1].pid: "monitor"}
+    raylet, monitor = spawn(), spawn()
+    names = {raylet.pid: "raylet", monitor.pid: "monitor"}
     monkeypatch.setattr(cluster, "read_name", lambda process: names.get(process.pid, "gcs_server"))
     monkeypatch.setattr(cluster, "CHECK_SERVERS", -1.0)
     with cluster.open_cluster(file) as up:
         assert up.is_alive()
-        started[1].kill()
-        started[1].wait()
+        monitor.kill()
+        monitor.wait()
         assert up.is_alive()
-        started[0].kill()
+        raylet.kill()
         if buried:
-            started[0].wait()
+            raylet.wait()
         while up.is_alive():
             pass
-    assert started[2].wait() == -signal.SIGKILL  # trials would keep writing
+    assert fake_ray.servers[0].wait() == -signal.SIGKILL  # trials would keep writing
 
 
-class JoinedCluster:
-    """A fake of a joined cluster: its head and its table of nodes."""
+def test_a_joined_cluster_is_checked_for_our_node_unless_its_head_is_silent(file, monkeypatch):
+    watch, alive, requests = SimpleNamespace(seconds_silent=0.0), {"ours", "other"}, []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.watch, self.alive, self.requests = SimpleNamespace(seconds_silent=0.0), True, 0
-        context = SimpleNamespace(get_node_id=lambda: "ours", gcs_address="head:6379")
-        monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-        for name in cluster.ENVIRONMENT:
-            monkeypatch.setenv(name, "")
-        monkeypatch.setattr(cluster, "CHECK_NODE", -1.0)
-        monkeypatch.setattr(cluster, "connect_to_cluster", lambda options, environment: None)
-        monkeypatch.setattr(cluster, "watch_head", lambda head: nullcontext(self.watch))
-        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-        monkeypatch.setattr(ray, "nodes", self.list_nodes)
-        monkeypatch.setattr(ray, "shutdown", lambda: None)
-
-    def list_nodes(self) -> list[dict[str, object]]:
-        self.requests += 1
+    def list_nodes():
+        requests.append(1)
         node = {"NodeManagerHostname": "here", "Resources": {}}
-        ours = {"NodeID": "ours", "Alive": self.alive, **node}
-        return [ours, {"NodeID": "other", "Alive": not self.alive, **node}]
+        return [{"NodeID": name, "Alive": name in alive, **node} for name in ("ours", "other")]
 
-
-def test_a_joined_cluster_is_checked_for_our_node_unless_its_head_is_silent(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-):
-    joined = JoinedCluster(monkeypatch)
+    context = SimpleNamespace(get_node_id=lambda: "ours", gcs_address="head:6379")
+    for name in ("RAY_ADDRESS", *cluster.ENVIRONMENT):
+        monkeypatch.setenv(name, "head:6379")
+    monkeypatch.setattr(cluster, "CHECK_NODE", -1.0)
+    monkeypatch.setattr(cluster, "connect_to_cluster", lambda options, environment: None)
+    monkeypatch.setattr(cluster, "watch_head", lambda head: nullcontext(watch))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray, "nodes", list_nodes)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     with cluster.open_cluster(file) as up:
+        alive.remove("other")
         assert up.is_alive()
-        joined.watch.seconds_silent = LOST_SECONDS
-        requests = joined.requests
+        watch.seconds_silent, before = cluster.LOST_SECONDS, len(requests)
         assert up.is_alive()
-        joined.watch.seconds_silent += 1.0
+        watch.seconds_silent += 1.0
         assert not up.is_alive()
-        assert joined.requests == requests, "a call of Ray would block"
-        joined.watch.seconds_silent = 0.0
+        assert len(requests) == before, "a call of Ray would block"
+        watch.seconds_silent = 0.0
         assert up.is_alive()
-        joined.alive = False
+        alive.symmetric_difference_update({"ours", "other"})
         assert not up.is_alive()
 
 
-def test_a_cluster_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch):
-    now = 100.0
-    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now))
-    answers = [True, False]
+def test_a_cluster_is_checked_at_intervals(monkeypatch):
+    now, answers = [100.0], [True, False]
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now[-1]))
     ask = cluster.call_every(5.0, lambda: answers.pop(0))
     assert ask()
     assert len(answers) == 2
-    now = 105.0
-    assert ask()
-    assert ask()
-    now = 110.0
-    assert not ask()
-    assert not ask()
+    now.append(105.0)
+    assert [ask(), ask()] == [True, True]
+    now.append(110.0)
+    assert [ask(), ask()] == [False, False]
 
 
-def fake(directory: Path) -> Any:
-    def nothing() -> None:
-        return None
+@pytest.fixture
+def lifecycle(tmp_path):
+    flag = StopFlag(tmp_path)
+    return SimpleNamespace(apply_requests=lambda: None, stop=lambda: None, stop_flag=flag)
 
-    return SimpleNamespace(apply_requests=nothing, stop=nothing, stop_flag=StopFlag(directory))
 
-
-def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(tmp_path: Path):
+def test_the_loss_of_the_cluster_ends_a_sweep_that_nobody_interrupted(lifecycle):
     alive = [True, False]
-    interruption = TuneStopper(fake(tmp_path), lambda: alive.pop(0))
+    interruption = TuneStopper(lifecycle, lambda: alive.pop(0))
     assert not interruption.stop_all()
     with pytest.raises(ClusterLostInterrupt):
         interruption.stop_all()
     assert not interruption.requested
 
 
-def test_an_interruption_requests_stops_and_later_ends_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    interruption = TuneStopper(fake(tmp_path), lambda: True, 0.05)
+def test_an_interruption_requests_stops_and_later_ends_trials(tmp_path, lifecycle, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("gdpo_tune.tuning.ray.tune.time.monotonic", lambda: now[-1])
+    interruption = TuneStopper(lifecycle, lambda: True, 30.0)
     assert not interruption.stop_all()
     assert not (tmp_path / STOP).exists()
     interruption.request()
     assert not interruption.stop_all()
     assert (tmp_path / STOP).exists()
-    time.sleep(0.06)
+    now.append(130.1)
     assert interruption.stop_all()
 
 
-def test_stop_requests_of_an_earlier_run_are_removed(tmp_path: Path):
+def test_stop_requests_of_an_earlier_run_are_removed(tmp_path):
     flag = StopFlag(tmp_path)
     flag.request(3)
     assert (flag.is_set(3), flag.is_set(4)) == (True, False)
@@ -383,14 +342,13 @@ def test_stop_requests_of_an_earlier_run_are_removed(tmp_path: Path):
     flag.withdraw(3)
 
 
-def test_no_environment_of_uv_is_built_for_trials(monkeypatch: pytest.MonkeyPatch):
+def test_no_environment_of_uv_is_built_for_trials(file, fake_ray, monkeypatch):
     """ray-project/ray#50462: the constant is Ray's switch, read from a variable on import."""
     monkeypatch.setattr(ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", True)
-    monkeypatch.setattr(cluster, "ENVIRONMENT", {})
-    cluster._set_defaults()
-    environment = {"env_vars": {"A": "1"}}
     monkeypatch.setattr(uv_runtime_env_hook, "_get_uv_run_cmdline", lambda: ["uv", "run", "python"])
-    assert ray_worker._maybe_modify_runtime_env(environment, False) == environment
+    environment = {"env_vars": {"A": "1"}}
+    with cluster.open_cluster(file):
+        assert ray_worker._maybe_modify_runtime_env(environment, False) == environment
 
 
 def test_a_trial_without_a_gpu_sees_none():
@@ -400,7 +358,7 @@ def test_a_trial_without_a_gpu_sees_none():
 
 
 @pytest.fixture
-def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def head(tmp_path, monkeypatch):
     """Address of a socket that listens and never answers."""
     hide_tokens(monkeypatch, tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -411,50 +369,27 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield address
 
 
-def fake_client(monkeypatch: pytest.MonkeyPatch, error: Exception | None, **versions: str) -> None:
-    own = {"ray_version": ray.__version__, "python_version": platform.python_version()}
-    metadata = json.dumps(own | versions).encode()
+VERSIONS = {"ray_version": ray.__version__, "python_version": platform.python_version()}
 
-    def client(address: str) -> SimpleNamespace:
-        if error is not None:
-            raise error
-        return SimpleNamespace(internal_kv_get=lambda *_, **__: metadata)
 
-    monkeypatch.setattr("ray._raylet.GcsClient", client)
+def build_client(**versions):
+    """Build a client of a head that has told its versions."""
+    metadata = json.dumps(VERSIONS | versions).encode()
+    return lambda address: SimpleNamespace(internal_kv_get=lambda *_, **__: metadata)
 
 
 def test_a_cluster_is_joined_with_the_environment_of_trials(head, monkeypatch):
-    fake_client(monkeypatch, None)
-    environment = {}
-    monkeypatch.setattr(ray, "init", lambda **options: environment.update(options))
+    monkeypatch.setattr("ray._raylet.GcsClient", build_client())
+    options = {}
+    monkeypatch.setattr(ray, "init", lambda **given: options.update(given))
     cluster.connect_to_cluster({"log_to_driver": False}, {"A": "1"})
-    assert environment == {
-        "address": head,
-        "runtime_env": {"env_vars": {"A": "1"}},
-        "log_to_driver": False,
-    }
-
-
-@pytest.mark.parametrize(
-    ("error", "token", "message"),
-    [
-        (AuthenticationError("no"), "", "asks for a token\n    fix: export RAY_AUTH_MODE=token"),
-        (AuthenticationError("no"), "another", "does not take the token\n    fix: export RAY_AUTH"),
-        (RpcError("Timed out while waiting for GCS"), "", "is not the head of a Ray cluster"),
-    ],
-)
-def test_a_head_that_does_not_let_us_in(head, monkeypatch, error, token, message):
-    fake_client(monkeypatch, error)
-    if token:
-        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
-    with pytest.raises(ClusterError, match=f"{head} {message}"):
-        cluster.connect_to_cluster({}, {})
+    environment = {"runtime_env": {"env_vars": {"A": "1"}}}
+    assert options == {"address": head, "log_to_driver": False, **environment}
 
 
 def test_a_head_that_has_not_told_its_versions_is_waited_for(head, monkeypatch):
     """Source: `put_cluster_metadata` of Ray, which a head calls after its server listens."""
-    fake_client(monkeypatch, None)
-    told = ray._raylet.GcsClient("").internal_kv_get()
+    told = build_client()("").internal_kv_get()
     answers = itertools.chain([None, None], itertools.repeat(told))
     client = SimpleNamespace(internal_kv_get=lambda *_, **__: next(answers))
     monkeypatch.setattr("ray._raylet.GcsClient", lambda address: client)
@@ -465,109 +400,79 @@ def test_a_head_that_has_not_told_its_versions_is_waited_for(head, monkeypatch):
         cluster.check_head(head)
 
 
-@pytest.mark.parametrize("other", [{"python_version": "3.11.99"}, {"ray_version": "2.1.0"}])
-def test_a_head_of_other_versions_is_refused_with_both(head, monkeypatch, other):
-    """ray-project/ray#7648, #44063: `check_version_info` of Ray raises a RuntimeError."""
-    fake_client(monkeypatch, None, **other)
-    with pytest.raises(ClusterError) as caught:
-        cluster.connect_to_cluster({}, {})
-    first, fix, *more = str(caught.value).splitlines()
-    assert all(version in first for version in (*other.values(), ray.__version__))
-    assert platform.python_version() in first
-    assert fix.startswith("    fix: install the same versions")
-    assert not more
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no room"), RpcError("Deadline Exceeded")])
-def test_another_error_of_ray_is_a_reason(head, monkeypatch, error):
-    fake_client(monkeypatch, None)
-
-    def refuse(**_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(ClusterError, match=f"does not join the cluster at {head}: .*\n    fix: "):
-        cluster.connect_to_cluster({}, {})
-
-
-def test_a_missing_token_is_reported_before_ray_connects(head, monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(UsageError, match="there is no token"):
-        cluster.connect_to_cluster({}, {})
-
-
-def test_a_head_that_does_not_listen(monkeypatch, tmp_path):
-    hide_tokens(monkeypatch, tmp_path)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
-    named = r"^RAY_ADDRESS = 127.0.0.1:9: .* does not answer \(.*refused"
-    with pytest.raises(ClusterError, match=named) as caught:
-        cluster.connect_to_cluster({}, {})
-    assert str(caught.value).endswith("to train on this machine alone, unset RAY_ADDRESS")
-
-
-def test_a_machine_that_is_not_a_node_of_the_cluster(head, monkeypatch):
-    fake_client(monkeypatch, None)
-
-    def refuse(**_: object) -> None:
-        raise ConnectionError("Failed to connect to Ray cluster")
-
-    monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(ClusterError, match=r"no node of .* runs on this machine .*\n.*--submit"):
-        cluster.connect_to_cluster({}, {})
-
-
-def test_no_cluster_on_this_machine(head, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-
-    def nothing(_: str) -> str:
-        raise ConnectionError("Could not find any running Ray instance.")
-
-    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", nothing)
-    with pytest.raises(ClusterError, match="= auto: no Ray runs on this machine"):
-        cluster.connect_to_cluster({}, {})
-
-
-def test_an_invalid_address_in_the_environment(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    with pytest.raises(UsageError, match="RAY_ADDRESS = ray://head:10001"):
-        cluster.connect_to_cluster({}, {})
-
-
-def test_an_invalid_host_name(monkeypatch, tmp_path):
-    hide_tokens(monkeypatch, tmp_path)
-    with pytest.raises(ClusterError, match=r"a\.\.b:6379 does not answer \("):
-        cluster.check_head("a..b:6379")
+NOT_HERE = ConnectionError("Could not find any running Ray instance.")
+AUTO = "ray._private.services.canonicalize_bootstrap_address"
+CLIENT_OF_HEAD, INIT = "ray._raylet.GcsClient", "ray.init"
+NO_TOKEN, NO_HEAD = AuthenticationError("no"), RpcError("Timed out while waiting for GCS")
+NO_NODE = ConnectionError("Failed to connect to Ray cluster")
 
 
 @pytest.mark.parametrize(
-    ("error", "access"),
+    ("variables", "fault", "message"),
     [
-        (None, "is open"),
-        (AuthenticationError("no"), "asks for a token"),
-        (RpcError("Timed out while waiting for GCS"), ""),
+        ({}, (CLIENT_OF_HEAD, NO_TOKEN), "asks for a token\n    fix: export RAY_AUTH_MODE=token"),
+        (
+            {"RAY_AUTH_TOKEN": "another"},
+            (CLIENT_OF_HEAD, NO_TOKEN),
+            "HEAD does not take the token\n    fix: export RAY_AUTH",
+        ),
+        ({}, (CLIENT_OF_HEAD, NO_HEAD), "HEAD is not the head of a Ray cluster"),
+        ({}, (INIT, RuntimeError("no room")), "does not join the cluster at HEAD: .*\n    fix: "),
+        ({}, (INIT, RpcError("Deadline")), "does not join the cluster at HEAD: .*\n    fix: "),
+        ({}, (INIT, NO_NODE), r"no node of .* runs on this machine .*\n.*--submit"),
+        ({"RAY_AUTH_MODE": "token"}, (), "there is no token"),
+        ({"RAY_ADDRESS": "auto"}, (AUTO, NOT_HERE), "= auto: no Ray runs on this machine"),
+        ({"RAY_ADDRESS": "ray://head:10001"}, (), "RAY_ADDRESS = ray://head:10001"),
+        (
+            {"RAY_ADDRESS": "127.0.0.1:9"},
+            (),
+            r"^RAY_ADDRESS = 127.0.0.1:9: .* does not answer \(.*refused[^\0]*"
+            "to train on this machine alone, unset RAY_ADDRESS$",
+        ),
+        ({"RAY_ADDRESS": "a..b:6379"}, (), r"a\.\.b:6379 does not answer \("),
     ],
+)
+def test_a_cluster_that_cannot_be_joined_is_named(head, monkeypatch, variables, fault, message):
+    monkeypatch.setattr(CLIENT_OF_HEAD, build_client())
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if fault:
+        monkeypatch.setattr(fault[0], fail_with(fault[1]))
+    with pytest.raises((ClusterError, UsageError), match=message.replace("HEAD", head)):
+        cluster.connect_to_cluster({}, {})
+
+
+@pytest.mark.parametrize("other", [{"python_version": "3.11.99"}, {"ray_version": "2.1.0"}])
+def test_a_head_of_other_versions_is_refused_with_both(head, monkeypatch, other):
+    """ray-project/ray#7648, #44063: `check_version_info` of Ray raises a RuntimeError."""
+    monkeypatch.setattr(CLIENT_OF_HEAD, build_client(**other))
+    with pytest.raises(ClusterError) as caught:
+        cluster.connect_to_cluster({}, {})
+    first, fix = str(caught.value).splitlines()
+    assert all(version in first for version in (*other.values(), *VERSIONS.values()))
+    assert fix.startswith("    fix: install the same versions")
+
+
+@pytest.mark.parametrize(
+    ("error", "access"), [(None, "is open"), (NO_TOKEN, "asks for a token"), (NO_HEAD, "")]
 )
 def test_a_cluster_is_asked_without_our_token_whom_it_lets_in(head, monkeypatch, error, access):
     modes = []
 
-    def client(address: str) -> None:
+    def client(address):
         modes.append((address, get_authentication_mode()))
         if error is not None:
             raise error
 
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "ours")
-    monkeypatch.setattr("ray._raylet.GcsClient", client)
+    monkeypatch.setattr(CLIENT_OF_HEAD, client)
     assert cluster.describe_access(head).partition(":")[0] == access
     assert modes == [(head, AuthenticationMode.DISABLED)]
     assert get_authentication_mode() == AuthenticationMode.TOKEN
+    assert cluster.describe_access("127.0.0.1:9") == "", "nothing answers there"
     monkeypatch.undo()
     cluster.read_authentication()
-
-
-def test_nothing_is_said_of_a_cluster_that_does_not_answer(monkeypatch, tmp_path):
-    hide_tokens(monkeypatch, tmp_path)
-    assert cluster.describe_access("127.0.0.1:9") == ""
 
 
 @pytest.mark.system
@@ -672,23 +577,20 @@ def test_strangers_join_none_of_two_clusters_of_our_own(tmp_path, monkeypatch):
 class FakeHead:
     """A fake head that may stop answering, with a fake clock."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.answers, self.leaves = 100.0, True, 0
+    def __init__(self, monkeypatch):
+        self.now, self.answers, self.leaves = 100.0, True, []
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(cluster, "time", clock)
         monkeypatch.setattr(cluster, "probe_head", lambda *_: "" if self.answers else "refused")
-        monkeypatch.setattr(cluster, "exit_process", self.leave)
+        monkeypatch.setattr(cluster, "exit_process", lambda: self.leaves.append(self.now))
         self.watch = cluster.HeadWatch("head:6379")
 
-    def leave(self) -> None:
-        self.leaves += 1
-
-    def check_after(self, seconds: float) -> float:
+    def check_after(self, seconds):
         self.now += seconds
         self.watch.check()
         return self.watch.seconds_silent
 
-    def check_for(self, seconds: float) -> float:
+    def check_for(self, seconds):
         for _ in range(int(seconds / cluster.HEAD_POLL_SECONDS)):
             self.check_after(cluster.HEAD_POLL_SECONDS)
         return self.watch.seconds_silent
@@ -699,18 +601,14 @@ def test_the_process_disconnects_some_time_after_the_head_is_lost(monkeypatch):
     assert head.check_after(1000.0) == 0
     head.answers = False
     assert head.check_for(cluster.LOST_SECONDS) == cluster.LOST_SECONDS
-    assert head.check_for(cluster.LEAVE_SECONDS) > cluster.LOST_SECONDS
-    assert head.leaves == 0
-    head.check_after(cluster.HEAD_POLL_SECONDS)
-    assert head.leaves == 1
-
-
-def test_a_head_that_answers_again_is_not_lost(monkeypatch):
-    head = FakeHead(monkeypatch)
-    head.answers = False
-    assert head.check_for(cluster.LOST_SECONDS) > 0
     head.answers = True
-    assert head.check_after(2.0) == 0
+    assert head.check_after(2.0) == 0, "it answers again"
+    head.answers = False
+    assert head.check_for(cluster.LOST_SECONDS) == cluster.LOST_SECONDS
+    assert head.check_for(cluster.LEAVE_SECONDS) > cluster.LOST_SECONDS
+    assert head.leaves == []
+    head.check_after(cluster.HEAD_POLL_SECONDS)
+    assert len(head.leaves) == 1
 
 
 def test_a_process_that_was_stopped_itself_gives_the_head_time_to_answer(monkeypatch):
@@ -721,7 +619,17 @@ def test_a_process_that_was_stopped_itself_gives_the_head_time_to_answer(monkeyp
     assert head.watch.seconds_silent == 0
     head.answers = False  # the network of a machine that wakes up is not there at once
     assert head.check_after(cluster.HEAD_POLL_SECONDS) == cluster.POLL_SECONDS
-    assert head.leaves == 0
+    assert head.leaves == []
+
+
+def test_a_head_is_watched_from_a_thread_until_the_end(monkeypatch):
+    polled = threading.Semaphore(0)
+    monkeypatch.setattr(cluster, "HEAD_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(cluster.HeadWatch, "check", lambda watch: polled.release())
+    with cluster.watch_head("head:6379") as watch:
+        assert watch.seconds_silent == 0
+        assert polled.acquire(timeout=60)
+    assert "head" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_probe_finds_out_whether_a_head_listens():

@@ -1,27 +1,13 @@
 """How far it is from the command to a step of the optimizer, in functions of this package."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 
 from gdpo_tune.core.object_store import SPEC
-from gdpo_tune.tuning import runner
-from gdpo_tune.tuning.attempts import (
-    AttemptConfig,
-    Finished,
-    RunSettings,
-    TrialPlaced,
-    unwrap_message,
-    wrap_for_ray,
-)
+from gdpo_tune.tuning import attempts, runner
 from gdpo_tune.tuning.nodes import Nodes
 from gdpo_tune.tuning.ray import attempt as adapter
 from gdpo_tune.tuning.ray import cluster, tune
@@ -32,7 +18,7 @@ COMMAND = ["<module> of gdpo_tune.sweep", "run_command", "main", "_run_here"]
 MOST = 12
 
 
-def list_frames() -> list[str]:
+def list_frames():
     """Return the functions of the package that are being called, the innermost first."""
     names: list[str] = []
     frame = sys._getframe(1)
@@ -43,17 +29,15 @@ def list_frames() -> list[str]:
     return names
 
 
-def test_few_functions_lie_between_the_command_and_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_few_functions_lie_between_the_command_and_a_step(tmp_path, monkeypatch):
     frames: list[str] = []
 
     @contextmanager
-    def open_cluster(*_: Any) -> Iterator[cluster.Cluster]:
+    def open_cluster(*_):
         row = {"NodeID": "a", "Alive": True, "NodeManagerHostname": "h", "Resources": {"CPU": 1.0}}
         yield cluster.Cluster(Nodes(lambda: [row]), lambda: None, lambda: True)
 
-    def fit() -> None:
+    def fit():
         frames.extend(list_frames())
         raise KeyboardInterrupt
 
@@ -64,21 +48,23 @@ def test_few_functions_lie_between_the_command_and_a_step(
 
     step = torch.optim.AdamW.step
 
-    def note(*arguments: Any, **keywords: Any) -> Any:
+    def note(*arguments, **keywords):
         if len(frames) == 3:
             frames.extend(list_frames())
         return step(*arguments, **keywords)
 
     register_toy_task(monkeypatch)
     monkeypatch.setattr(torch.optim.AdamW, "step", note)
-    monkeypatch.setattr(adapter, "describe_place", lambda: TrialPlaced("process", "node"))
+    monkeypatch.setattr(adapter, "describe_place", lambda: attempts.TrialPlaced("process", "node"))
     monkeypatch.setattr(adapter.tune, "report", lambda _: None)
     monkeypatch.setattr(adapter, "_trials_served", 0)
     (tmp_path / SPEC).touch()
     trial = build_trial_config(write_policy(tmp_path / "policy"), tmp_path / "trials" / "0")
     trial.directory.mkdir(parents=True)
-    attempt = AttemptConfig(trial, RunSettings("gdpo_tune.training:train", tmp_path / SPEC))
-    result = adapter.run_trial(wrap_for_ray(attempt))
-    assert isinstance(unwrap_message(result), Finished)
+    attempt = attempts.AttemptConfig(
+        trial, attempts.RunSettings("gdpo_tune.training:train", tmp_path / SPEC)
+    )
+    result = adapter.run_trial(attempts.wrap_for_ray(attempt))
+    assert isinstance(attempts.unwrap_message(result), attempts.Finished)
     assert len(frames) > 3
     assert len(COMMAND) + len(frames) <= MOST, [*COMMAND, *frames]

@@ -1,19 +1,17 @@
 """Clusters whose nodes do not share the directory are refused before any trial starts."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gdpo_tune.core.errors import ClusterError
-from gdpo_tune.spec import Resources, SweepSpec
+from gdpo_tune.spec import Resources
 from gdpo_tune.tuning.nodes import ClusterNode, Nodes
 from gdpo_tune.tuning.ray import preflight
 from gdpo_tune.tuning.ray.preflight import (
@@ -36,33 +34,33 @@ Probe = Callable[[ClusterNode, Path, str, Sequence[str]], NodeAnswer | ClusterEr
 class Check:
     """A check of two nodes, of which a function answers for each; the arguments are a probe's."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, tmp_path, monkeypatch):
         self.directory = tmp_path / "runs" / "code"
         self.directory.mkdir(parents=True)
-        self.lost: set[str] = set()
+        self.lost = set()
         self.nodes = Nodes(lambda: [{**n, "Alive": n["NodeID"][0] not in self.lost} for n in NODES])
-        self._monkeypatch = monkeypatch
+        self._spec, self._monkeypatch = load_code_spec(tmp_path), monkeypatch
 
-    def __call__(self, spec: SweepSpec, answer: Probe) -> None:
-        def ask(nodes: Sequence[ClusterNode], _: object, list_arguments: Callable[..., Any]) -> Any:
+    def __call__(self, answer, **changes):
+        def ask(nodes, _, list_arguments):
             answers = {node.id: answer(node, *list_arguments(node)) for node in nodes}
             return {node: found for node, found in answers.items() if found is not None}
 
-        self._monkeypatch.setattr("gdpo_tune.tuning.ray.preflight.ask_nodes", ask)
-        check_nodes(spec, self.directory, self.nodes)
+        self._monkeypatch.setattr(preflight, "ask_nodes", ask)
+        check_nodes(self._spec.model_copy(update=changes), self.directory, self.nodes)
 
 
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+def check(tmp_path, monkeypatch):
     return Check(tmp_path, monkeypatch)
 
 
-def probe(_: ClusterNode, *arguments: Any) -> NodeAnswer:
+def probe(_, *arguments):
     return probe_node(*arguments)
 
 
-def test_a_directory_that_every_node_sees_is_left_as_it_was(tmp_path, check):
-    check(load_code_spec(tmp_path), probe)
+def test_a_directory_that_every_node_sees_is_left_as_it_was(check):
+    check(probe)
     assert os.listdir(check.directory) == []
 
 
@@ -72,28 +70,25 @@ def test_a_directory_that_is_local_to_a_node_is_refused(tmp_path, check):
 
     other = r"is another directory on node two \(bbbbbbbb\)"
     with pytest.raises(ClusterError, match=other) as caught:
-        check(load_code_spec(tmp_path), see_another_disk)
+        check(see_another_disk)
     assert "fix: --set storage=DIRECTORY, one that is mounted on every node" in str(caught.value)
     assert os.listdir(check.directory) == []
     with pytest.raises(ClusterError, match=r"node one \(aaaaaaaa\), two"):
-        check(load_code_spec(tmp_path), lambda *_: {})
+        check(lambda *_: {})
 
 
-def test_a_node_that_may_not_write(tmp_path, check, monkeypatch):
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
+def test_a_node_that_may_not_write(check, monkeypatch):
     def probe_without_permission(_, *arguments):
-        monkeypatch.setattr(Path, "touch", refuse)
+        refused = PermissionError(13, "Permission denied")
+        monkeypatch.setattr(Path, "touch", Mock(side_effect=refused))
         return probe_node(*arguments)
 
     with pytest.raises(ClusterError, match=r"one .* cannot write into the sweep's directory \(P"):
-        check(load_code_spec(tmp_path), probe_without_permission)
+        check(probe_without_permission)
 
 
-def test_a_node_without_room_for_a_trial_is_not_checked(tmp_path, check):
-    spec = load_code_spec(tmp_path).model_copy(update={"resources": Resources(cpus=4)})
-    check(spec, lambda node, *_: pytest.fail(f"{node} has 2 cores"))
+def test_a_node_without_room_for_a_trial_is_not_checked(check):
+    check(lambda node, *_: pytest.fail(f"{node} has 2 cores"), resources=Resources(cpus=4))
 
 
 def test_files_that_trials_read_must_exist_on_every_node(tmp_path, check):
@@ -101,50 +96,41 @@ def test_files_that_trials_read_must_exist_on_every_node(tmp_path, check):
     policy.mkdir()
     file.touch()
     usual = load_code_spec(tmp_path)
-    spec = usual.model_copy(update={"policy": str(policy)})
-    assert list_needed_paths(spec) == [str(policy)]
-    assert list_needed_paths(usual) == []
+    for changes, paths in (({}, []), ({"policy": str(policy)}, [str(policy)])):
+        assert list_needed_paths(usual.model_copy(update=changes)) == paths
     assert list_needed_paths(usual.model_copy(update={"task": f"{file}:Mine"})) == [str(file)]
 
     def lack_all(node, mark, reply, needed):
-        return probe_node(
-            mark, reply, [f"{p}-nowhere" if node.host == "two" else p for p in needed]
-        )
+        lacking = [f"{p}-nowhere" if node.host == "two" else p for p in needed]
+        return probe_node(mark, reply, lacking)
 
     with pytest.raises(ClusterError, match=r"two \(bbbbbbbb\) lacks .*policy-nowhere"):
-        check(spec, lack_all)
+        check(lack_all, policy=str(policy))
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_node_that_dies_during_the_check_is_ignored_once_it_counts_as_lost(
-    tmp_path, check, is_lost
-):
+def test_a_node_that_dies_during_the_check_is_ignored_once_it_counts_as_lost(check):
     died = ClusterError("node two cannot run trials: The node died.")
 
     def lose_two(node, *arguments):
-        check.lost |= {"b"} if is_lost else set()
         return died if node.host == "two" else probe_node(*arguments)
 
-    if is_lost:
-        check(load_code_spec(tmp_path), lose_two)
-        return
+    def lose_two_noticed(node, *arguments):
+        check.lost = {"b"}
+        return lose_two(node, *arguments)
+
     with pytest.raises(ClusterError) as caught:
-        check(load_code_spec(tmp_path), lose_two)
+        check(lose_two)
     assert caught.value is died
     # Ray would not place a task there
-    check(
-        load_code_spec(tmp_path), lambda node, *a: probe(node, *a) if node.host == "one" else None
-    )
+    check(lambda node, *arguments: probe(node, *arguments) if node.host == "one" else None)
+    check(lose_two_noticed)
 
 
-def test_a_node_reports_whether_it_can_write_to_the_object_store(tmp_path, monkeypatch):
+def test_a_node_reports_whether_it_can_write_to_the_object_store(monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     assert probe_node("memory://bucket/runs", "", []) == {}
-
-    def refuse(*_: object) -> None:
-        raise PermissionError("Access Denied")
-
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    refused = Mock(side_effect=PermissionError("Access Denied"))
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refused)
     answer = probe_node("memory://bucket/runs", "", ["/nowhere"])
     assert " and ".join(answer) == (
         "lacks /nowhere and cannot write into the sweep's directory "
@@ -152,11 +138,8 @@ def test_a_node_reports_whether_it_can_write_to_the_object_store(tmp_path, monke
     )
 
 
-def test_a_node_without_a_compiler_is_named_where_trials_train_on_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    spec = load_code_spec(tmp_path, ["resources.gpus=1"])
-    assert list_needed_paths(spec)[-1] == COMPILER
+def test_a_node_without_a_compiler_is_named_where_trials_train_on_a_gpu(tmp_path, monkeypatch):
+    assert list_needed_paths(load_code_spec(tmp_path, ["resources.gpus=1"]))[-1] == COMPILER
     assert COMPILER not in list_needed_paths(load_code_spec(tmp_path))
     assert probe_node(tmp_path / "mark", "reply", [COMPILER]) == {}
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -175,9 +158,7 @@ def test_a_node_without_a_compiler_is_named_where_trials_train_on_a_gpu(
 def test_a_fix_is_one_of_the_problem(tmp_path, check, needed, fix, monkeypatch):
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     with pytest.raises(ClusterError) as caught:
-        check(
-            load_code_spec(tmp_path), lambda _, mark, reply, __: probe_node(mark, reply, [needed])
-        )
+        check(lambda _, mark, reply, __: probe_node(mark, reply, [needed]))
     assert fix in str(caught.value)
     assert str(caught.value).count("fix:") == 1
     assert ("apt-get" in str(caught.value)) is (needed == COMPILER)

@@ -1,9 +1,6 @@
 """Checkpoints of a trial that has ended, before the end of the sweep."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,33 +9,26 @@ from gdpo_tune.ledger import Ledger
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
 from tests.support.search_driver import Driver
-from tests.support.tuning import (
-    build_measurement,
-    build_outcome,
-    load_code_spec,
-    load_halving_spec,
-)
+from tests.support.tuning import build_measurement, build_outcome, load_code_spec, load_halving_spec
 
 QUICK = ("search.sampler=random", "search.trials=9", "search.replicates.max_runs=0")
 
 
-def save(directory: Path, *steps: int) -> Path:
+def save(directory, *steps):
     """Write checkpoints of a trial and return the last one."""
     for step in steps:
         last = write_checkpoint(directory, step, Cost(), lambda path: (path / "w").touch())
     return last.path
 
 
-def list_steps(directory: Path) -> list[int]:
+def list_steps(directory):
     return sorted(int(path.name.split("-")[1]) for path in directory.glob("checkpoint-*"))
 
 
 @pytest.mark.parametrize(
     ("keep", "complete", "failed"), [("front", [60], []), ("all", [60], []), ("none", [], [])]
 )
-def test_a_trial_that_ends_leaves_what_is_still_needed(
-    tmp_path: Path, keep: str, complete: list[int], failed: list[int]
-):
+def test_a_trial_that_ends_leaves_what_is_still_needed(tmp_path, keep, complete, failed):
     with Ledger.open(load_code_spec(tmp_path, [*QUICK, f"keep={keep}"])) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())  # the untrained policy, which has no checkpoint
@@ -57,25 +47,23 @@ def test_a_trial_that_ends_leaves_what_is_still_needed(
 
 @pytest.mark.parametrize(("keep", "left"), [("all", [26]), ("front", []), ("none", [])])
 def test_a_training_keeps_its_checkpoints_while_it_waits_and_one_or_none_once_pruned(
-    tmp_path: Path, keep: str, left: list[int]
+    tmp_path, keep, left
 ):
     spec = load_halving_spec(tmp_path, 1400, "search.sampler=random", f"keep={keep}")
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         driver.end(driver.ask())
-        while (name := driver.ask()) in driver.in_flight:
+        for number in range(1, 14):
+            name = driver.ask()
             config = driver.in_flight[name]
             value = 0.3 + float(config.params["learning_rate"]) * 1e3
             save(config.directory, 20, 26)
-            driver.report(
-                name, build_measurement(26, correctness=value, format=value, length=value)
-            )
+            measured = build_measurement(26, correctness=value, format=value, length=value)
+            driver.report(name, measured)
             driver.end(name, interrupted=True)
-            number = int(config.directory.name)
-            if number == 13:
-                break
-            assert ledger.get_record(number).state == "paused"
-            assert list_steps(config.directory) == [20, 26]
+            if number < 13:  # the last one ends the wide rung
+                assert ledger.get_record(number).state == "paused"
+                assert list_steps(config.directory) == [20, 26]
         assert driver.ask() in driver.in_flight  # chooses who goes on
         pruned = [r.number for r in ledger.get_records() if r.state == "pruned"]
         waiting = [r.number for r in ledger.get_records() if r.state == "paused"]

@@ -1,23 +1,18 @@
 """Steering of the searcher without Ray's processes: what requests do to trials and the plan."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gdpo_tune.core.errors import UsageError
-from gdpo_tune.core.events import IncidentOccurred, Outlook, RecordedRequest, SweepSteered
+from gdpo_tune.core.events import IncidentOccurred, Outlook, SweepSteered
 from gdpo_tune.core.trials import Cost, Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import REQUESTS, leave_request, list_pending
 from gdpo_tune.results.steering import Steering
-from gdpo_tune.spec import SweepSpec
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning import lifecycle
+from gdpo_tune.tuning.attempts import FINISHED
 from gdpo_tune.tuning.lifecycle import RequestInbox
 from gdpo_tune.tuning.plan import is_finished, is_over
 from gdpo_tune.tuning.retention import delete_unkept_checkpoints
@@ -32,64 +27,66 @@ from tests.support.tuning import (
 
 QUICK = ["search.sampler=random", "search.trials=3", "search.replicates.max_runs=0"]
 POINT = {"learning_rate": 1e-4, "group_size": 4}
+VALUES = {"correctness": 0.4, "format": 0.4, "length": 0.4}
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch):
     """Let the searcher look for requests whenever it can."""
     monkeypatch.setattr(lifecycle, "POLL_SECONDS", 0.0)
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> SweepSpec:
+def spec(tmp_path):
     return load_code_spec(tmp_path, [*QUICK, "search.scheduler={type: fifo}"])
 
 
-@pytest.fixture
-def ledger(spec: SweepSpec) -> Iterator[Ledger]:
-    with Ledger.open(spec) as ledger:
-        yield ledger
-
-
-def steer(driver: Driver, action: str, **arguments: Any) -> RecordedRequest:
+def steer(driver, action, **arguments):
     """Send a request, let the searcher take it, and return what came of it."""
     steering = Steering(driver.searcher._ledger.directory)
     request = steering.request(action, arguments, "anna")
     driver.searcher.apply_requests()
     recorded = steering.find(request.id)
-    assert recorded is not None
     events = [event for event in driver.events if isinstance(event, SweepSteered)]
+    assert recorded is not None
     assert events[-1].request == recorded
     assert list_pending(steering.directory) == []
     return recorded
 
 
-def read_planned(driver: Driver) -> int:
+def read_planned(driver):
     """Return the trials that exist at the end, as the last outlook says."""
     return [event for event in driver.events if isinstance(event, Outlook)][-1].planned
 
 
-def start_all(driver: Driver) -> list[str]:
-    names: list[str] = []
-    while isinstance(name := driver.ask(), str) and name != driver.searcher.FINISHED:
+def start_all(driver):
+    names = []
+    while (name := driver.ask()) not in (None, FINISHED):
         names.append(name)
     return names
 
 
-def has_flag(ledger: Ledger, number: int) -> bool:
+def end_all(driver):
+    for name in list(driver.in_flight):
+        driver.end(name)
+
+
+def list_running(driver):
+    return [config.directory.name for config in driver.in_flight.values()]
+
+
+def has_flag(ledger, number):
     return is_asked_to_stop(ledger.get_trial_directory(number))
 
 
-def test_a_running_trial_is_told_to_end_and_is_pruned(ledger: Ledger):
-    driver = Driver(ledger)
+def test_a_running_trial_is_told_to_end_and_is_pruned(ledger, driver):
     _, name = start_all(driver)
     assert steer(driver, "stop", trial=1).reason == "trial 1 ends at its next step"
-    assert has_flag(ledger, 1)
-    assert not has_flag(ledger, 0)
+    assert (has_flag(ledger, 0), has_flag(ledger, 1)) == (False, True)
     assert ledger.get_record(1).state == "running"
     with pytest.raises(UsageError, match="trial 1 is stopped by anna already"):
         steer(driver, "stop", trial=1)
-    driver.report(name, build_measurement(20, correctness=0.4, format=0.4, length=0.4))
+    driver.report(name, build_measurement(20, **VALUES))
     driver.end(name, interrupted=True)
     record = ledger.get_record(1)
     assert (record.state, record.reason) == ("pruned", "stopped by anna")
@@ -99,8 +96,7 @@ def test_a_running_trial_is_told_to_end_and_is_pruned(ledger: Ledger):
     assert is_finished(ledger.spec, ledger.get_records())
 
 
-def test_a_trial_that_ends_by_itself_before_it_is_stopped_keeps_its_result(ledger: Ledger):
-    driver = Driver(ledger)
+def test_a_trial_that_ends_by_itself_before_it_is_stopped_keeps_its_result(ledger, driver):
     _, name = start_all(driver)
     steer(driver, "stop", trial=1)
     driver.end(name)
@@ -108,7 +104,7 @@ def test_a_trial_that_ends_by_itself_before_it_is_stopped_keeps_its_result(ledge
     assert not has_flag(ledger, 1)
 
 
-def test_a_stop_survives_a_kill_before_the_trial_has_ended(spec: SweepSpec):
+def test_a_stop_survives_a_kill_before_the_trial_has_ended(spec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         start_all(driver)
@@ -117,41 +113,34 @@ def test_a_stop_survives_a_kill_before_the_trial_has_ended(spec: SweepSpec):
         driver = Driver(ledger)
         assert ledger.get_record(1).reason == "stopped by anna"
         assert start_all(driver)
-        assert [config.directory.name for config in driver.in_flight.values()] == ["0", "2"]
+        assert list_running(driver) == ["0", "2"]
         assert not has_flag(ledger, 1)
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         steer(driver, "stop", trial=2)  # unfinished, without a process yet
         assert ledger.get_record(2).state == "pruned"
         assert start_all(driver)
-        assert [config.directory.name for config in driver.in_flight.values()] == ["0", "3"]
+        assert list_running(driver) == ["0", "3"]
 
 
-def test_a_waiting_trial_is_stopped_and_never_goes_on(tmp_path: Path):
+def test_a_divided_budget_takes_no_number_of_trials_and_a_waiting_trial_can_be_stopped(tmp_path):
     with Ledger.open(load_halving_spec(tmp_path, 1400, "search.sampler=random")) as ledger:
         driver = Driver(ledger, slots=1)
         driver.end(driver.ask())
         for number in (1, 2):
             name = driver.ask()
-            driver.report(name, build_measurement(26, correctness=0.4, format=0.4, length=0.4))
+            driver.report(name, build_measurement(26, **VALUES))
             driver.end(name, interrupted=True)
             assert ledger.get_record(number).state == "paused"
+        with pytest.raises(UsageError, match="give it a larger budget, with: budget"):
+            steer(driver, "trials", number=40)
         assert steer(driver, "stop", trial=1).reason == "trial 1 ends"
         assert ledger.get_record(1).reason == "stopped by anna"
         assert driver.in_flight[driver.ask()].directory.name == "3"
         assert ledger.get_record(1).state == "pruned"
 
 
-def test_the_number_of_trials_of_a_divided_budget_is_no_request(tmp_path: Path):
-    with Ledger.open(load_halving_spec(tmp_path)) as ledger:
-        driver = Driver(ledger)
-        start_all(driver)
-        with pytest.raises(UsageError, match="give it a larger budget, with: budget"):
-            steer(driver, "trials", number=40)
-
-
-def test_an_added_configuration_runs_next_and_on_top_of_the_others(ledger: Ledger):
-    driver = Driver(ledger)
+def test_an_added_configuration_runs_next_and_on_top_of_the_others(ledger, driver):
     names = start_all(driver)
     request = steer(driver, "add", params=POINT)
     assert read_planned(driver) == 2 + 3 + 1
@@ -166,56 +155,53 @@ def test_an_added_configuration_runs_next_and_on_top_of_the_others(ledger: Ledge
     assert is_finished(ledger.spec, records, added=ledger.steering.list_waiting(records))
 
 
-def test_an_added_configuration_runs_once_whatever_is_killed(spec: SweepSpec):
+def test_an_added_configuration_runs_once_whatever_is_killed(spec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         start_all(driver)
         request = steer(driver, "add", params=POINT)
     for _ in range(2):
         with Ledger.open(spec) as ledger:
-            driver = Driver(ledger, slots=3)
-            start_all(driver)
+            start_all(driver := Driver(ledger, slots=3))
             assert [r.number for r in ledger.get_records() if r.request == request.id] == [2]
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
         assert sum(r.request == request.id for r in ledger.get_records()) == 1
 
 
-def test_a_clone_differs_in_the_changes_alone(ledger: Ledger):
-    driver = Driver(ledger)
-    for name in start_all(driver):
-        driver.end(name)
+def test_a_clone_differs_in_the_changes_alone(ledger, driver):
+    start_all(driver)
+    end_all(driver)
     steer(driver, "clone", trial=1, changes={"learning_rate": 2e-4})
     driver.ask()
     source, clone = ledger.get_record(1), ledger.get_record(2)
     assert {**source.params, "learning_rate": 2e-4} == clone.params
 
 
-def end_trained(driver: Driver, name: str) -> None:
-    """End a training with a rung and a policy on disk."""
+def end_with_policy(driver, name, step=60, value=0.4):
+    """End a trial with a policy on disk; a training has been measured at its last step."""
     config = driver.in_flight[name]
-    values = {"correctness": 0.4, "format": 0.4, "length": 0.4}
-    driver.report(name, build_measurement(60, **values))
-    kept = write_checkpoint(config.directory, 60, Cost(), lambda directory: None).path
+    values = dict.fromkeys(VALUES, value)
+    if config.train:
+        driver.report(name, build_measurement(step, **values))
+    kept = write_checkpoint(config.directory, step, Cost(), lambda directory: None).path
     driver.end(name, outcome=replace(build_outcome(**values), checkpoint=kept))
 
 
-def test_a_merge_runs_next_is_tested_and_stays_whatever_it_is_worth(spec: SweepSpec):
+def test_a_merge_runs_next_is_tested_and_stays_whatever_it_is_worth(spec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         while len(ledger.get_records()) < 4:
             for name in start_all(driver):
-                end_trained(driver, name)
+                end_with_policy(driver, name)
         request = steer(driver, "merge", weights={"2": 0.5, "3": 0.5})
         name = driver.ask()
         merge = ledger.get_records()[-1]
         assert (merge.role, merge.request) == ("merge", request.id)
         assert merge.parts == (Part(2, 60, 0.5), Part(3, 60, 0.5))
         assert read_planned(driver) == 2 + 3 + 1
-        parts = driver.in_flight[name].parts
-        assert [part.checkpoint for part in parts] == [
-            ledger.get_checkpoint(number, 60) for number in (2, 3)
-        ]
+        parts = [part.checkpoint for part in driver.in_flight[name].parts]
+        assert parts == [ledger.get_checkpoint(number, 60) for number in (2, 3)]
         # on validation prompts it is dominated, for which a merge of the sweep's own would end
         driver.report(name, build_measurement(0, Cost(), correctness=0, format=0, length=0))
         assert not has_flag(ledger, merge.number)
@@ -223,11 +209,8 @@ def test_a_merge_runs_next_is_tested_and_stays_whatever_it_is_worth(spec: SweepS
         driver = Driver(ledger)
         assert ledger.get_record(merge.number).state == "running", "a kill does not end it"
         for name in start_all(driver):
-            number = int(driver.in_flight[name].directory.name)
-            if number == merge.number:
-                directory = driver.in_flight[name].directory
-                kept = write_checkpoint(directory, 0, Cost(), lambda directory: None).path
-                driver.end(name, outcome=replace(build_outcome(0, 0, 0), checkpoint=kept))
+            if driver.in_flight[name].directory.name == str(merge.number):
+                end_with_policy(driver, name, 0, 0.0)
         driver.run()
         delete_unkept_checkpoints(ledger)
         record = ledger.get_record(merge.number)
@@ -236,16 +219,14 @@ def test_a_merge_runs_next_is_tested_and_stays_whatever_it_is_worth(spec: SweepS
         assert all(ledger.get_checkpoint(part.trial, part.step).is_dir() for part in record.parts)
 
 
-def test_a_finished_sweep_runs_the_merge_alone_although_its_hours_are_spent(tmp_path: Path):
+def test_a_finished_sweep_runs_the_merge_alone_although_its_hours_are_spent(tmp_path):
     spec = load_code_spec(tmp_path, [*QUICK, "search.patience=2", "search.merges.budget=20"])
     with Ledger.open(spec) as ledger:
-        driver = Driver(ledger, slots=1)
-        records = ledger.get_records()
+        driver, records = Driver(ledger, slots=1), []
         while not is_over(ledger.spec, records):
-            if isinstance(name := driver.ask(), str) and name != driver.searcher.FINISHED:
-                config = driver.in_flight[name]
-                if config.train:
-                    end_trained(driver, name)
+            if (name := driver.ask()) not in (None, FINISHED):
+                if driver.in_flight[name].train:
+                    end_with_policy(driver, name)
                 else:
                     driver.end(name)
             records = ledger.get_records()
@@ -257,10 +238,10 @@ def test_a_finished_sweep_runs_the_merge_alone_although_its_hours_are_spent(tmp_
         driver.end(name, outcome=build_outcome(0.9, 0.9, 0.9))
         assert len(ledger.get_records()) == len(records) + 1
         steer(driver, "budget", hours=0)
-        assert driver.ask() == driver.searcher.FINISHED, "it plans nothing by the merge"
+        assert driver.ask() == FINISHED, "it plans nothing by the merge"
 
 
-def test_more_trials_run_and_fewer_end_the_search(ledger: Ledger):
+def test_more_trials_run_and_fewer_or_a_spent_budget_end_the_search(ledger):
     driver = Driver(ledger, slots=1)
     for _ in range(3):
         driver.end(driver.ask())
@@ -268,11 +249,15 @@ def test_more_trials_run_and_fewer_end_the_search(ledger: Ledger):
     assert read_planned(driver) == 2 + 5
     driver.end(driver.ask())
     steer(driver, "trials", number=2)
-    assert driver.ask() == driver.searcher.FINISHED
+    assert driver.ask() == FINISHED
     assert sum(record.role == "search" for record in ledger.get_records()) == 2
+    steer(driver, "trials", number=5)
+    steer(driver, "budget", completions=4 * 640)
+    assert driver.ask() == FINISHED
+    assert ledger.spec.search.budget.completions == 2560
 
 
-def test_the_sampler_is_that_of_a_new_process_after_a_change(tmp_path: Path):
+def test_the_sampler_is_that_of_a_new_process_after_a_change(tmp_path):
     spec = load_code_spec(tmp_path, ["search.trials=3", "search.replicates.max_runs=0"])
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger, slots=4)  # as many as trials: none can learn from another
@@ -282,17 +267,7 @@ def test_the_sampler_is_that_of_a_new_process_after_a_change(tmp_path: Path):
         driver.searcher.close()
 
 
-def test_a_budget_stops_the_sweep_and_more_of_it_continues(ledger: Ledger):
-    driver = Driver(ledger, slots=1)
-    for _ in range(3):
-        driver.end(driver.ask())
-    steer(driver, "budget", completions=3 * 640)
-    assert driver.ask() == driver.searcher.FINISHED
-    ledger_spec = ledger.spec
-    assert ledger_spec.search.budget.completions == 1920
-
-
-def test_a_paused_sweep_starts_nothing_until_it_is_resumed(spec: SweepSpec):
+def test_a_paused_sweep_starts_nothing_until_it_is_resumed(spec):
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
         first, second = start_all(driver)
@@ -300,51 +275,31 @@ def test_a_paused_sweep_starts_nothing_until_it_is_resumed(spec: SweepSpec):
         assert driver.events[-1].pause.author == "anna"
         driver.end(first)
         assert driver.ask() is None
-        driver.end(second)
-        assert [driver.ask() for _ in range(3)] == [None] * 3  # not FINISHED
     with Ledger.open(spec) as ledger:
         driver = Driver(ledger)
-        assert driver.ask() is None
+        (second,) = start_all(driver)  # what a kill has interrupted ends
+        driver.end(second)
+        assert [driver.ask() for _ in range(3)] == [None] * 3  # not FINISHED
         steer(driver, "resume")
         assert driver.events[-1].pause is None
         driver.run()
         assert is_finished(ledger.spec, ledger.get_records())
 
 
-def test_a_trial_that_a_kill_has_interrupted_ends_although_the_sweep_is_paused(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        driver = Driver(ledger)
-        start_all(driver)
-        steer(driver, "pause")
-    with Ledger.open(spec) as ledger:
-        driver = Driver(ledger)
-        assert len(start_all(driver)) == 2
-        for name in list(driver.in_flight):
-            driver.end(name)
-        assert driver.ask() is None
-
-
-def test_a_paused_sweep_without_anything_left_to_run_finishes(ledger: Ledger):
-    driver = Driver(ledger)
-    names: list[str] = []
+def test_a_paused_sweep_without_anything_left_to_run_finishes(ledger, driver):
+    names = []
     while len(ledger.get_records()) < 5:
         names += start_all(driver)
         driver.end(names.pop(0))
     steer(driver, "pause")
-    for name in list(driver.in_flight):
-        driver.end(name)
-    assert driver.ask() == driver.searcher.FINISHED
+    end_all(driver)
+    assert driver.ask() == FINISHED
 
 
-def test_a_request_just_before_the_end_keeps_the_sweep_going(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-):
-    driver = Driver(ledger)
+def test_a_request_just_before_the_end_keeps_the_sweep_going(ledger, driver, monkeypatch):
     while len(ledger.get_records()) < 5 or driver.in_flight:
-        if driver.ask() is None and driver.in_flight:
-            driver.end(next(iter(driver.in_flight)))
-        if len(ledger.get_records()) == 5 and driver.in_flight:
-            driver.end(next(iter(driver.in_flight)))
+        start_all(driver)
+        end_all(driver)
     monkeypatch.setattr(lifecycle, "POLL_SECONDS", 3600.0)
     Steering(ledger.directory).request("trials", {"number": 4})
     assert driver.ask() is None
@@ -352,21 +307,16 @@ def test_a_request_just_before_the_end_keeps_the_sweep_going(
     assert len(ledger.get_records()) == 6
 
 
-def test_a_request_that_has_become_impossible_is_recorded_as_refused(ledger: Ledger):
-    driver = Driver(ledger)
-    names = start_all(driver)
-    steering = Steering(ledger.directory)
+def test_a_request_that_has_become_impossible_is_recorded_as_refused(ledger, driver):
+    names, steering = start_all(driver), Steering(ledger.directory)
     request = steering.request("stop", {"trial": 1}, "anna")
     driver.end(names[1])
     driver.searcher.apply_requests()
     recorded = steering.find(request.id)
-    assert recorded is not None
     assert (recorded.outcome, recorded.reason) == ("refused", "trial 1 has ended already: complete")
 
 
-def test_a_file_of_a_recorded_request_is_removed_and_not_applied_again(ledger: Ledger):
-    driver = Driver(ledger)
-    start_all(driver)
+def test_a_file_of_a_recorded_request_is_removed_and_not_applied_again(ledger, driver):
     recorded = steer(driver, "trials", number=5)
     steer(driver, "trials", number=6)
     leave_request(ledger.directory, recorded)  # as if the driver was killed before it removed it
@@ -376,9 +326,7 @@ def test_a_file_of_a_recorded_request_is_removed_and_not_applied_again(ledger: L
     assert list_pending(ledger.directory) == []
 
 
-def test_a_foreign_file_is_set_aside_with_an_incident(ledger: Ledger):
-    driver = Driver(ledger)
-    start_all(driver)
+def test_a_foreign_file_is_set_aside_with_an_incident(ledger, driver):
     ledger.begin_session(0.0, 2, {})
     (ledger.directory / REQUESTS).mkdir()
     (ledger.directory / REQUESTS / "notes.txt").write_text("stop 7, please")
@@ -389,29 +337,24 @@ def test_a_foreign_file_is_set_aside_with_an_incident(ledger: Ledger):
     assert ledger.get_sessions()[-1]["incidents"] == [incident]
 
 
-def test_the_driver_looks_for_requests_once_a_second(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_driver_looks_for_requests_once_a_second(ledger, monkeypatch):
     monkeypatch.setattr(lifecycle, "POLL_SECONDS", 1.0)
-    now = 100.0
-    inbox = RequestInbox(ledger, lambda: now)
+    now = [100.0]
+    inbox = RequestInbox(ledger, lambda: now[-1])
     assert inbox.is_due()
     assert list(inbox.take()) == []
-    now = 100.5
+    now.append(100.5)
     assert not inbox.is_due()
-    now = 101.0
+    now.append(101.0)
     assert inbox.is_due()
 
 
-def test_a_replay_of_the_requests_gives_the_same_sweep(spec: SweepSpec):
-    with Ledger.open(spec) as ledger:
-        driver = Driver(ledger)
-        start_all(driver)
-        steer(driver, "stop", trial=1)
-        steer(driver, "add", params=POINT)
-        steer(driver, "trials", number=4)
-        steer(driver, "pause")
-        state, steered = ledger.steering, ledger.spec
-        assert sum(isinstance(event, SweepSteered) for event in driver.events) == 4
-    with Ledger.open(spec, read_only=True) as ledger:
-        assert (ledger.steering, ledger.spec) == (state, steered)
+def test_a_replay_of_the_requests_gives_the_same_sweep(spec, ledger, driver):
+    start_all(driver)
+    steer(driver, "stop", trial=1)
+    steer(driver, "add", params=POINT)
+    steer(driver, "trials", number=4)
+    steer(driver, "pause")
+    assert sum(isinstance(event, SweepSteered) for event in driver.events) == 4
+    with Ledger.open(spec, read_only=True) as reader:
+        assert (reader.steering, reader.spec) == (ledger.steering, ledger.spec)

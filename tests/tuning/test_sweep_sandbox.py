@@ -113,7 +113,7 @@ def test_the_command_prints_the_tier_of_the_requirements(tmp_path, monkeypatch, 
     )
 
 
-def is_correct(program, **settings) -> bool:
+def is_correct(program, **settings):
     """Return whether a program before a correct solution counts as correct."""
     with CodeTask(TrainingSettings(), SandboxSettings(**settings)) as task:
         [problem] = task.problems("test", 1, 0)

@@ -1,12 +1,9 @@
 """Variables of trials: who gets them, and where their values must not be."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from ray.experimental import internal_kv
@@ -39,7 +36,7 @@ def test_variables_of_this_process_are_as_before(monkeypatch):
 
 
 @pytest.fixture
-def head(monkeypatch) -> dict[str, bytes]:
+def head(monkeypatch):
     """Memory of a head."""
     memory: dict[str, bytes] = {}
 
@@ -93,7 +90,7 @@ OVERRIDES = (
 )
 
 
-def run_sweep_of(directory: Path, **environment: str) -> Path:
+def run_sweep_of(directory, **environment):
     space = str(ROOT / "search_spaces" / "code.yaml")
     words = [sys.executable, "-c", SWEEP, space, f"storage={directory}", *OVERRIDES]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -106,7 +103,7 @@ def run_sweep_of(directory: Path, **environment: str) -> Path:
     return directory / "sweep"
 
 
-def check_sweep(sweep: Path) -> None:
+def check_sweep(sweep):
     files = list(sweep.glob(f"trials/*/{VARIABLES}"))
     assert len(files) >= 3
     for file in files:
@@ -115,7 +112,7 @@ def check_sweep(sweep: Path) -> None:
     assert "HF_TOKEN" in (sweep / "spec.yaml").read_text()
 
 
-def find_files_with(text: str, directory: Path) -> list[str]:
+def find_files_with(text, directory):
     regular = [path for path in directory.rglob("*") if path.is_file() and not path.is_socket()]
     return [str(path) for path in regular if text.encode() in path.read_bytes()]
 

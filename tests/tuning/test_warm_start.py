@@ -1,10 +1,6 @@
 """The start of a sweep: published points and the trials of earlier sweeps."""
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +8,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import SpecError
 from gdpo_tune.core.trials import Part, TrialRecord
 from gdpo_tune.ledger import Ledger
-from gdpo_tune.spec import SweepSpec, load_spec
+from gdpo_tune.spec import load_spec
 from gdpo_tune.spec.space import Space, Uniform
 from gdpo_tune.spec.spec_warnings import list_warnings
 from gdpo_tune.tuning.proposals import SamplerView, load_earlier_trials
@@ -23,24 +19,38 @@ DECAY = "space.trl.weight_decay=[0, 0.1]"
 QUICK = ["search.sampler=random", "search.trials=4", "search.replicates.max_runs=0"]
 
 
-@pytest.fixture
-def earlier(tmp_path: Path) -> SweepSpec:
-    """A finished sweep."""
-    spec = load_code_spec(tmp_path / "earlier", QUICK)
+def run(spec):
     with Ledger.open(spec) as ledger:
         Driver(ledger).run()
+        return ledger.get_records()
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """A finished sweep."""
+    spec = load_code_spec(tmp_path / "earlier", QUICK)
+    run(spec)
     return spec
 
 
-def load_warm_spec(tmp_path: Path, earlier: SweepSpec, *overrides: str) -> SweepSpec:
-    return load_code_spec(
-        tmp_path / "new", [f"search.warm_start=[{earlier.directory}]", *overrides]
-    )
+@pytest.fixture
+def load_warm(tmp_path):
+    """A function that loads the spec of a sweep that learns from an earlier one, or a table."""
+
+    def load(source, *overrides):
+        return load_code_spec(tmp_path / "new", [f"search.warm_start=[{source}]", *overrides])
+
+    return load
 
 
-def test_trials_of_before_have_the_values_of_the_grid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def view_earlier(spec, records=None):
+    """Return the sampler's view of earlier trials."""
+    view = SamplerView(spec)
+    view.load_earlier(load_earlier_trials(spec) if records is None else records)
+    return view
+
+
+def test_trials_of_before_have_the_values_of_the_grid(tmp_path, load_warm, monkeypatch):
     """A ledger may hold 0.1 + 2 * 0.1, which is not 0.3 in floats: it opens, goes on and pools."""
     grid = "space.temperature={range: [0.1, 0.7], step: 0.1}"
     spec = load_code_spec(tmp_path / "earlier", [*QUICK, grid])
@@ -55,43 +65,35 @@ def test_trials_of_before_have_the_values_of_the_grid(
         assert [r.params["temperature"] for r in ledger.get_records()] == computed
     with Ledger.open(spec) as ledger:
         assert [r.params["temperature"] for r in ledger.get_records()] == [0.3, 0.7]
-        Driver(ledger).run()
-        records = ledger.get_records()
+    records = run(spec)
     assert sum(record.role == "search" for record in records) == 4
     values = {record.params["temperature"] for record in records}
     assert values <= {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0}  # 1: the published setting
-    warm = load_warm_spec(tmp_path, spec, "search.sampler=tpe", "space.temperature=[0.3, 0.7]")
-    projection = SamplerView(warm)
-    projection.load_earlier(load_earlier_trials(warm))
+    warm = load_warm(spec.directory, "search.sampler=tpe", "space.temperature=[0.3, 0.7]")
     index = list(warm.space.searched_domains).index("temperature")
-    assert {point[index] for point in projection._earlier} >= {0.3, 0.7}
+    assert {point[index] for point in view_earlier(warm)._earlier} >= {0.3, 0.7}
 
 
 # Published points
 
 
-def test_published_stands_for_the_weights_of_the_paper(tmp_path: Path):
+def test_published_stands_for_the_weights_of_the_paper(tmp_path):
     spec = load_code_spec(tmp_path, [*QUICK, "enqueue=[published, {group_size: 4}]"])
     weights = [point.get("reward_weights.length") for point in spec.enqueue]
     assert weights == [0.75, 0.5, 0.25, None]
-    assert (
-        load_code_spec(tmp_path, [*QUICK, f"enqueue={list(spec.enqueue)}"]).enqueue == spec.enqueue
-    )
-    with Ledger.open(spec) as ledger:
-        Driver(ledger).run()
-        tried = [
-            r.params["reward_weights.length"] for r in ledger.get_records() if r.role == "search"
-        ]
-    assert tried[:3] == [0.75, 0.5, 0.25]
+    again = load_code_spec(tmp_path, [*QUICK, f"enqueue={list(spec.enqueue)}"])
+    assert again.enqueue == spec.enqueue
+    searched = [record for record in run(spec) if record.role == "search"]
+    assert [r.params["reward_weights.length"] for r in searched[:3]] == [0.75, 0.5, 0.25]
 
 
-def test_published_points_outside_of_the_space_are_left_out(tmp_path: Path):
+def test_published_points_outside_of_the_space_are_left_out(tmp_path):
     narrow = "space.reward_weights={correctness: 1, format: 1, length: {range: [0.4, 0.8]}}"
     spec = load_code_spec(tmp_path, [narrow, "enqueue=[published]"])
     assert [point["reward_weights.length"] for point in spec.enqueue] == [0.75, 0.5]
 
 
-def test_a_task_without_published_points_refuses_the_word(tmp_path: Path):
+def test_a_task_without_published_points_refuses_the_word(tmp_path):
     path = tmp_path / "gsm8k.yaml"
     path.write_text(
         "task: gsm8k\nobjectives: {correctness: {direction: maximize, reference: 0}}\n"
@@ -104,21 +106,21 @@ def test_a_task_without_published_points_refuses_the_word(tmp_path: Path):
 # Earlier sweeps
 
 
-def test_only_trained_trials_are_loaded_into_the_sampler(tmp_path: Path, earlier: SweepSpec):
-    spec = load_warm_spec(tmp_path, earlier)
-    records = load_earlier_trials(spec)
-    assert [record.role for record in records] == ["published"] + ["search"] * 4
-    projection = SamplerView(spec)
-    projection.load_earlier(records)
-    states = [trial.state.name for trial in projection.study.trials]
-    assert states == ["COMPLETE"] * 5
-    assert projection.propose().proposer == "model"  # as if the start-up were over
+def test_only_trained_trials_are_loaded_into_the_sampler(tmp_path, earlier, load_warm):
+    elsewhere = tmp_path / "elsewhere"
+    earlier.directory.rename(elsewhere)
+    spec = load_warm(elsewhere)
+    roles = [record.role for record in load_earlier_trials(spec)]
+    assert roles == ["published"] + ["search"] * 4
+    view = view_earlier(spec)
+    assert [trial.state.name for trial in view.study.trials] == ["COMPLETE"] * 5
+    assert view.propose().proposer == "model"  # as if the start-up were over
 
 
-def test_candidates_and_their_replicates_are_not_loaded(tmp_path: Path):
+def test_candidates_and_their_replicates_are_not_loaded(tmp_path, load_warm):
     spec = load_code_spec(tmp_path / "earlier")
+    params, part = spec.space.complete_baseline({}), Part(0, 20, 1.0)
     with Ledger.open(spec) as ledger:
-        params, part = spec.space.complete_baseline({}), Part(0, 20, 1.0)
         ledger.start(params, "published", "baseline", seed=0)
         ledger.start(params, "replicate", "replicate", seed=1, replicate_of=0)
         ledger.start(params, "checkpoint", "candidate", seed=2, parts=[part])
@@ -126,48 +128,36 @@ def test_candidates_and_their_replicates_are_not_loaded(tmp_path: Path):
         ledger.start(params, "replicate", "candidate", 4, 2, parts=[part])
         for number in range(5):
             ledger.complete(number, build_trade_off(params))
-    assert [r.number for r in load_earlier_trials(load_warm_spec(tmp_path, spec))] == [0, 1]
+    assert [r.number for r in load_earlier_trials(load_warm(spec.directory))] == [0, 1]
 
 
-def test_a_moved_sweep_is_loaded(tmp_path: Path, earlier: SweepSpec):
-    elsewhere = tmp_path / "elsewhere"
-    earlier.directory.rename(elsewhere)
-    spec = load_code_spec(tmp_path / "new", [f"search.warm_start=[{elsewhere}]"])
-    assert len(load_earlier_trials(spec)) == 5
-
-
-def test_earlier_trials_are_not_records_of_this_sweep(tmp_path: Path, earlier: SweepSpec):
-    spec = load_warm_spec(tmp_path, earlier, "search.trials=3", "search.replicates.max_runs=0")
-    with Ledger.open(spec) as ledger:
-        Driver(ledger).run()
-        records = ledger.get_records()
+def test_earlier_trials_are_not_records_of_this_sweep(earlier, load_warm):
+    spec = load_warm(
+        earlier.directory, "search.sampler=tpe", "search.trials=3", "search.replicates.max_runs=0"
+    )
+    records = run(spec)
     assert [record.role for record in records] == ["untrained", "published"] + ["search"] * 3
     assert [record.proposer for record in records[2:]] == ["model"] * 3
 
 
-def test_an_own_trial_of_an_earlier_configuration_counts_alone(tmp_path: Path, earlier: SweepSpec):
-    spec = load_warm_spec(tmp_path, earlier)
-    records = load_earlier_trials(spec)
-    projection = SamplerView(spec)
-    projection.load_earlier(records)
-    params = records[-1].params
+def test_an_own_trial_of_an_earlier_configuration_counts_alone(earlier, load_warm):
+    spec = load_warm(earlier.directory)
+    *others, last = load_earlier_trials(spec)
+    view, params = view_earlier(spec), last.params
     better = build_trade_off({**params, "learning_rate": 2 * float(params["learning_rate"])})
-    own = TrialRecord(2, "search", "running", params, 2, "model")
-    projection.observe(own)
-    assert list_study_values(projection) == [list(list_values(record)) for record in records]
+    view.observe(TrialRecord(2, "search", "running", params, 2, "model"))
+    assert list_values(view) == [read_values(record) for record in (*others, last)]
     done = TrialRecord(2, "search", "complete", params, 2, "model", validation=better.validation)
-    projection.observe(done)
-    assert sorted(list_study_values(projection)) == sorted(
-        [*(list(list_values(record)) for record in records[:-1]), list(list_values(done))]
-    )
+    view.observe(done)
+    assert sorted(list_values(view)) == sorted(read_values(record) for record in (*others, done))
 
 
-def list_values(record: TrialRecord) -> tuple[float, ...]:
-    return tuple(record.validation[n].mean for n in ("correctness", "format", "length"))
+def read_values(record):
+    return [record.validation[n].mean for n in ("correctness", "format", "length")]
 
 
-def list_study_values(projection: SamplerView) -> list[list[float]]:
-    return [trial.values for trial in projection.study.trials if trial.state.name == "COMPLETE"]
+def list_values(view):
+    return [trial.values for trial in view.study.trials if trial.state.name == "COMPLETE"]
 
 
 OPPOSITE = "objectives.length={direction: minimize, reference: 1}"
@@ -186,46 +176,46 @@ MEAN_LENGTH = "objectives.mean_length={direction: minimize, reference: 64}"
     ],
 )
 def test_earlier_sweeps_that_teach_nothing_are_refused(
-    tmp_path: Path, earlier: SweepSpec, override: str, reason: str, key: str, monkeypatch
+    tmp_path, load_warm, override, reason, key, monkeypatch
 ):
+    earlier = load_code_spec(tmp_path / "earlier", QUICK)
+    Ledger.open(earlier).close()
     monkeypatch.setitem(registry.TASKS, "twin", registry.TASKS["code"])
     with pytest.raises(SpecError, match=reason) as caught:
-        load_warm_spec(tmp_path, earlier, override)
+        load_warm(earlier.directory, override)
     (problem,) = caught.value.problems
     assert problem.key == f"search.warm_start{key}"
     assert key or "remove the key" in problem.fix
 
 
-def test_a_directory_that_is_listed_twice_is_refused(tmp_path: Path, earlier: SweepSpec):
-    again = f"search.warm_start=[{earlier.directory}, {earlier.directory}/../sweep]"
+def test_a_directory_that_is_listed_twice_or_has_a_damaged_file_is_refused(earlier, load_warm):
     with pytest.raises(SpecError, match="named twice") as caught:
-        load_code_spec(tmp_path / "new", [again])
+        load_warm(f"{earlier.directory}, {earlier.directory}/../sweep")
     assert [p.key for p in caught.value.problems] == ["search.warm_start[1]"]
-
-
-def test_a_directory_with_a_damaged_file_is_refused(tmp_path: Path, earlier: SweepSpec):
     (earlier.directory / "spec.yaml").write_text("task: [")
     with pytest.raises(SpecError, match=r"its spec.yaml cannot be read"):
-        load_warm_spec(tmp_path, earlier)
+        load_warm(earlier.directory)
 
 
 def test_a_different_training_gives_a_warning_and_a_different_space_does_not(
-    tmp_path: Path, earlier: SweepSpec
+    tmp_path, earlier, load_warm
 ):
-    assert list_warnings(load_warm_spec(tmp_path, earlier)) == list_warnings(
-        load_code_spec(tmp_path)
-    )
-    wider = load_warm_spec(tmp_path, earlier, "space.group_size=[4, 8, 16]")
-    assert not any("warm_start" in doubt for doubt in list_warnings(wider))
-    longer = load_warm_spec(tmp_path, earlier, "training.steps=120")
-    (doubt,) = [doubt for doubt in list_warnings(longer) if "warm_start" in doubt]
+    def warn(*overrides):
+        return list_warnings(load_warm(earlier.directory, *overrides))
+
+    assert warn() == list_warnings(load_code_spec(tmp_path))
+    assert not any("warm_start" in doubt for doubt in warn("space.group_size=[4, 8, 16]"))
+    (doubt,) = [doubt for doubt in warn("training.steps=120") if "warm_start" in doubt]
     assert "training.steps = 60, not 120" in doubt
 
 
 # Tables
 
 
-def write_table(file: Path, records: list[TrialRecord], prefix: str = "") -> None:
+def write_table(file, spec, prefix=""):
+    """Write the complete trainings of a sweep as a table of CSV."""
+    with Ledger.open(spec, read_only=True) as ledger:
+        records = [r for r in ledger.get_records() if r.is_training and r.state == "complete"]
     rows = [
         {
             **{f"{prefix}{name}": value for name, value in record.params.items()},
@@ -238,32 +228,17 @@ def write_table(file: Path, records: list[TrialRecord], prefix: str = "") -> Non
         writer = csv.DictWriter(stream, rows[0])
         writer.writeheader()
         writer.writerows(rows)
+    return file
 
 
 @pytest.mark.parametrize("prefix", ["", "params_"])
-def test_a_table_teaches_what_its_sweep_would(tmp_path: Path, earlier: SweepSpec, prefix: str):
+def test_a_table_teaches_what_its_sweep_would(tmp_path, earlier, load_warm, prefix):
     """Source: optuna#320; `params_` is in front of names in Optuna's `trials_dataframe()`."""
-    with Ledger.open(earlier, read_only=True) as ledger:
-        records = [r for r in ledger.get_records() if r.is_training and r.state == "complete"]
-    file = tmp_path / "earlier.csv"
-    write_table(file, records, prefix)
+    file = write_table(tmp_path / "earlier.csv", earlier, prefix)
     file.write_text(file.read_text() + "," * file.read_text().partition("\n")[0].count(",") + "\n")
-    projections = []
-    for source in (earlier.directory, file):
-        spec = load_code_spec(tmp_path / "new", [f"search.warm_start=[{source}]"])
-        projections.append(SamplerView(spec))
-        projections[-1].load_earlier(load_earlier_trials(spec))
-    taught = [
-        {
-            point: [
-                [e.mean for n, e in r.validation.items() if n in spec.objectives] for r in found
-            ]
-            for point, found in view._earlier.items()
-        }
-        for view in projections
-    ]
-    assert taught[0] == taught[1] != {}
-    assert not list_warnings(spec) or "warm_start" not in " ".join(list_warnings(spec))
+    taught = [list_values(view_earlier(load_warm(source))) for source in (earlier.directory, file)]
+    assert sorted(taught[0]) == sorted(taught[1]) != []
+    assert "warm_start" not in " ".join(list_warnings(load_warm(file)))
 
 
 @pytest.mark.parametrize(
@@ -276,33 +251,24 @@ def test_a_table_teaches_what_its_sweep_would(tmp_path: Path, earlier: SweepSpec
         (lambda t: "\x00" * 9, "fix: a CSV file"),
     ],
 )
-def test_a_table_that_teaches_nothing_is_refused(
-    tmp_path: Path, earlier: SweepSpec, change: Callable[[str], str], message: str
-):
-    with Ledger.open(earlier, read_only=True) as ledger:
-        records = [r for r in ledger.get_records() if r.is_training and r.state == "complete"]
-    file = tmp_path / "earlier.csv"
-    write_table(file, records)
+def test_a_table_that_teaches_nothing_is_refused(tmp_path, earlier, load_warm, change, message):
+    file = write_table(tmp_path / "earlier.csv", earlier)
     file.write_text(change(file.read_text()))
     with pytest.raises(SpecError, match=message):
-        load_code_spec(tmp_path / "new", [f"search.warm_start=[{file}]"])
+        load_warm(file)
     with pytest.raises(SpecError, match="No such file"):
-        load_code_spec(tmp_path / "new", [f"search.warm_start=[{tmp_path / 'other.csv'}]"])
+        load_warm(tmp_path / "other.csv")
 
 
-def test_a_field_of_trl_that_one_of_two_sweeps_lacks_counts_at_its_default(tmp_path: Path):
+def test_a_field_of_trl_that_one_of_two_sweeps_lacks_counts_at_its_default(tmp_path):
     """A sweep learns from another that trained what its own space holds, and from no other."""
     field = "trl.weight_decay"
     plain, decayed = load_code_spec(tmp_path / "a"), load_code_spec(tmp_path / "b", [DECAY])
-    without = plain.space.complete_baseline({})
+    without, validation = plain.space.complete_baseline({}), build_outcome().validation
     trials = [
-        TrialRecord(number, "search", "complete", {**without, **more}, 1, "model")
-        for number, more in enumerate(({}, {field: 0.0}, {field: 0.1}))
+        TrialRecord(n, "search", "complete", {**without, **more}, 1, "model", validation=validation)
+        for n, more in enumerate(({}, {field: 0.0}, {field: 0.1}))
     ]
     for spec, expected in ((plain, [1, 1, 0]), (decayed, [1, 1, 1])):
-        known = []
-        for trial in trials:
-            view = SamplerView(spec)
-            view.load_earlier([trial])
-            known.append(len(view._earlier))
+        known = [len(view_earlier(spec, [trial]).study.trials) for trial in trials]
         assert known == expected

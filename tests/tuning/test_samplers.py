@@ -1,38 +1,22 @@
 """The trials as a sampler sees them, and its proposals."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
-from optuna import Study
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from gdpo_tune.core import registry
-from gdpo_tune.core.trials import (
-    Cost,
-    Outcome,
-    Params,
-    Part,
-    Proposer,
-    Role,
-    Rung,
-    State,
-    TrialRecord,
-)
+from gdpo_tune.core.trials import Cost, Part, Rung, TrialRecord
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.opening import copy_study
 from gdpo_tune.ledger.trial_encoding import convert_to_distribution
-from gdpo_tune.spec import SweepSpec, first_trials
-from gdpo_tune.tuning.proposals import SamplerView, Suggestion
+from gdpo_tune.spec import first_trials
+from gdpo_tune.tuning.proposals import SamplerView
 from gdpo_tune.tuning.samplers import ParzenEstimator, SamplerFactory
 from tests.support.search_driver import Driver
 from tests.support.tuning import build_measurement, build_outcome, build_trade_off, load_code_spec
@@ -51,66 +35,59 @@ search: {trials: 30}
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> SweepSpec:
+def spec(tmp_path):
     return load_code_spec(tmp_path)
 
 
 @pytest.fixture
-def conditional(tmp_path: Path) -> SweepSpec:
+def view(spec):
+    return SamplerView(spec)
+
+
+@pytest.fixture
+def conditional(tmp_path):
     path = tmp_path / "conditional.yaml"
     path.write_text(CONDITIONAL)
     return load_code_spec(tmp_path, ["search.sampler=tpe"], path)
 
 
-def build_record(
-    number: int,
-    params: Params,
-    measured: Outcome | None = None,
-    role: Role = "search",
-    proposer: Proposer = "model",
-    state: State = "running",
-) -> TrialRecord:
-    if measured is None:
-        return TrialRecord(number, role, state, params, number, proposer)
-    return TrialRecord(
-        number, role, "complete", params, number, proposer, validation=measured.validation
-    )
+def build_record(number, params, measured=None, role="search", proposer="model", state="running"):
+    state, validation = (state, {}) if measured is None else ("complete", measured.validation)
+    return TrialRecord(number, role, state, params, number, proposer, validation=validation)
 
 
-def build_point(spec: SweepSpec, **changes: float | str) -> Params:
-    return {
-        **spec.space.complete_baseline({}),
-        **{k.replace("__", "."): v for k, v in changes.items()},
-    }
+def build_point(spec, **changes):
+    return {**spec.space.complete_baseline({}), **changes}
 
 
-def list_entries(view: SamplerView) -> list[tuple[str, list[float] | None]]:
+def load_view(spec, records):
+    view = SamplerView(spec)
+    view.load(records)
+    return view
+
+
+def list_entries(view):
     """List state and values of every configuration in the sampler's study."""
     trials = view.study.trials
     return [(t.state.name, t.values) for t in trials if t.state != TrialState.FAIL]
 
 
-def test_merges_and_checkpoints_change_no_proposal(spec: SweepSpec):
+def test_merges_and_checkpoints_change_no_proposal(spec):
     params = build_point(spec)
     trained = build_record(0, params, build_outcome())
-    checkpoint = replace(
-        build_record(1, params, build_outcome(0.1, 0.1), "checkpoint", "candidate"),
-        parts=(Part(0, 20, 1.0),),
-    )
+    checkpoint = build_record(1, params, build_outcome(0.1, 0.1), "checkpoint", "candidate")
+    checkpoint = replace(checkpoint, parts=(Part(0, 20, 1.0),))
     again = replace(checkpoint, number=2, role="replicate", replicate_of=1)
     merge = replace(checkpoint, number=3, role="merge", params={}, parts=(Part(0, 20, 0.5),) * 2)
-    alone, beside = SamplerView(spec), SamplerView(spec)
-    alone.load([trained])
-    beside.load([trained, checkpoint, again])
+    alone, beside = load_view(spec, [trained]), load_view(spec, [trained, checkpoint, again])
     beside.observe(merge)
     assert list_entries(beside) == list_entries(alone)
     assert beside.propose() == alone.propose()
 
 
-def run_trials(view: SamplerView, trials: int, width: int = 2) -> list[Suggestion]:
+def run_trials(view, trials, width=2):
     """Propose `trials` times with `width` trials in flight, which end in order of start."""
-    suggestions: list[Suggestion] = []
-    flying: list[TrialRecord] = []
+    suggestions, flying = [], []
     for number in range(trials):
         suggestion = view.propose()
         suggestions.append(suggestion)
@@ -118,13 +95,15 @@ def run_trials(view: SamplerView, trials: int, width: int = 2) -> list[Suggestio
         view.observe(flying[-1])
         if len(flying) == width:
             done = flying.pop(0)
-            measured = build_trade_off(done.params)
-            view.observe(build_record(done.number, done.params, measured, proposer=done.proposer))
+            view.observe(replace(done, state="complete", validation=measure(done.params)))
     return suggestions
 
 
-def test_running_is_pending_and_complete_has_validation_values(spec: SweepSpec):
-    view = SamplerView(spec)
+def measure(params):
+    return build_trade_off(params).validation
+
+
+def test_running_is_pending_and_complete_has_validation_values(spec, view):
     params = build_point(spec)
     view.observe(build_record(0, params))
     assert list_entries(view) == [("RUNNING", None)]
@@ -133,8 +112,7 @@ def test_running_is_pending_and_complete_has_validation_values(spec: SweepSpec):
     assert view.study.trials[0].constraints == {"correctness": pytest.approx(0.1)}
 
 
-def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec: SweepSpec):
-    view = SamplerView(spec)
+def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec, view):
     params = build_point(spec)
     view.observe(build_record(0, params, build_outcome(0.2), role="published", proposer="baseline"))
     view.observe(build_record(1, params, build_outcome(0.4), role="search"))
@@ -145,32 +123,22 @@ def test_seeds_of_one_configuration_are_one_entry_with_their_mean(spec: SweepSpe
     assert view.study.trials[0].constraints == {"correctness": pytest.approx(-0.2)}
 
 
-@pytest.mark.parametrize(("sampler", "count"), [("tpe", 12), ("qmc", 0), ("random", 0)])
-def test_only_a_sampler_with_a_model_receives_trials(tmp_path: Path, sampler: str, count: int):
-    view = SamplerView(load_code_spec(tmp_path, [f"search.sampler={sampler}"]))
-    run_trials(view, 12)
-    assert len(list_entries(view)) == count
-
-
-def test_a_failed_configuration_stays_pending(spec: SweepSpec):
-    view = SamplerView(spec)
+def test_a_failed_configuration_stays_pending(spec, view):
     view.observe(build_record(0, build_point(spec), state="failed"))
     assert list_entries(view) == [("RUNNING", None)]
 
 
-def test_trials_without_information_are_not_in_the_study(tmp_path: Path):
+def test_trials_without_information_are_not_in_the_study(tmp_path):
     spec = load_code_spec(tmp_path, ["space.reward_weights.length={log: [0.05, 0.5]}"])
-    view = SamplerView(spec)
-    inside = build_point(spec, reward_weights__length=0.5)
-    view.observe(build_record(0, inside, build_outcome(), role="untrained", proposer="baseline"))
-    outside = {**inside, "reward_weights.length": 1.0}
-    view.observe(build_record(1, outside, build_outcome(), role="published", proposer="baseline"))
+    view, weight = SamplerView(spec), "reward_weights.length"
+    inside, outside = (build_point(spec, **{weight: value}) for value in (0.5, 1.0))
     elsewhere = {**inside, "temperature": 0.7}  # fixed at 1 in this space
-    view.observe(build_record(2, elsewhere, build_outcome(), role="published", proposer="baseline"))
+    for role, params in (("untrained", inside), ("published", outside), ("published", elsewhere)):
+        view.observe(build_record(0, params, build_outcome(), role, "baseline"))
     assert list_entries(view) == []
 
 
-def test_an_inactive_parameter_has_the_middle_value_of_its_domain(conditional: SweepSpec):
+def test_an_inactive_parameter_has_the_middle_value_of_its_domain(conditional):
     view = SamplerView(conditional)
     params = conditional.space.complete({"normalization": "grpo", "reward_weights.format": 1.0})
     view.observe(build_record(0, params, build_outcome()))
@@ -178,7 +146,7 @@ def test_an_inactive_parameter_has_the_middle_value_of_its_domain(conditional: S
     assert params["beta"] == 0.0  # what the trial itself runs with
 
 
-def test_proposals_of_a_conditional_space_leave_out_inactive_parameters(conditional: SweepSpec):
+def test_proposals_of_a_conditional_space_leave_out_inactive_parameters(conditional):
     view = SamplerView(conditional)
     suggestions = run_trials(view, 30)
     without = [s for s in suggestions if s.params["normalization"] == "grpo"]
@@ -190,9 +158,11 @@ def test_proposals_of_a_conditional_space_leave_out_inactive_parameters(conditio
 
 
 @pytest.mark.parametrize("sampler", sorted(registry.SAMPLERS))
-def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sampler: str):
+def test_every_sampler_proposes_complete_points_of_the_space(tmp_path, sampler):
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=6"])
-    view = SamplerView(spec)
+    view, learns = SamplerView(spec), registry.SAMPLERS[sampler].learns
+    assert view.propose().params == view.propose().params, "until a trial starts"
+    assert view.study.trials == []
     suggestions = run_trials(view, 6)
     for suggestion in suggestions:
         assert set(suggestion.params) == set(spec.space.domains)
@@ -200,13 +170,16 @@ def test_every_sampler_proposes_complete_points_of_the_space(tmp_path: Path, sam
             assert domain.contains(suggestion.params[name]), name
     proposers = [suggestion.proposer for suggestion in suggestions]
     assert proposers[0] == "startup"
-    assert ("model" in proposers) == (sampler not in ("random", "qmc"))
     assert len({tuple(s.params.values()) for s in suggestions}) == len(suggestions)
+    if sampler != "auto":
+        assert registry.load(registry.SAMPLERS[sampler].target)(spec).has_model == learns
+    assert ("model" in proposers) == learns
+    assert len(list_entries(view)) == (6 if learns else 0)
 
 
 @pytest.mark.system
 @pytest.mark.slow
-def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_model(spec: SweepSpec):
+def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_model(spec):
     view = SamplerView(spec)
     suggestions = run_trials(view, spec.search.trials, width=2)
     proposed = [s.proposer for s in suggestions]
@@ -218,26 +191,17 @@ def test_the_default_sampler_leaves_at_least_half_of_a_default_sweep_to_its_mode
     assert fmean(rates[startup:]) > 1.5 * fmean(rates[:startup])
 
 
-def test_a_model_avoids_a_configuration_that_failed(tmp_path: Path):
+def test_a_model_avoids_a_configuration_that_failed(tmp_path):
     spec = load_code_spec(tmp_path, ["search.sampler=gp"])
-    history = [
-        build_record(number, spec.space.complete(first_trials.draw_point(spec, number)))
-        for number in range(6)
-    ]
-    records = [build_record(r.number, r.params, build_trade_off(r.params)) for r in history]
+    points = [spec.space.complete(first_trials.draw_point(spec, number)) for number in range(6)]
+    records = [build_record(n, params, build_trade_off(params)) for n, params in enumerate(points)]
     first = load_view(spec, records).propose()
     assert first.proposer == "model"
     second = load_view(spec, [*records, build_record(6, first.params, state="failed")]).propose()
     assert measure_distance(spec, first.params, second.params) > 0.05
 
 
-def load_view(spec: SweepSpec, records: Iterable[TrialRecord]) -> SamplerView:
-    view = SamplerView(spec)
-    view.load(records)
-    return view
-
-
-def measure_distance(spec: SweepSpec, one: Params, other: Params) -> float:
+def measure_distance(spec, one, other):
     """Return the largest difference in a dimension, as a share of its range; 1 for choices."""
     shares = [float(one[n] != other[n]) for n in ("normalization", "group_size")]
     for name in ("reward_weights.format", "reward_weights.length", "learning_rate"):
@@ -247,7 +211,7 @@ def measure_distance(spec: SweepSpec, one: Params, other: Params) -> float:
     return max(shares)
 
 
-def test_a_new_process_continues_the_startup_of_the_old_one(spec: SweepSpec):
+def test_a_new_process_continues_the_startup_of_the_old_one(spec):
     whole = run_trials(SamplerView(spec), 4)
     stopped = SamplerView(spec)
     run_trials(stopped, 2)
@@ -255,20 +219,9 @@ def test_a_new_process_continues_the_startup_of_the_old_one(spec: SweepSpec):
     assert load_view(spec, records).propose().params == whole[2].params
 
 
-def test_the_registry_lists_the_samplers_that_learn(tmp_path: Path):
-    for name, info in registry.SAMPLERS.items():
-        if name != "auto":
-            sampling = registry.load(info.target)(load_code_spec(tmp_path))
-            assert sampling.has_model == info.learns
-
-
-def test_a_finite_space_is_searched_without_repeats_until_it_is_exhausted(tmp_path: Path):
-    path = tmp_path / "finite.yaml"
-    path.write_text(
-        CONDITIONAL.replace("{log: [0.1, 2]}", "[0.5, 1]").replace(
-            "  beta: {range: [0.25, 0.75], when: {normalization: [gdpo]}}\n", ""
-        )
-    )
+def test_a_finite_space_is_searched_without_repeats_until_it_is_exhausted(tmp_path):
+    path, finite = tmp_path / "finite.yaml", CONDITIONAL.replace("{log: [0.1, 2]}", "[0.5, 1]")
+    path.write_text("\n".join(line for line in finite.splitlines() if "beta" not in line))
     spec = load_code_spec(tmp_path, ["search.sampler=random"], path)
     suggestions = run_trials(SamplerView(spec), 6)
     kinds = [(s.params["normalization"], s.params["reward_weights.format"]) for s in suggestions]
@@ -278,31 +231,21 @@ def test_a_finite_space_is_searched_without_repeats_until_it_is_exhausted(tmp_pa
 class Stubborn(BaseSampler):
     """A sampler that always proposes the same configuration."""
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial):
-        return dict(get_first_trial(study).distributions)
+    def infer_relative_search_space(self, study, trial):
+        return dict(study.get_trials(deepcopy=False)[0].distributions)
 
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Any):
-        return dict(get_first_trial(study).params)
+    def sample_relative(self, study, trial, search_space):
+        return dict(study.get_trials(deepcopy=False)[0].params)
 
-    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, domain: Any):
+    def sample_independent(self, study, trial, param_name, domain):
         return RandomSampler(seed=0).sample_independent(study, trial, param_name, domain)
 
 
-def get_first_trial(study: Study) -> FrozenTrial:
-    """Return the first trial of the study."""
-    return study.get_trials(deepcopy=False)[0]
-
-
-def test_a_repeated_proposal_is_replaced_by_its_neighbours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    spec = load_code_spec(tmp_path, ["search.sampler=tpe"])
-    view = SamplerView(spec)
-    first = build_point(spec)
-    view.observe(build_record(0, first, build_outcome()))
+def test_a_repeated_proposal_is_replaced_by_its_neighbours(spec, monkeypatch):
     stubborn = SamplerFactory(lambda seed: Stubborn(), startup=0, quasi_random=False)
-    monkeypatch.setattr(view, "_factory", stubborn)
-    changed: list[str] = []
+    monkeypatch.setattr(registry, "load", lambda _: lambda *_: stubborn)
+    view, first, changed = SamplerView(spec), build_point(spec), []
+    view.observe(build_record(0, first, build_outcome()))
     for number in range(1, 11):
         suggestion = view.propose()
         assert suggestion.proposer == "model"
@@ -312,7 +255,7 @@ def test_a_repeated_proposal_is_replaced_by_its_neighbours(
     assert set(changed) == set(spec.space.dimensions)
 
 
-def test_a_space_without_dimensions_proposes_its_one_point(tmp_path: Path):
+def test_a_space_without_dimensions_proposes_its_one_point(tmp_path):
     searched = ("normalization=gdpo", "group_size=8", "learning_rate=1e-4")
     weights = ("reward_weights.format=1", "reward_weights.length=1")
     spec = load_code_spec(tmp_path, [f"space.{fixed}" for fixed in (*searched, *weights)])
@@ -320,10 +263,9 @@ def test_a_space_without_dimensions_proposes_its_one_point(tmp_path: Path):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_order_of_records_does_not_change_the_study(spec: SweepSpec, order: Sequence[int]):
+def test_the_order_of_records_does_not_change_the_study(spec, view, order):
     params = build_point(spec)
     records = [build_record(n, params, build_outcome(0.1 * (n + 1))) for n in range(3)]
-    view = SamplerView(spec)
     for index in order:
         view.observe(replace(records[index], state="running"))
     for index in order:
@@ -331,7 +273,7 @@ def test_the_order_of_records_does_not_change_the_study(spec: SweepSpec, order: 
     assert list_entries(view) == [("COMPLETE", [pytest.approx(0.2), 0.5, 0.5])]
 
 
-def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec):
+def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec):
     points = [first_trials.draw_point(spec, index) for index in range(8)]
     assert points == [first_trials.draw_point(spec, index) for index in range(8)]
     assert sorted(p["group_size"] for p in points) == [4] * 4 + [8] * 4
@@ -341,34 +283,28 @@ def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec: SweepSpec
 
 @pytest.mark.system
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "qmc"])
-def test_proposals_follow_from_the_records_alone(tmp_path: Path, sampler: str):
+def test_proposals_follow_from_the_records_alone(tmp_path, sampler):
     """A process that was killed after any trial would make the same proposal."""
     spec = load_code_spec(tmp_path, [f"search.sampler={sampler}", "search.trials=12"])
     view, records = SamplerView(spec), []
     for number in range(8):
-        again = SamplerView(spec)
-        again.load(records)
         suggestion = view.propose()
-        assert again.propose().params == suggestion.params
+        assert load_view(spec, records).propose().params == suggestion.params
         started = build_record(number, suggestion.params, proposer=suggestion.proposer)
         view.observe(started)
-        measured = build_trade_off(suggestion.params)
-        done = build_record(number, suggestion.params, measured, proposer=suggestion.proposer)
+        done = replace(started, state="complete", validation=measure(suggestion.params))
         view.observe(done)
         records.append(done)
 
 
-def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_own_does(
-    conditional: SweepSpec,
-):
-    view = SamplerView(conditional)
-    for number in range(12):
-        params = conditional.space.complete(first_trials.draw_point(conditional, number))
-        view.observe(build_record(number, params, build_trade_off(params)))
-    dimensions = {
-        n: convert_to_distribution(d) for n, d in conditional.space.searched_domains.items()
-    }
-    calls: list[dict[str, Any]] = []
+def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_own_does(conditional):
+    points = [
+        conditional.space.complete(first_trials.draw_point(conditional, n)) for n in range(12)
+    ]
+    records = [build_record(n, params, build_trade_off(params)) for n, params in enumerate(points)]
+    view, domains = load_view(conditional, records), conditional.space.searched_domains
+    dimensions = {n: convert_to_distribution(d) for n, d in domains.items()}
+    calls = []
     for sampler in (
         ParzenEstimator(dimensions, seed=7, startup=4),
         TPESampler(seed=7, n_startup_trials=4, multivariate=True),
@@ -379,37 +315,35 @@ def test_the_parzen_estimator_that_knows_its_dimensions_proposes_what_optunas_ow
     assert calls[0] == calls[1]
 
 
-def build_rung(step: int, value: float) -> Rung:
-    return Rung(
-        step,
-        build_measurement(step, **build_equal_values(value)).validation,
-        Cost(completions=64 * step),
-    )
+# Trials that were stopped at a rung
 
 
-def build_equal_values(value: float) -> dict[str, float]:
-    return {"correctness": value, "format": value, "length": value}
+def build_equal(value):
+    return build_outcome(value, value, value).validation
 
 
-def build_measured_record(
-    spec: SweepSpec, number: int, state: State, *rungs: tuple[int, float], end: float | None = None
-) -> TrialRecord:
-    """Build a trial with its own configuration and equal values of all metrics."""
-    params = {**spec.space.complete_baseline({}), "learning_rate": 3e-5 + number * 1e-6}
-    return TrialRecord(
-        number,
-        "search",
-        state,
-        params,
-        seed=number,
-        proposer="model",
-        validation={} if end is None else build_outcome(**build_equal_values(end)).validation,
-        rungs=tuple(build_rung(*point) for point in rungs),
-        finished=float(number) if state in ("complete", "pruned") else None,
-    )
+@pytest.fixture
+def build(spec):
+    """A function that builds a trial with its own configuration and equal values of all metrics."""
+
+    def build(number, state, *rungs, end=None):
+        ended = float(number) if state in ("complete", "pruned") else None
+        return TrialRecord(
+            number,
+            "search",
+            state,
+            build_point(spec, learning_rate=3e-5 + number * 1e-6),
+            seed=number,
+            proposer="model",
+            validation={} if end is None else build_equal(end),
+            rungs=tuple(Rung(step, build_equal(v), Cost(64 * step)) for step, v in rungs),
+            finished=ended,
+        )
+
+    return build
 
 
-def list_estimates(view: SamplerView) -> dict[int, tuple[str, float | None]]:
+def list_estimates(view):
     """Return the number of each trial -> state and value of its entry."""
     trials = [t for t in view.study.trials if t.state != TrialState.FAIL]
     by_number = {round((t.params["learning_rate"] - 3e-5) * 1e6): t for t in trials}
@@ -419,79 +353,61 @@ def list_estimates(view: SamplerView) -> dict[int, tuple[str, float | None]]:
     }
 
 
-def test_a_stopped_trial_counts_as_its_rung_plus_the_median_change_to_the_end(spec: SweepSpec):
-    view = SamplerView(spec)
-    view.observe(build_measured_record(spec, 0, "pruned", (7, 0.1)))
+def test_a_stopped_trial_counts_as_its_rung_plus_the_median_change_to_the_end(view, build):
+    view.observe(build(0, "pruned", (7, 0.1)))
     assert list_estimates(view) == {0: ("COMPLETE", 0.1)}, "no complete trial has that rung yet"
-    changes = [0.1, 0.5, 0.2]
-    for number, change in enumerate(changes, 1):
-        view.observe(
-            build_measured_record(
-                spec, number, "complete", (7, 0.3), (20, 0.3 + change / 2), end=0.3 + change
-            )
-        )
-    view.observe(build_measured_record(spec, 4, "pruned", (7, 0.1), (20, 0.25)))
-    assert {n: list_estimates(view)[n] for n in (0, 4)} == {
-        0: ("COMPLETE", 0.3),
-        4: ("COMPLETE", 0.35),
-    }
+    for number, change in enumerate([0.1, 0.5, 0.2], 1):
+        rungs = ((7, 0.3), (20, 0.3 + change / 2))
+        view.observe(build(number, "complete", *rungs, end=0.3 + change))
+    view.observe(build(4, "pruned", (7, 0.1), (20, 0.25)))
+    estimates = list_estimates(view)
+    assert (estimates[0], estimates[4]) == (("COMPLETE", 0.3), ("COMPLETE", 0.35))
 
 
-def test_constraints_are_extrapolated_like_objectives(spec: SweepSpec):
-    view = SamplerView(spec)
-    view.observe(build_measured_record(spec, 0, "pruned", (7, 0.1)))
-    view.observe(build_measured_record(spec, 1, "complete", (7, 0.3), end=0.45))
+def test_constraints_are_extrapolated_like_objectives(view, build):
+    view.observe(build(0, "pruned", (7, 0.1)))
+    view.observe(build(1, "complete", (7, 0.3), end=0.45))
     guessed = next(t for t in view.study.trials if t.values == pytest.approx([0.25] * 3))
     assert guessed.constraints["correctness"] == pytest.approx(0.2 - 0.25)
 
 
-def test_a_running_trial_is_in_the_study_from_its_first_rung_on(spec: SweepSpec):
-    view = SamplerView(spec)
-    view.observe(build_measured_record(spec, 0, "running"))
+def test_a_running_trial_is_in_the_study_from_its_first_rung_on(view, build):
+    view.observe(build(0, "running"))
     assert list_estimates(view) == {0: ("RUNNING", None)}
-    view.observe(build_measured_record(spec, 0, "running", (7, 0.1)))
+    view.observe(build(0, "running", (7, 0.1)))
     assert list_estimates(view) == {0: ("COMPLETE", 0.1)}
-    view.observe(build_measured_record(spec, 1, "complete", (7, 0.3), (20, 0.4), end=0.5))
-    view.observe(build_measured_record(spec, 0, "running", (7, 0.1), (20, 0.2)))
+    view.observe(build(1, "complete", (7, 0.3), (20, 0.4), end=0.5))
+    view.observe(build(0, "running", (7, 0.1), (20, 0.2)))
     assert list_estimates(view) == {0: ("COMPLETE", 0.3), 1: ("COMPLETE", 0.5)}
 
 
-def test_a_complete_replicate_counts_more_than_a_stopped_one(spec: SweepSpec):
-    view = SamplerView(spec)
-    stopped = build_measured_record(spec, 0, "pruned", (7, 0.1))
-    view.observe(stopped)
-    again = build_measured_record(spec, 1, "complete", end=0.6)
-    view.observe(replace(again, params=stopped.params))
+def test_a_complete_replicate_counts_more_than_a_stopped_one(view, build):
+    view.observe(stopped := build(0, "pruned", (7, 0.1)))
+    view.observe(replace(build(1, "complete", end=0.6), params=stopped.params))
     assert list_estimates(view) == {0: ("COMPLETE", 0.6)}
 
 
-def test_a_new_process_builds_the_same_study(spec: SweepSpec):
-    numbers = random.Random(0)
-    records: list[TrialRecord] = []
+def test_a_new_process_builds_the_same_study(spec, build):
+    numbers, records = random.Random(0), []
     for number in range(60):
         value, change = numbers.random() / 2, numbers.random() / 2
-        if number % 3:
-            records.append(build_measured_record(spec, number, "pruned", (7, value)))
-        else:
-            records.append(
-                build_measured_record(spec, number, "complete", (7, value), end=value + change)
-            )
+        ended = ("pruned", None) if number % 3 else ("complete", value + change)
+        records.append(build(number, ended[0], (7, value), end=ended[1]))
         if number % 7 == 6:
-            watching, loading = SamplerView(spec), SamplerView(spec)
+            watching = SamplerView(spec)
             for record in records:
                 watching.observe(record)
-            loading.load(records)
-            assert list_estimates(watching) == list_estimates(loading)
+            assert list_estimates(watching) == list_estimates(load_view(spec, records))
 
 
-def test_the_sampler_sees_rungs_before_any_trial_ends(tmp_path: Path):
+def test_the_sampler_sees_rungs_before_any_trial_ends(tmp_path):
     overrides = ["search.sampler=tpe", "search.trials=24"]
     with Ledger.open(load_code_spec(tmp_path, overrides)) as ledger:
         driver = Driver(ledger, slots=8)
         while len(driver.in_flight) < 7:
             driver.ask()
         for trial in driver.in_flight:
-            driver.report(trial, build_measurement(7, **build_equal_values(0.3)))
+            driver.report(trial, build_measurement(7, correctness=0.3, format=0.3, length=0.3))
         while len(driver.in_flight) < 8:
             driver.ask()
         newest = ledger.get_records()[-1]
