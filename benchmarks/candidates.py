@@ -2,46 +2,33 @@
 
     python benchmarks/candidates.py [--sweeps 400] [--small]
 
-A simulated sweep trains policies with random reward weights and learning rates, see `verdicts.py`.
-Its candidates are the ends of the trainings, checkpoints a little worse than the ends, and merges
-of two of them a little better than the mean of both. So candidates come in families. The policy of
-each has true objectives, and its values on validation and test prompts differ from them by normal
-noise. Validation values choose which candidates are evaluated on test prompts: those on the
-validation front first, then the next fronts, up to a budget. The front is claimed on test values.
+A simulated sweep trains policies as in `verdicts.py`. Its candidates are the ends of the trainings,
+checkpoints a little worse than the ends, and merges of two of them a little better than the mean of
+both: they come in families. Values on validation and test prompts differ from the true objectives
+by normal noise. Validation values choose which candidates are evaluated on test prompts: those on
+the validation front first, then the next fronts, up to a budget. Test values claim the front.
 
 The first table compares the claimed hypervolume and its interval with the hypervolume that the
-claimed members truly have, and with that of everything that was tested. It also compares the
-probability of being on the front with the share of candidates that truly are. The second table has
-the share of pairs of equal searches whose verdict reports any difference, as `verdicts.py` does;
-`luck` candidates are truly as good as the end of their training, so that they add noise alone.
-The last line is JSON.
+claimed members truly have, and with that of all that was tested; and the probability of being on
+the front with the share of candidates that truly are. The second one has the share of pairs of
+equal searches whose verdict reports any difference. The last line is JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
-from harness import run
+from harness import print_table, run
 from numpy.typing import NDArray
-from verdicts import GOALS, compute_worth
+from verdicts import GOALS, compute_worth, count_calls
 
-from gdpo_tune.analysis.comparison import (
-    ALPHA,
-    Arm,
-    build_arm,
-    compare_arms,
-    compute_p_values,
-    correct_p_values,
-)
+from gdpo_tune.analysis.comparison import Arm, build_arm
 from gdpo_tune.analysis.pareto import compute_hypervolume, rank_points
-from gdpo_tune.analysis.uncertainty import (
-    estimate_front_probability,
-    estimate_hypervolume_interval,
-)
+from gdpo_tune.analysis.uncertainty import estimate_front_probability, estimate_hypervolume_interval
 from gdpo_tune.core.trials import Estimate, Part, TrialRecord
-from gdpo_tune.results.comparison_report import build_verdict
 
 Floats = NDArray[np.float64]
 TRAINING = 0.04
@@ -50,7 +37,7 @@ OWN = 0.01
 """Spread of a checkpoint or a merge around what its parents let expect."""
 VALIDATION, TEST = 0.03, 0.02
 """Errors of evaluations; a test evaluation has twice as many prompts."""
-BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+BINS = (0.2, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,6 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Number of candidates."""
         return self.trainings + self.checkpoints + self.merges
 
 
@@ -100,10 +86,9 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class Sweep:
-    """Simulated candidates: ends first, then checkpoints, then merges."""
+    """Simulated candidates, `float[count, 3]`: ends first, then checkpoints, then merges."""
 
     truth: Floats
-    """`float[count, 3]`"""
     validation: Floats
     test: Floats
     parents: tuple[tuple[int, ...], ...]
@@ -132,17 +117,10 @@ def simulate_sweep(case: Case, seed: int) -> Sweep:
         made += rng.normal(0, OWN, made.shape)
     truth = np.vstack([ends, made])
     validation = truth + rng.normal(0, VALIDATION, truth.shape)
-    return Sweep(
-        truth=truth,
-        validation=validation,
-        test=truth + rng.normal(0, TEST, truth.shape),
-        parents=(
-            *((index,) for index in range(case.trainings)),
-            *((int(index),) for index in origins),
-            *((int(a), int(b)) for a, b in pairs),
-        ),
-        chosen=np.argsort(rank_points(validation, GOALS), kind="stable")[: case.budget],
-    )
+    test = truth + rng.normal(0, TEST, truth.shape)
+    single = [(index,) for index in (*range(case.trainings), *origins.tolist())]
+    chosen = np.argsort(rank_points(validation, GOALS), kind="stable")[: case.budget]
+    return Sweep(truth, validation, test, (*single, *map(tuple, pairs.tolist())), chosen)
 
 
 def measure_front(case: Case, seed: int) -> dict[str, float]:
@@ -167,26 +145,23 @@ def measure_front(case: Case, seed: int) -> dict[str, float]:
         "true_members": members[claimed].sum(),
         "expected_members": shares[claimed].sum(),
     }
-    for index, places in enumerate(np.digitize(shares, BINS[1:-1]) == n for n in range(5)):
-        result[f"gap_{index}"] = shares[places].sum() - members[places].sum()
-        result[f"count_{index}"] = places.sum()
-    return result
+    bins = np.digitize(shares, BINS)
+    gaps = {f"gap_{n}": (shares - members)[bins == n].sum() for n in range(len(BINS) + 1)}
+    return {**result, **gaps}
 
 
 def measure_fronts(case: Case, sweeps: int) -> dict[str, float]:
     """Measure the claims about many fronts: means, and the mean distance of P from the truth."""
     rows = [measure_front(case, seed) for seed in range(sweeps)]
     mean = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-    gaps = [abs(mean.pop(f"gap_{index}")) for index in range(5)]
-    counts = [mean.pop(f"count_{index}") for index in range(5)]
-    return mean | {"calibration_error": sum(gaps) / sum(counts)}
+    gaps = [abs(mean.pop(f"gap_{index}")) for index in range(len(BINS) + 1)]
+    return mean | {"calibration_error": sum(gaps) / min(case.budget, case.count)}
 
 
 def build_records(case: Case, seed: int) -> list[TrialRecord]:
     """Simulate a sweep and build its records; what was not chosen for test was pruned."""
     sweep = simulate_sweep(case, seed)
     roles = ["search"] * case.trainings + ["checkpoint"] * case.checkpoints
-    roles += ["merge"] * case.merges
     tested = set(sweep.chosen.tolist())
     return [
         TrialRecord(
@@ -204,7 +179,9 @@ def build_records(case: Case, seed: int) -> list[TrialRecord]:
             # A checkpoint has a step of its own, which tells two of one training apart.
             else tuple(Part(p, number, 1 / len(parents)) for p in parents),
         )
-        for number, (role, parents) in enumerate(zip(roles, sweep.parents, strict=True))
+        for number, (role, parents) in enumerate(
+            zip_longest(roles, sweep.parents, fillvalue="merge")
+        )
     ]
 
 
@@ -214,54 +191,32 @@ def _estimate(values: Sequence[float], error: float) -> dict[str, Estimate]:
 
 def measure_verdicts(cases: tuple[Case, Case], pairs: int) -> dict[str, float]:
     """Measure how often the verdict on two searches reports a difference."""
-    called = volume = 0
-    for seed in range(pairs):
-        sides: list[Arm] = [
+
+    def build(seed: int) -> list[Arm]:
+        return [
             build_arm(name, build_records(case, 2 * seed + index), GOALS)
             for index, (name, case) in enumerate(zip("AB", cases, strict=True))
         ]
-        corrected = correct_p_values(compute_p_values(*sides))
-        volume += corrected[0] <= ALPHA
-        if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `build_verdict` is slow
-            called += build_verdict(compare_arms(*sides)).winner in ("left", "right", "mixed")
-    return {"called": called / pairs, "hypervolume": volume / pairs}
 
-
-FRONT_COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
-    "H": lambda row: f"{row['hypervolume']:.3f}",
-    "H is too high by": lambda row: f"{row['excess']:.4f}",
-    "the claimed front misses": lambda row: f"{row['missed']:.4f}",
-    "width": lambda row: f"{row['width']:.3f}",
-    "covers the claimed front": lambda row: f"{row['covers_claimed']:.3f}",
-    "covers all tested": lambda row: f"{row['covers_tested']:.3f}",
-    "claimed": lambda row: f"{row['members']:.1f}",
-    "true by P": lambda row: f"{row['expected_members']:.1f}",
-    "true": lambda row: f"{row['true_members']:.1f}",
-    "error of P": lambda row: f"{row['calibration_error']:.3f}",
-}
+    called, volume = count_calls(build, pairs)
+    return {"called": called, "hypervolume": volume}
 
 
 def measure(sweeps: int = 400, cases: int = len(CASES), pairs: int = len(PAIRS)):
-    print(f"| candidates | tested | {' | '.join(FRONT_COLUMNS)} |")
-    print("|---" * (2 + len(FRONT_COLUMNS)) + "|")
-    fronts: list[dict[str, float]] = []
-    for case in CASES[:cases]:
-        row = measure_fronts(case, sweeps)
-        cells = " | ".join(show(row) for show in FRONT_COLUMNS.values())
-        print(f"| {case.count} | {min(case.budget, case.count)} | {cells} |", flush=True)
-        fronts.append({"candidates": case.count, "tested": case.budget, **row})
-    print("\n| one side | other side | called different | hypervolume |\n|---|---|---|---|")
-    verdicts: list[dict[str, float | str]] = []
-    for one, other in PAIRS[:pairs]:
-        found = measure_verdicts((one, other), sweeps)
-        print(
-            f"| {one} | {other} | {found['called']:.3f} | {found['hypervolume']:.3f} |", flush=True
-        )
-        verdicts.append({"left": str(one), "right": str(other), **found})
+    fronts = [
+        {"candidates": case.count, "tested": case.budget, **measure_fronts(case, sweeps)}
+        for case in CASES[:cases]
+    ]
+    print_table(tuple(fronts[0]), *(tuple(row.values()) for row in fronts))
+    verdicts = [
+        {"left": str(sides[0]), "right": str(sides[1]), **measure_verdicts(sides, sweeps)}
+        for sides in PAIRS[:pairs]
+    ]
+    print_table(tuple(verdicts[0]), *(tuple(row.values()) for row in verdicts))
     return {
         "sweeps": sweeps,
         "smallest_coverage": min(min(r["covers_claimed"], r["covers_tested"]) for r in fronts),
-        "largest_error_rate": max(float(row["called"]) for row in verdicts),
+        "largest_error_rate": max(row["called"] for row in verdicts),
         "fronts": fronts,
         "verdicts": verdicts,
     }

@@ -4,27 +4,24 @@
 
 A case is a simulated sweep whose trainings were all measured at one step: the published setting;
 six configurations that have every choice at least twice and the corners of two reward weights; the
-others proposed by the sampler. Some went on and have a second measurement.
-
-The values of a training are its effects and noise: of the evaluation, whose standard error is
-known, and of the seed. Between objectives the variance of both together differs by as much as in a
-real sweep of `code.yaml`: from once to some 20 times that of the evaluation. Effects are 0 to 4
-standard deviations between trainings with one setting.
+others proposed by the sampler. Some have a second measurement. Values are effects (0 to 4 standard
+deviations between trainings with one setting) and noise of evaluation and seed, whose variance
+differs between objectives as in a real sweep of `code.yaml`.
 
     additive     each dimension acts alone; a range by its own scale
     conditional  one range acts under one mode alone
     bent         ranges with peaks and cliffs, and interactions as large as the noise
 
-An interval holds if it contains the true difference, a mean over the space of all else. The level
-is the share of sweeps in which any interval of any question of any objective does not hold. Power
-is the share of differences of a size that are told apart. The last line is JSON.
+The level is the share of sweeps in which any interval of any question of any objective misses the
+true difference, a mean over the space of all else. Power is the share of differences of a size that
+are told apart. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -63,18 +60,12 @@ GAMMA = {"gamma": Uniform(low=0.0, high=1.0, when={"normalization": ("gdpo",)})}
 def simulate(kind: str, seed: int, count: int, sampler: str) -> tuple[float, list[tuple]]:
     """Return whether any interval misses the truth, and a row of each question.
 
-    A row is the sort of its dimension, the true difference in standard deviations between
-    trainings, whether it is told apart, and how many more trainings it is said to take.
+    A row is the sort of its dimension, the true difference in standard deviations, whether it is
+    told apart, and how many more trainings it is said to take.
     """
     rng = np.random.default_rng((seed, KINDS.index(kind)))
-    spec = SweepSpec(
-        name=kind,
-        task="simulated",
-        policy="simulated",
-        objectives={n: ObjectiveSpec(direction="maximize", reference=0.0) for n in GOALS},
-        space=_build_space(kind),
-        search=Search(trials=count, sampler="random" if sampler == "none" else sampler, seed=seed),
-    )
+    search = Search(trials=count, sampler="random" if sampler == "none" else sampler, seed=seed)
+    spec = _build_spec(GOALS, _build_space(kind), search=search)
     dimensions = list_dimensions(spec.space)
     ratios = np.maximum(1, np.exp(SPREAD * rng.standard_normal(len(GOALS)) + 1))
     deviations = dict(zip(GOALS, EVALUATION * np.sqrt(ratios), strict=True))
@@ -91,12 +82,9 @@ def simulate(kind: str, seed: int, count: int, sampler: str) -> tuple[float, lis
         rungs = [Rung(STEP, estimates, Cost(COMPLETIONS))]
         if len(records) % 3 == 0:
             rungs.append(Rung(LAST, estimates, Cost(3 * COMPLETIONS)))
-        kind = "complete"
-        number = len(records)
-        record = TrialRecord(
-            number, role, kind, params, number, "model", rungs=tuple(rungs),
-            validation=estimates, test=estimates, feasible=True, finished=float(number),
-        )  # fmt: skip
+        number, measured = len(records), {"validation": estimates, "test": estimates}
+        ended = {"feasible": True, "finished": float(number), "rungs": tuple(rungs), **measured}
+        record = TrialRecord(number, role, "complete", params, number, "model", **ended)
         records.append(record)
         view.observe(record)
 
@@ -105,18 +93,14 @@ def simulate(kind: str, seed: int, count: int, sampler: str) -> tuple[float, lis
     corners = [*itertools.product((0.05, 2.0), repeat=2), (0.05, 2.0), (2.0, 0.05)]
     modes, sizes = (rng.permutation(6) % k for k in (3, 2))
     for corner, mode, size in zip(corners, modes, sizes, strict=True):
-        params = {name: _draw(domain, rng) for name, domain in spec.space.domains.items()}
-        params |= dict(zip(WEIGHTS, corner, strict=True))
-        params |= {"normalization": PLAIN["normalization"].choices[mode]}
-        params |= {"group_size": PLAIN["group_size"].choices[size]}
+        params = _draw(spec.space.domains, rng) | dict(zip(WEIGHTS, corner, strict=True))
+        params["normalization"] = PLAIN["normalization"].choices[mode]
+        params["group_size"] = PLAIN["group_size"].choices[size]
         train(spec.space.complete(params), "search")
     while len(records) < count:
-        if sampler == "none":
-            params = {name: _draw(domain, rng) for name, domain in spec.space.domains.items()}
-            train(spec.space.complete(params), "search")
-        else:
-            suggestion = view.propose()
-            train(suggestion.params, "search")
+        is_random = sampler == "none"
+        params = _draw(spec.space.domains, rng) if is_random else view.propose().params
+        train(spec.space.complete(params), "search")
     effects = estimate_effects(records, spec.list_objectives(), dimensions)
     assert (effects.step, effects.trainings) == (STEP, count)
     rows, misses = [], False
@@ -138,15 +122,17 @@ def _name_sort(name: str) -> str:
     return sorts.get(name, "range, corners" if name in WEIGHTS else "range")
 
 
-def _draw(domain: Domain, rng: np.random.Generator):
-    if isinstance(domain, Choices):
-        return domain.choices[rng.integers(len(domain.choices))]
-    return _place(domain, rng.uniform())
-
-
-def _place(domain: Uniform, share: float) -> float:
-    low, high = float(domain.low), float(domain.high)
-    return low * (high / low) ** share if domain.log else low + share * (high - low)
+def _draw(domains: Mapping[str, Domain], rng: np.random.Generator) -> Params:
+    params: Params = {}
+    for name, domain in domains.items():
+        if isinstance(domain, Choices):
+            params[name] = domain.choices[rng.integers(len(domain.choices))]
+        else:
+            low, high, share = float(domain.low), float(domain.high), rng.uniform()
+            params[name] = low + share * (high - low)
+            if domain.log:
+                params[name] = low * (high / low) ** share
+    return params
 
 
 def _draw_worth(kind: str, dimensions: tuple[Dimension, ...], rng: np.random.Generator) -> Worth:
@@ -195,7 +181,13 @@ def _draw_curve(d: Dimension, size: float, is_bent: bool, rng: np.random.Generat
 @cache
 def _draw_points(kind: str) -> list[Params]:
     domains, rng = _build_space(kind).domains, np.random.default_rng(0)
-    return [{name: _draw(domain, rng) for name, domain in domains.items()} for _ in range(POINTS)]
+    return [_draw(domains, rng) for _ in range(POINTS)]
+
+
+def _build_spec(goals: Sequence[str], space: Space, **fields: Search) -> SweepSpec:
+    objectives = {n: ObjectiveSpec(direction="maximize", reference=0.0) for n in goals}
+    names = dict.fromkeys(("name", "task", "policy"), "simulated")
+    return SweepSpec(objectives=objectives, space=space, **names, **fields)
 
 
 def _build_space(kind: str) -> Space:
@@ -211,13 +203,7 @@ def _compute_truths(
         TrialRecord(i, "search", "complete", p, i, "model", rungs=(Rung(1, {"x": v}, Cost()),))
         for i, (p, v) in enumerate(zip(points, goal, strict=True))
     ]
-    objective = SweepSpec(
-        name="truth",
-        task="simulated",
-        policy="simulated",
-        objectives={"x": ObjectiveSpec(direction="maximize", reference=0.0)},
-        space=spec.space,
-    ).list_objectives()
+    objective = _build_spec(["x"], spec.space).list_objectives()
     found = estimate_effects(records, objective, list_dimensions(spec.space))
     return {(c.dimension, c.before, c.after): c.value for c in found.contrasts}
 
@@ -237,9 +223,7 @@ def measure(seeds: int = 20, first: int = 0, trainings: int = 13, sampler: str =
     for sort in ("two choices", "two of three choices", "range, corners", "range"):
         own = [row for row in rows if row[0] == sort]
         power[sort] = {
-            f"{size:g}": float(
-                np.mean([row[2] for row in own if abs(row[1] - size) < 0.1] or [np.nan])
-            )
+            f"{size:g}": float(np.mean([r[2] for r in own if abs(r[1] - size) < 0.1] or [np.nan]))
             for size in sorted(set(SIZES))
         }
         power[sort]["more"] = float(np.median([row[3] for row in own if not row[2]] or [0]))

@@ -19,20 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import build_trial, call_apart, run
+from harness import build_trial, call_apart, print_table, run
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings, TrainingSettings
 from gdpo_tune.core.trial_config import TrainedPart
 
-TRAINING = TrainingSettings(
-    steps=1,
-    completions_per_step=16,
-    max_completion_length=32,
-    train_prompts=16,
-    validation_prompts=4,
-    test_prompts=4,
-)
+PROMPTS = {"train_prompts": 16, "validation_prompts": 4, "test_prompts": 4}
+TRAINING = TrainingSettings(steps=1, completions_per_step=16, max_completion_length=32, **PROMPTS)
 
 
 def measure_starts(policy: str, rank: int, trials: int) -> dict[str, Any]:
@@ -66,13 +60,11 @@ def measure_starts(policy: str, rank: int, trials: int) -> dict[str, Any]:
             outcome = train(config, resume=None, report=lambda *_: None)
             parts.append(TrainedPart(outcome.checkpoint, 0.5))
         for engine in ("vllm", "transformers"):
-            merge = replace(
-                config,
-                train=False,
-                parts=tuple(parts[-2:]),
-                rollout=RolloutSettings(engine=engine),
-                directory=Path(directory, engine),
-            )
+            place = {
+                "rollout": RolloutSettings(engine=engine),
+                "directory": Path(directory, engine),
+            }
+            merge = replace(config, train=False, parts=tuple(parts[-2:]), **place)
             begun = time.monotonic()
             train(merge, resume=None, report=lambda *_: None)
             found[f"merge_{engine}"] = time.monotonic() - begun
@@ -87,18 +79,14 @@ def measure(policy: str = "embedded", trials: int = 4, processes: int = 3):
     for name, rank in (("every_weight", 0), ("adapters", 8)):
         runs = [call_apart(measure_starts, policy, rank, trials) for _ in range(processes)]
         seconds = {
-            "imports": statistics.median(one["imports"] for one in runs),
-            "cold": statistics.median(one["starts"][0] for one in runs),
-            "merge": statistics.median(one["merge_vllm"] for one in runs),
-            "merge_without": statistics.median(one["merge_transformers"] for one in runs),
-            "kept": statistics.median(start for one in runs for start in one["starts"][1:]),
+            "imports": [one["imports"] for one in runs],
+            "cold": [one["starts"][0] for one in runs],
+            "kept": [start for one in runs for start in one["starts"][1:]],
+            "merge": [one["merge_vllm"] for one in runs],
+            "merge_without": [one["merge_transformers"] for one in runs],
         }
-        answer[name] = {part: round(value, 3) for part, value in seconds.items()}
-        print(
-            f"{name:12}  first sample after {seconds['cold']:.2f} s with a new engine, "
-            f"{seconds['kept']:.2f} s with a kept one (imports {seconds['imports']:.2f} s); "
-            f"a merge: {seconds['merge']:.2f} s, {seconds['merge_without']:.2f} s without it"
-        )
+        answer[name] = {part: round(statistics.median(all), 3) for part, all in seconds.items()}
+        print_table(("", *seconds), (name, *answer[name].values()))
     return answer
 
 

@@ -8,8 +8,6 @@ from gdpo_tune.tasks.custom import RewardFunctionTask
 
 ROWS = 2000
 """Number of prompts; about 70 of 100 are for training."""
-REPEATS = 30
-"""Copies of its text in a long prompt."""
 
 
 def build_lookup_reward(name: str):
@@ -25,11 +23,7 @@ def build_lookup_reward(name: str):
     return score
 
 
-REWARDS = [
-    build_lookup_reward("correctness"),
-    build_lookup_reward("format"),
-    build_lookup_reward("length"),
-]
+REWARDS = [build_lookup_reward(name) for name in ("correctness", "format", "length")]
 
 
 class LookupTask(RewardFunctionTask):
@@ -42,12 +36,11 @@ class LookupTask(RewardFunctionTask):
 
     def rows(self):
         """Return every prompt; rewards need no other column."""
-        return [
-            {"prompt": f"Write f(x): k is {row}, plus 9\n" * self.repeats} for row in range(ROWS)
-        ]
+        text = "Write f(x): k is {row}, plus 9\n"
+        return [{"prompt": text.format(row=row) * self.repeats} for row in range(ROWS)]
 
 
 class LongLookupTask(LookupTask):
     """The same with prompts of several hundred tokens."""
 
-    repeats = REPEATS
+    repeats = 30

@@ -3,10 +3,10 @@ r"""Real data sets: what is read of each, and whether its own solutions and grad
     python benchmarks/real_data.py DIRECTORY [--math-rule math_equivalence.py]
     python benchmarks/real_data.py --small
 
-Each data file in DIRECTORY is read with one `data:` section: that of `SECTIONS` for files of these
-names, else the one that `gdpo-tune init --data FILE` proposes. Then every solution in the file
-is scored by the rewards of its task; solutions of HumanEval also as bodies alone. Rows with
-`completions` and `right`, answers of a model and the verdicts of another grader, are scored too.
+Each data file in DIRECTORY is read with the layout of `LAYOUTS` for files of these names, else with
+the section that `gdpo-tune init --data FILE` proposes. Then every solution in the file is scored by
+the rewards of its task; solutions of HumanEval also as bodies alone. Rows with `completions` and
+`right`, answers of a model and the verdicts of another grader, are scored too.
 
 --math-rule compares equality of mathematical answers with Math-Verify and with MATH's own judge, a
 file of github.com/hendrycks/math: references against themselves, against each other and rewritten.
@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import json
 import random
 import re
+import runpy
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,48 +40,31 @@ from gdpo_tune.tasks.dataset import propose_layout
 from gdpo_tune.tasks.references import Reference, read_references
 
 SMALL = Path(__file__).parents[1] / "tests" / "data"
-SECTIONS: dict[str, DataSettings] = {
-    "aime24.jsonl": DataSettings(layout="math"),
-    "amc23.jsonl": DataSettings(layout="math"),
-    "asdiv.jsonl": DataSettings(layout="asdiv"),
-    "college_math.jsonl": DataSettings(layout="question_answer"),
-    "gaokao2023en.jsonl": DataSettings(layout="question_answer"),
-    "graded_math.jsonl": DataSettings(layout="math"),
-    "gsm8k.jsonl": DataSettings(layout="gsm8k"),
-    "humaneval.jsonl": DataSettings(layout="humaneval"),
-    "mawps.jsonl": DataSettings(layout="mawps"),
-    "mbpp.jsonl": DataSettings(layout="mbpp"),
-    "minerva_math.jsonl": DataSettings(layout="math"),
-    "olympiadbench.jsonl": DataSettings(layout="olympiadbench"),
-    "rlla_sft.json": DataSettings(layout="rlla_sft"),
-    "svamp_columns.jsonl": DataSettings(layout="svamp"),
-    "svamp_gsm8k.jsonl": DataSettings(layout="gsm8k"),
-    "toolrl_test.parquet": DataSettings(layout="toolrl"),
+LAYOUTS = {
+    "aime24.jsonl": "math",
+    "amc23.jsonl": "math",
+    "asdiv.jsonl": "asdiv",
+    "college_math.jsonl": "question_answer",
+    "gaokao2023en.jsonl": "question_answer",
+    "graded_math.jsonl": "math",
+    "gsm8k.jsonl": "gsm8k",
+    "humaneval.jsonl": "humaneval",
+    "mawps.jsonl": "mawps",
+    "mbpp.jsonl": "mbpp",
+    "minerva_math.jsonl": "math",
+    "olympiadbench.jsonl": "olympiadbench",
+    "rlla_sft.json": "rlla_sft",
+    "svamp_columns.jsonl": "svamp",
+    "svamp_gsm8k.jsonl": "gsm8k",
+    "toolrl_test.parquet": "toolrl",
 }
-"""File -> its `data:` section without the source."""
+"""File -> the layout in its `data:` section."""
 BODIES = "humaneval"
 """Layout whose solutions are bodies of functions."""
 MOST_PAIRS = 500
 """References of a file that are compared with others."""
 BATCH = 512
 SEED = 0
-
-
-@dataclass(frozen=True)
-class Row:
-    """What was found in one file."""
-
-    file: str
-    section: str
-    rows: int
-    unusable: int
-    """Rows that give no problem."""
-    references: int
-    right: int
-    """References that earn full marks."""
-    graded: int
-    agreeing: int
-    seconds: float
 
 
 def main() -> None:
@@ -97,46 +79,39 @@ def main() -> None:
     directory: Path = SMALL if options.small else options.directory
     if directory is None:
         parser.error("name a directory of data files, or --small")
-    files = [file for file in list_data_files(directory) if file.parent == directory]
-    table: list[Row] = []
+    table: list[dict[str, Any]] = []
     golds: dict[str, list[str]] = {}
-    print(
-        f"{'file':22}{'rows':>6}{'unusable':>9}{'references':>13}{'bodies':>10}{'graded':>10}{'s':>7}"
-    )
-    for file in files:
+    for file in list_data_files(directory):
+        if file.parent != directory:
+            continue
         data = choose_section(file)
         for is_body in (False, True) if data.layout == BODIES else (False,):
-            found, answers, wrong = measure_file(data, is_body=is_body)
-            table.append(found)
-            golds[file.name] = answers
-            shares = (f"{found.right}/{found.references}", "", "")
-            if is_body:
-                shares = ("", shares[0], "")
-            elif found.graded:
-                shares = (shares[0], "", f"{found.agreeing}/{found.graded}")
-            cells = "".join(
-                f"{cell:>{width}}" for cell, width in zip(shares, (13, 10, 10), strict=True)
-            )
-            print(
-                f"{file.name:22}{found.rows:6}{found.unusable:9}{cells}{found.seconds:7.1f}",
-                flush=True,
-            )
+            found, golds[file.name], wrong = measure_file(data, is_body=is_body)
+            table.append({"file": file.name, "bodies": is_body, **found})
+            print(", ".join(f"{name} {value}" for name, value in table[-1].items()), flush=True)
             for line in wrong[:5]:
                 print(f"    {line}")
     pairs = compare_equality(golds, options.math_rule) if options.math_rule else {}
-    print(json.dumps({"files": [asdict(row) for row in table], "equality": pairs}))
+    print(json.dumps({"benchmark": "real_data", "files": table, "equality": pairs}))
 
 
 def choose_section(file: Path) -> DataSettings:
     """Return the `data:` section of a file."""
-    section = SECTIONS.get(file.name) or propose_layout(str(file), None, None)
+    if file.name in LAYOUTS:
+        return DataSettings(source=str(file), layout=LAYOUTS[file.name])
+    section = propose_layout(str(file), None, None)
     if section is None:
         raise SystemExit(f"{file}: no layout fits")
     return section.replace(source=str(file))
 
 
-def measure_file(data: DataSettings, *, is_body: bool) -> tuple[Row, list[str], list[str]]:
-    """Return what was found, right answers of mathematics, and what earned less than full marks."""
+def measure_file(
+    data: DataSettings, *, is_body: bool
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return what was found, right answers of mathematics, and what earned less than full marks.
+
+    `unusable` rows give no problem; `right` references earn full marks.
+    """
     layout = registry.describe_layout(data.layout)
     began = time.perf_counter()
     references = list(read_references(data))
@@ -159,22 +134,17 @@ def measure_file(data: DataSettings, *, is_body: bool) -> tuple[Row, list[str], 
         for one, right in zip(scorable, marks, strict=False)
         if not right
     ]
-    verdicts = [right for _, right in graded]
-    found = Row(
-        Path(data.source).name,
-        ", ".join(
-            f"{key}: {value}"
-            for key, value in data.model_dump().items()
-            if value and key in ("layout", "columns", "prompt_template")
-        ),
-        len(references),
-        len(references) - len(usable),
-        len(scorable),
-        sum(marks[: len(scorable)]),
-        len(graded),
-        sum(map(bool.__eq__, marks[len(scorable) :], verdicts)),
-        time.perf_counter() - began,
-    )
+    section = data.model_dump(include={"layout", "columns", "prompt_template"})
+    found = {
+        "section": ", ".join(f"{key}: {value}" for key, value in section.items() if value),
+        "rows": len(references),
+        "unusable": len(references) - len(usable),
+        "references": len(scorable),
+        "right": sum(marks[: len(scorable)]),
+        "graded": len(graded),
+        "agreeing": sum(map(bool.__eq__, marks[len(scorable) :], (right for _, right in graded))),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
     answers = [
         one.problem.data["answer"] for one in usable if one.problem and "answer" in one.problem.data
     ]
@@ -211,11 +181,7 @@ def compare_equality(golds: dict[str, list[str]], rule: Path) -> dict[str, Any]:
     """Print and return the verdicts of this package, Math-Verify and MATH's judge on pairs."""
     from math_verify import parse, verify
 
-    spec = importlib.util.spec_from_file_location("math_rule", rule)
-    assert spec is not None
-    assert spec.loader is not None
-    judge: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(judge)
+    judge = runpy.run_path(str(rule))
     rng = random.Random(SEED)
     pairs: list[tuple[str, str, str]] = []
     for answers in golds.values():
@@ -230,7 +196,7 @@ def compare_equality(golds: dict[str, list[str]], rule: Path) -> dict[str, Any]:
     def ask_math_rule(gold: str, answer: str) -> bool:
         plain = [text.strip().removeprefix("$").removesuffix("$") for text in (gold, answer)]
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(AssertionError):
-            return bool(judge.is_equiv(*plain))
+            return bool(judge["is_equiv"](*plain))
         return False
 
     began = time.perf_counter()

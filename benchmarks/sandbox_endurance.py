@@ -2,30 +2,28 @@
 
     python benchmarks/sandbox_endurance.py [--jobs 100000] [--small]
 
-The jobs are a mix of every ending: passes, wrong values, exceptions, free-form tests, programs
-on streams, exits, floods of output, memory bombs and loops that a CPU clock of 10 ms ends. Every
-status is checked. Between batches the benchmark reads processes, zombies, descriptors and memory
-of the trainer and of every process of the sandbox. Growth is the slope of a straight line through
-the samples after the first fifth, in MiB per 10,000 jobs. `leaks` names counts (processes,
-zombies, descriptors) that are higher at the end than after the first batch, and memory that grows
-by more than the limit. In a short run, whose slope is mostly noise, that limit is a MiB.
-
-The last line is JSON.
+The jobs are a mix of every ending, and every status is checked. Between batches the benchmark reads
+processes, zombies, descriptors and memory of the trainer and of the sandbox. Growth is the slope of
+a straight line through the samples after the first fifth, in MiB per 10,000 jobs. `leaks` names
+counts that are higher at the end than after the first batch, and memory that grows by more than the
+limit: in a short run, whose slope is mostly noise, a MiB. The last line is JSON.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from typing import Any
 
-from harness import count_open_descriptors, list_processes, measure_memory, run
+import psutil
+from harness import list_processes, print_table, run
 
 from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits, Sandbox, Stream
 
 WORKERS = 2
+MIB = 2**20
 MOST_GROWTH = 0.5
 """MiB per 10,000 jobs."""
 NOISE_MIB = 1.0
@@ -70,38 +68,35 @@ def build_mix() -> list[tuple[Job, str]]:
     return every_50 + [usual[index % len(usual)] for index in range(rest)]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """State of all processes between two batches."""
-
-    jobs: int
-    processes: int
-    zombies: int
-    descriptors: int | None
-    """Descriptors of all processes; None if some of them may not be read."""
-    trainer_rss: float
-    boxes_rss: float
-    """Memory of zygotes together, in MiB; shared pages count once for each process."""
-    pss: float
-    """PSS of all processes, trainer included, in MiB; 0 if the kernel does not show it."""
+Sample = dict[str, float | None]
 
 
 def take_sample(jobs: int) -> Sample:
-    """Read the state of this process and all of its descendants."""
-    processes = list_processes(os.getpid())
-    living = [process.pid for process in processes if process.state != "Z"]
-    memory = {pid: measure_memory(pid) for pid in living}
-    trainer = memory[os.getpid()]["rss"]
-    descriptors = [count_open_descriptors(pid) for pid in living]
-    return Sample(
-        jobs=jobs,
-        processes=len(living),
-        zombies=len(processes) - len(living),
-        descriptors=None if None in descriptors else sum(descriptors),
-        trainer_rss=round(trainer, 2),
-        boxes_rss=round(sum(sizes["rss"] for sizes in memory.values()) - trainer, 2),
-        pss=round(sum(sizes.get("pss", 0.0) for sizes in memory.values()), 2),
-    )
+    """Read the state of this process and all of its descendants; memory in MiB.
+
+    `boxes_rss` is that of zygotes together, in which shared pages count once for each process.
+    `descriptors` is None, and `pss` 0, where some of them may not be read.
+    """
+    processes = list_processes()
+    living = [process for process in processes if process.status() != psutil.STATUS_ZOMBIE]
+    sizes = [process.memory_info().rss / MIB for process in living]
+    return {
+        "jobs": jobs,
+        "processes": len(living),
+        "zombies": len(processes) - len(living),
+        "descriptors": sum_where_allowed(living, lambda process: process.num_fds()),
+        "trainer_rss": round(sizes[0], 2),
+        "boxes_rss": round(sum(sizes[1:]), 2),
+        "pss": round(sum_where_allowed(living, lambda p: p.memory_full_info().pss / MIB) or 0.0, 2),
+    }
+
+
+def sum_where_allowed(processes: list[Any], read: Callable[[Any], float]) -> float | None:
+    """Return the sum of a figure of all processes; None if one of them may not be read."""
+    try:
+        return sum(map(read, processes))
+    except psutil.AccessDenied:
+        return None
 
 
 def endure(sandbox: Sandbox, jobs: int, every: int) -> tuple[list[Sample], Counter[str]]:
@@ -128,17 +123,17 @@ def endure(sandbox: Sandbox, jobs: int, every: int) -> tuple[list[Sample], Count
 
 def fit_slope(samples: list[Sample], name: str) -> float:
     """Compute the growth per 10,000 jobs after the first fifth."""
-    settled = [one for one in samples if one.jobs >= samples[-1].jobs / 5]
-    jobs = [one.jobs for one in settled]
-    return 10_000 * statistics.linear_regression(jobs, [getattr(one, name) for one in settled])[0]
+    settled = [one for one in samples if one["jobs"] >= samples[-1]["jobs"] / 5]
+    columns = ([one[key] for one in settled] for key in ("jobs", name))
+    return 10_000 * statistics.linear_regression(*columns)[0]
 
 
 def find_leaks(samples: list[Sample], growth: dict[str, float]) -> list[str]:
     """Return the names of the quantities that grew by more than their limit."""
     first, last = samples[0], samples[-1]
     counts = ("processes", "zombies", "descriptors")
-    more = [name for name in counts if (getattr(last, name) or 0) > (getattr(first, name) or 0)]
-    allowed = max(MOST_GROWTH, NOISE_MIB * 10_000 / last.jobs)
+    more = [name for name in counts if (last[name] or 0) > (first[name] or 0)]
+    allowed = max(MOST_GROWTH, NOISE_MIB * 10_000 / last["jobs"])
     return more + [name for name, value in growth.items() if value > allowed]
 
 
@@ -149,19 +144,18 @@ def measure(jobs: int = 100_000) -> dict[str, object]:
         samples, counts = endure(sandbox, jobs, every=min(5000, max(50, jobs // 20)))
         tier = sandbox.info.tier
     seconds = time.perf_counter() - started
-    for one in samples:
-        print("  ".join(f"{name} {value}" for name, value in asdict(one).items()))
-    growth = {name: fit_slope(samples, name) for name in ("trainer_rss", "boxes_rss", "pss")}
     first, last = samples[0], samples[-1]
+    print_table(tuple(first), *(tuple(one.values()) for one in samples))
+    growth = {name: fit_slope(samples, name) for name in ("trainer_rss", "boxes_rss", "pss")}
     return {
-        "jobs": last.jobs,
+        "jobs": last["jobs"],
         "workers": WORKERS,
         "tier": tier,
         "statuses": dict(counts.most_common()),
         "seconds": round(seconds, 1),
-        "jobs_per_second": round(last.jobs / seconds, 1),
-        "first": asdict(first),
-        "last": asdict(last),
+        "jobs_per_second": round(last["jobs"] / seconds, 1),
+        "first": first,
+        "last": last,
         "growth_mib_per_10000_jobs": {name: round(value, 3) for name, value in growth.items()},
         "most_growth": MOST_GROWTH,
         "leaks": find_leaks(samples, growth),

@@ -16,13 +16,11 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
-from gpu_check_trials import SHAPES
-from harness import run
+from harness import SHAPES, build_config, print_table, run
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
@@ -39,8 +37,7 @@ EXACT = 1
 REENTRANT = {"use_reentrant": False}
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """Lengths of a step in tokens, and completions of a prompt."""
 
     prompt: int
@@ -62,7 +59,7 @@ def build_trainer(policy: str, directory: str, *, exact: bool, recompute: bool, 
     dtype = torch.bfloat16 if ON_GPU and not exact else torch.float32
     if policy in SHAPES:
         with torch.device("cuda" if ON_GPU else "cpu"):
-            model = AutoModelForCausalLM.from_config(SHAPES[policy](), dtype=dtype)
+            model = AutoModelForCausalLM.from_config(build_config(policy), dtype=dtype)
         tokenizer = load_policy("embedded")[1]
     else:
         model, tokenizer = load_policy(policy, dtype)
@@ -101,15 +98,13 @@ def draw_batch(shape: Shape, completions: int, device: Any) -> tuple[Tensor, Ten
     return (ids * mask).to(device), mask.long().to(device)
 
 
-@dataclass
-class Pass:
+class Pass(NamedTuple):
     """What a forward and backward pass took and gave."""
 
     seconds: float
     peak_gib: float
     """Of torch's memory on the GPU; 0 on a CPU."""
     log_probs: Tensor
-    """Of the tokens of all completions, [n]."""
     gradients: Tensor
 
 
@@ -147,23 +142,8 @@ def read_time() -> float:
     return time.perf_counter()
 
 
-def compare(shared: Pass, padded: Pass, exact: Pass | None) -> dict[str, float]:
-    """Return the figures of a row; differences are in nats, of gradients by their norm."""
-    figures = {
-        "padded_seconds": round(padded.seconds, 3),
-        "shared_seconds": round(shared.seconds, 3),
-        "ratio": round(shared.seconds / padded.seconds, 3),
-        "padded_gib": round(padded.peak_gib, 2),
-        "shared_gib": round(shared.peak_gib, 2),
-        **measure_difference(shared, padded, "differ"),
-    }
-    if exact is not None:
-        for name, one in (("padded", padded), ("shared", shared)):
-            figures |= measure_difference(one, exact, f"{name}_from_float32")
-    return figures
-
-
 def measure_difference(one: Pass, other: Pass, name: str) -> dict[str, float]:
+    """Return how far two passes are apart: in nats, of gradients by their norm."""
     apart = (one.log_probs - other.log_probs).abs()
     gradients = (one.gradients - other.gradients).norm() / other.gradients.norm()
     figures = {"largest": apart.max(), "mean": apart.mean(), "gradients": gradients}
@@ -197,16 +177,20 @@ def measure(
             torch.cuda.empty_cache()
     rows: list[dict[str, Any]] = []
     for row, shape in enumerate(wanted):
-        exact_pass = passes["exact"][row] if row < EXACT else None
-        figures = compare(passes["shared"][row], passes["padded"][row], exact_pass)
-        rows.append({**asdict(shape), **figures})
-        print(
-            f"prompt {shape.prompt}, completions of {shape.tokens}, groups of {shape.group}: "
-            f"shared {figures['shared_seconds']} s, padded {figures['padded_seconds']} s, ratio "
-            f"{figures['ratio']}; {figures['shared_gib']} and {figures['padded_gib']} GiB; "
-            f"log-probabilities differ by up to {figures['differ_largest']}",
-            flush=True,
-        )
+        padded, shared = passes["padded"][row], passes["shared"][row]
+        figures = {
+            "padded_seconds": round(padded.seconds, 3),
+            "shared_seconds": round(shared.seconds, 3),
+            "ratio": round(shared.seconds / padded.seconds, 3),
+            "padded_gib": round(padded.peak_gib, 2),
+            "shared_gib": round(shared.peak_gib, 2),
+            **measure_difference(shared, padded, "differ"),
+        }
+        for name in ("padded", "shared") if row < EXACT else ():
+            exact = passes["exact"][row]
+            figures |= measure_difference(passes[name][row], exact, f"{name}_from_float32")
+        rows.append({**shape._asdict(), **figures})
+    print_table(tuple(rows[-1])[:8], *(tuple(row.values())[:8] for row in rows))
     device = torch.cuda.get_device_name() if ON_GPU else "one CPU thread"
     if picture:
         draw_picture(rows, picture, f"{policy} on {device}")
@@ -218,19 +202,17 @@ def draw_picture(rows: list[dict[str, Any]], file: str, title: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
-    sides = (
-        ("group", "completions of a prompt", [r for r in rows if r["prompt"] == 838]),
-        ("prompt", "tokens of a prompt, groups of 8", [r for r in rows if r["group"] == 8]),
-    )
-    for axis, (key, label, chosen) in zip(axes, sides, strict=True):
-        line = sorted((r[key], r["ratio"]) for r in chosen if r["tokens"] == 128)
+    sides = (("group", "completions of a prompt", "prompt", 838),)
+    sides += (("prompt", "tokens of a prompt, groups of 8", "group", 8),)
+    for axis, (key, label, fixed, value) in zip(axes, sides, strict=True):
+        chosen = [row for row in rows if row[fixed] == value and row["tokens"] == 128]
+        line = sorted((row[key], row["ratio"]) for row in chosen)
         axis.plot(*zip(*line, strict=True), "o-", color="#1b6ca8")
         for x, y in line:
             axis.annotate(f"{y:.2f}", (x, y), textcoords="offset points", xytext=(0, 7))
-        axis.set(xlabel=label, ylim=(0, 1))
+        axis.set(xlabel=label, ylabel="seconds: prompts once / padded", ylim=(0, 1))
         axis.margins(x=0.12)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds: prompts once / padded")
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(file, dpi=140)

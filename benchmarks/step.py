@@ -1,31 +1,28 @@
 """One training step of ours and of plain `trl.GRPOTrainer`, in CPU seconds on one thread.
 
-Both train the embedded policy on the same prompts, 8 a step with 8 completions of at most 64
-tokens, in float32 without checkpointing. TRL samples with Transformers. Rewards cost nothing on
-both sides. Blocks of steps alternate, so that a noisy machine affects both. The floor is the
-forward and backward pass of TRL's padded batch alone. A second comparison uses micro-batches of 8,
-with the fast CPU sampler on both sides and without our packed forward pass. It measures padding
-alone: micro-batches of similar lengths against TRL's shuffled ones. The last line is one JSON
-object.
-
     python benchmarks/step.py [--small]
+
+Both train the embedded policy on the same prompts, 8 a step with 8 completions of at most 64
+tokens, in float32 without checkpointing. TRL samples with Transformers; rewards cost nothing.
+Blocks of steps alternate, so that a noisy machine affects both. The floor is the forward and
+backward pass of TRL's padded batch alone. A second comparison uses micro-batches of 8, with the
+fast CPU sampler on both sides and without our packed forward pass: it measures micro-batches of
+similar lengths against TRL's shuffled ones.
+
     python benchmarks/step.py --policy DIRECTORY [--prompt 104] [--tokens 40] [--group 8]
-                              [--completions 32] [--precisions float32 bfloat16]
-                              [--at-once 0]
+                              [--completions 32] [--precisions float32 bfloat16] [--at-once 0]
 
-With `--policy`, both train LoRA adapters of a policy of Transformers, in float32 and in bfloat16,
-each in a process of its own, and the better of TRL's two counts. Prompts are random words, cut at
-`--prompt` tokens, and completions end at `--tokens`. TRL computes `--at-once` of them in a
-micro-batch, 0 for all, and ours all of them. Peak memory is that of the whole process.
+Both train LoRA adapters of a policy of Transformers, in float32 and in bfloat16, each in a process
+of its own; the better of TRL's two counts. Prompts are random words, cut at `--prompt` tokens. TRL
+computes `--at-once` completions in a micro-batch, 0 for all, and ours all. Peak memory is that of
+the whole process.
 
-    python benchmarks/step.py --policy DIRECTORY --engine vllm [--tokens 40] [--group 8]
-                              [--completions 32] [--precisions bfloat16]
+    OMP_NUM_THREADS=1 python benchmarks/step.py --policy DIRECTORY --engine vllm [...]
 
-With `--engine vllm`, both sample with vLLM, here a build for CPUs (`OMP_NUM_THREADS=1`), after
-short prompts. Each side is also counted: tokens that the trainer's policy reads in a step. TRL
-reads all twice, before the loss to weight what vLLM sampled and for the loss. Ours is measured as
-it is, which keeps the first pass, and `ours_twice` without that.
-On a CPU, TRL cannot send its weights to vLLM, and the time of that is left out for TRL alone.
+Both sample with vLLM, here a build for CPUs, after short prompts. TRL's policy reads all tokens
+twice in a step, before the loss to weight what vLLM sampled and for the loss. Ours is measured as
+it is, which keeps the first pass, and `ours_twice` without that. On a CPU, TRL cannot send its
+weights to vLLM, and the time of that is left out for TRL alone. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,18 +33,19 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
-from harness import call_apart, run
+from harness import call_apart, print_table, run
 from lookup_task import REWARDS
-from paired_timing import Block, Plan, Stopwatch, alternate
+from paired_timing import Block, Plan, Stopwatch, alternate, compute_length
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
@@ -102,32 +100,26 @@ class Timed(TrainerCallback):
             self.watch.end_step(state.global_step, logs["completions/mean_length"])
 
 
-def run_block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:
-    """Train a fresh trainer for a few steps and measure all but the first.
+def train_timed(
+    build: Callable[..., GRPOTrainer],
+    policy: tuple[Any, Any],
+    prompts: list[str],
+    steps: int,
+    settings: Mapping[str, Any],
+    **others: Any,
+) -> Block:
+    """Train a fresh trainer for `steps` measured steps, after one that is not.
 
-    Args:
-        build: builds the trainer from TRL's arguments.
-        steps: number of measured steps.
-        seed: seed of the prompts and the samples.
-        at_once: completions of a micro-batch.
+    `policy` is a model with its tokenizer, and there is a prompt for each group, step by step;
+    `settings` are fields of TRL's configuration, `others` arguments of the trainer.
     """
     watch = Stopwatch(steps, time.process_time)
-    model, tokenizer = load_policy("embedded")
-    problems = draw_code_problems("train", PROMPTS * watch.last, seed)
-    data = Dataset.from_dict({"prompt": [problem.prompt for problem in problems]})
     with tempfile.TemporaryDirectory() as directory:
         arguments = GRPOConfig(
             output_dir=directory,
-            seed=seed,
             max_steps=watch.last,
-            per_device_train_batch_size=at_once,
-            gradient_accumulation_steps=PROMPTS * GROUP // at_once,
-            num_generations=GROUP,
-            max_completion_length=TOKENS,
             learning_rate=1e-7,  # keeps the policy, and so the lengths, equal on both sides
-            multi_objective_aggregation="normalize_then_sum",
             shuffle_dataset=False,
-            bf16=False,
             gradient_checkpointing=False,
             use_cpu=True,
             dataloader_pin_memory=False,
@@ -135,18 +127,43 @@ def run_block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once:
             report_to=[],
             disable_tqdm=True,
             logging_steps=1,
+            **settings,
         )
         trainer = build(
-            model=model,
-            reward_funcs=REWARDS,
+            model=policy[0],
             args=arguments,
-            train_dataset=data,
-            processing_class=tokenizer,
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            processing_class=policy[1],
             callbacks=[Timed(watch)],
+            **others,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return watch.build_block()
+
+
+def build_sizes(completions: int, at_once: int, group: int, tokens: int) -> dict[str, Any]:
+    """Build the fields for a step of so many completions, `at_once` in a micro-batch."""
+    return {
+        "per_device_train_batch_size": at_once,
+        "gradient_accumulation_steps": completions // at_once,
+        "num_generations": group,
+        "max_completion_length": tokens,
+    }
+
+
+def run_block(build: Callable[..., GRPOTrainer], steps: int, seed: int, at_once: int) -> Block:
+    """Time steps of the embedded policy; `seed` is that of the prompts and the samples."""
+    problems = draw_code_problems("train", PROMPTS * (steps + 1), seed)
+    settings = {
+        **build_sizes(PROMPTS * GROUP, at_once, GROUP, TOKENS),
+        "seed": seed,
+        "bf16": False,
+        "multi_objective_aggregation": "normalize_then_sum",
+    }
+    prompts = [problem.prompt for problem in problems]
+    policy = load_policy("embedded")
+    return train_timed(build, policy, prompts, steps, settings, reward_funcs=REWARDS)
 
 
 def measure_floor(steps: int, length: float) -> float:
@@ -169,71 +186,39 @@ def measure_floor(steps: int, length: float) -> float:
     return statistics.median(times[1:])
 
 
-@dataclass(frozen=True)
-class PolicyStep:
-    """Steps of one trainer on a policy of Transformers."""
-
-    policy: str
-    is_ours: bool
-    bfloat16: bool
-    prompt: int
-    """Tokens of a prompt, and most tokens of a completion."""
-    tokens: int
-    group: int
-    completions: int
-    at_once: int
-    """Completions of a micro-batch of TRL; 0: all."""
-    steps: int
-
-
-def run_policy(setup: PolicyStep) -> dict[str, float]:
-    """Train adapters for a few steps, after one that is not measured."""
+def run_policy(
+    policy: str,
+    is_ours: bool,
+    bfloat16: bool,
+    steps: int,
+    prompt: int,
+    tokens: int,
+    group: int,
+    completions: int,
+    at_once: int,
+) -> dict[str, float]:
+    """Train adapters for a few steps, after one that is not measured; options as of `measure`."""
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
-    dtype = torch.bfloat16 if setup.bfloat16 else torch.float32
-    model, tokenizer = load_policy(setup.policy, dtype)
-    size = (not setup.is_ours and setup.at_once) or setup.completions
-    groups, chance = setup.completions // setup.group, random.Random(0)
+    model, tokenizer = load_policy(policy, torch.bfloat16 if bfloat16 else torch.float32)
+    chance = random.Random(0)
     words = [f"{letter}{vowel}t" for letter in "bcdfghlmnprst" for vowel in "aeiou"]
     prompts: list[str] = []
-    for _ in range(groups * (setup.steps + 1)):
-        text = " ".join(chance.choices(words, k=setup.prompt))
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"][: setup.prompt]
+    for _ in range(completions // group * (steps + 1)):
+        text = " ".join(chance.choices(words, k=prompt))
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"][:prompt]
         prompts.append(tokenizer.decode(ids))
-    watch = Stopwatch(setup.steps, time.process_time)
-    with tempfile.TemporaryDirectory() as directory:
-        arguments = GRPOConfig(
-            output_dir=directory,
-            max_steps=watch.last,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=setup.completions // size,
-            num_generations=setup.group,
-            max_completion_length=setup.tokens,
-            learning_rate=1e-7,
-            shuffle_dataset=False,
-            bf16=setup.bfloat16,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            dataloader_pin_memory=False,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            logging_steps=1,
-        )
-        settings = ModelSettings(lora_rank=16)
-        trainer = (OURS if setup.is_ours else GRPOTrainer)(
-            model=model,
-            reward_funcs=[count_vowels],
-            args=arguments,
-            train_dataset=Dataset.from_dict({"prompt": prompts}),
-            processing_class=tokenizer,
-            peft_config=build_adapter_config(model, settings, setup.policy),
-            callbacks=[Timed(watch)],
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+    part = (not is_ours and at_once) or completions
+    block = train_timed(
+        OURS if is_ours else GRPOTrainer,
+        (model, tokenizer),
+        prompts,
+        steps,
+        {**build_sizes(completions, part, group, tokens), "bf16": bfloat16},
+        reward_funcs=[count_vowels],
+        peft_config=build_adapter_config(model, ModelSettings(lora_rank=16), policy),
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    block = watch.build_block()
     return {"cpu_seconds": round(block.seconds, 2), "peak_gib": round(peak, 2)}
 
 
@@ -333,17 +318,8 @@ def measure_with_vllm(
     policy: str, precision: str, steps: int, group: int, completions: int, tokens: int
 ):
     """Measure both trainers with vLLM, each in a process of its own."""
-    plan = Plan(
-        policy=policy,
-        engine="vllm",
-        prompts=completions // group,
-        group_size=group,
-        tokens=tokens,
-        steps=steps,
-        warm_up=1,
-        threads=1,
-        model=ModelSettings(lora_rank=16, dtype=precision),
-    )
+    model = ModelSettings(lora_rank=16, dtype=precision)
+    plan = Plan(policy, "vllm", completions // group, group, tokens, steps, 1, 1, model)
     found: dict[str, dict[str, float]] = {}
     for side in ("ours", "ours_twice", "trl"):
         found[side] = call_apart(run_with_vllm, plan, side)
@@ -361,15 +337,15 @@ def measure_policy(policy: str, precisions: list[str], steps: int, **sizes: int)
     """Measure both trainers in each precision."""
     found: dict[str, dict[str, float]] = {}
     for is_ours, precision in product((True, False), precisions):
-        setup = PolicyStep(policy, is_ours, precision == "bfloat16", steps=steps, **sizes)
         name = f"{'ours' if is_ours else 'trl'}_{precision}"
-        found[name] = call_apart(run_policy, setup)
+        options = (is_ours, precision == "bfloat16", steps, *sizes.values())
+        found[name] = call_apart(run_policy, policy, *options)
         print(f"{name}: {found[name]}", flush=True)
-    best = {
-        side: min(row["cpu_seconds"] for name, row in found.items() if name.startswith(side))
+    best = [
+        min(row["cpu_seconds"] for name, row in found.items() if name.startswith(side))
         for side in ("ours", "trl")
-    }
-    return {**sizes, **found, "ratio": round(best["ours"] / best["trl"], 3)}
+    ]
+    return {**sizes, **found, "ratio": round(best[0] / best[1], 3)}
 
 
 def measure(
@@ -406,14 +382,10 @@ def measure(
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     pair = take_turns(OURS, GRPOTrainer, PROMPTS * GROUP)
-    whole, parts = (
-        one.build_figures("cpu_seconds")
-        for one in (pair, take_turns(BY_LENGTH, SHUFFLED, MICRO_BATCH))
-    )
-    floor = round(measure_floor(steps, pair.plain.compute_length()), 4)
-    for name, figures in (("whole batches", whole), (f"micro-batches of {MICRO_BATCH}", parts)):
-        seconds = f"ours {figures['ours_cpu_seconds']} s, TRL {figures['trl_cpu_seconds']} s"
-        print(f"{name}: {seconds}, ratio {figures['ratio']}")
+    whole = pair.build_figures("cpu_seconds")
+    parts = take_turns(BY_LENGTH, SHUFFLED, MICRO_BATCH).build_figures("cpu_seconds")
+    floor = round(measure_floor(steps, compute_length(pair.plain)), 4)
+    print_table(("", *whole), ("whole", *whole.values()), ("micro-batches", *parts.values()))
     return {**whole, "floor_cpu_seconds": floor, "steps_per_block": steps, "micro_batches": parts}
 
 

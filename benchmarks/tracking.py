@@ -10,16 +10,11 @@ each in its own process with its own server:
     async     the same with `synchronous=False`, waited for at the end
     ray       `MlflowLoggerCallback` of Ray Tune, called as Ray's loop calls its callbacks
 
-Each way sends twice. `fast`: results without a pause; metrics a second are those stored at the end,
-divided by the time from the first result to the end. `away`: a result every `PERIOD` seconds, and
-the server is killed for a while in the middle. Ours also runs with a server that hangs, one that
-answers 500, and one whose disk is full, for as long.
-
-Blocking is the time that a call takes: the start of a trial, a result, or its end. `lost` counts
-metrics that are not in the database at the end, `twice` those that are there more than once. A
-trial here has no more steps than a curve keeps, so that nothing is thinned.
-
-The last line is JSON: for each way metrics a second, milliseconds of blocking, lost and twice.
+`fast` has no pause between results; metrics a second are those stored, by the time to the end.
+`away` has a result every `PERIOD` seconds, and the server is killed for a while in the middle. Ours
+also runs with a server that hangs, one that answers 500, and one whose disk is full. Blocking is
+the time that a call takes. `lost` counts metrics that are not in the database at the end, `twice`
+those that are there more than once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -30,17 +25,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import call_apart, run
 
+from gdpo_tune.core import events
 from gdpo_tune.core.trial_files import append_step
-from gdpo_tune.core.trials import Cost, Measurement
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, TrialRecord
 from tests.support.mlflow_servers import MlflowServer
 
 LIMIT_MS = 5.0
@@ -59,16 +56,14 @@ def measure_way(way: str, load: Load) -> dict[str, Any]:
         server.start()
         try:
             blocked, seconds, failed = _send(way, load, server, directory)
-            stored, twice = _count_stored(directory / DATABASE)
+            with sqlite3.connect(directory / DATABASE) as connection:
+                stored, twice = connection.execute(COUNT).fetchone()
         finally:
             server.kill()
+    median, p99 = np.percentile(blocked, [50, 99]).round(3).tolist()
     return {
         "metrics_per_second": round(stored / seconds),
-        "blocking_ms": {
-            "median": round(float(np.median(blocked)), 3),
-            "p99": round(float(np.percentile(blocked, 99)), 3),
-            "max": round(max(blocked), 3),
-        },
+        "blocking_ms": {"median": median, "p99": p99, "max": round(max(blocked), 3)},
         "calls_that_raised": failed,
         "lost": load.metrics - (stored - twice),
         "twice": twice,
@@ -93,62 +88,39 @@ def _send(
             print(f"{way}: {type(error).__name__}", file=sys.stderr)
         blocked.append(1000 * (time.perf_counter() - began))
 
-    began = time.perf_counter()
-    for trial in range(load.trials):
-        call(sender.start, trial)
-    values = {f"train/m{index:02d}": 0.1 * index for index in range(METRICS)}
-    with (
-        _simulate_absence(server, load, directory)
-        if load.away
-        else nullcontext(lambda _: None) as progress
-    ):
-        for step in range(1, load.steps + 1):
-            for trial in range(load.trials):
-                measurement = Measurement(step, values, Cost(step, 1.0, 1.0), time=time.time())
-                append_step(directory / str(trial), measurement)  # as its process does
-                call(sender.report, trial, measurement)
-                time.sleep(load.period)
-            progress(step / load.steps)
-    for trial in range(load.trials):
-        call(sender.end, trial)
-    sender.close()
-    return blocked, time.perf_counter() - began, failed
-
-
-@contextmanager
-def _simulate_absence(
-    server: MlflowServer, load: Load, directory: Path
-) -> Iterator[Callable[[float], None]]:
-    """Let the server fail once a third is sent, and work again `away` seconds later."""
-
     def fail() -> None:
         arguments = [directory / DATABASE] if load.fault == "full" else []
         with getattr(server, f"keep_{load.fault}")(*arguments):
             time.sleep(load.away)
 
     absence = threading.Thread(target=fail)
-
-    def progress(share: float) -> None:
-        if share >= 1 / 3 and absence.ident is None:
+    began = time.perf_counter()
+    for trial in range(load.trials):
+        call(sender.start, trial)
+    values = {f"train/m{index:02d}": 0.1 * index for index in range(METRICS)}
+    for step in range(1, load.steps + 1):
+        for trial in range(load.trials):
+            measurement = Measurement(step, values, Cost(step, 1.0, 1.0), time=time.time())
+            append_step(directory / str(trial), measurement)  # as its process does
+            call(sender.report, trial, measurement)
+            time.sleep(load.period)
+        if load.away and step / load.steps >= 1 / 3 and absence.ident is None:
             absence.start()
-
-    yield progress
-    absence.join()
-
-
-def _count_stored(database: Path) -> tuple[int, int]:
-    """Count the metrics of results in the database, and those that repeat another one."""
-    query = """
-        select count(*),
-            count(*) - count(distinct tags.value || "/" || metrics.key || "/" || metrics.step)
-        from metrics join tags on tags.run_uuid = metrics.run_uuid and tags.key = 'mlflow.runName'
-        where metrics.key like 'train/m%'
-    """
-    with sqlite3.connect(database) as connection:
-        stored, twice = connection.execute(query).fetchone()
-    return stored, twice
+    if load.away:
+        absence.join()
+    for trial in range(load.trials):
+        call(sender.end, trial)
+    sender.close()
+    return blocked, time.perf_counter() - began, failed
 
 
+COUNT = """
+    select count(*),
+        count(*) - count(distinct tags.value || "/" || metrics.key || "/" || metrics.step)
+    from metrics join tags on tags.run_uuid = metrics.run_uuid and tags.key = 'mlflow.runName'
+    where metrics.key like 'train/m%'
+"""
+"""Counts the metrics of results in the database, and those that repeat another one."""
 METRICS = 20
 """Metrics of a result."""
 SPACE = """
@@ -170,8 +142,8 @@ class Load:
 
     trials: int
     steps: int
-    period: float
-    """Seconds between two results; 0 means no pause."""
+    period: float = 0.0
+    """Seconds between two results."""
     away: float = 0.0
     """Seconds for which the server fails, once a third of the results are sent."""
     fault: str = "killed"
@@ -179,7 +151,6 @@ class Load:
 
     @property
     def metrics(self) -> int:
-        """Total number of metrics."""
         return self.trials * self.steps * METRICS
 
 
@@ -187,14 +158,13 @@ class Ours:
     """Our listener, as a sweep has it."""
 
     def __init__(self, uri: str, directory: Path, load: Load) -> None:
-        from gdpo_tune.core.events import SweepStarted
         from gdpo_tune.spec import load_spec
         from gdpo_tune.tracking.mlflow_sink import MlflowTracker
 
         path = directory / "tracked.yaml"
         path.write_text(SPACE.format(uri=uri, directory=directory, steps=load.steps))
         self._sink = MlflowTracker(load_spec(path))
-        self._sink(SweepStarted(()))
+        self._sink(events.SweepStarted(()))
         # as the other ways do, import mlflow before the first call
         while self._sink.get_state().pending:
             time.sleep(0.1)
@@ -202,50 +172,33 @@ class Ours:
         self._directory = directory
 
     def start(self, trial: int) -> None:
-        from gdpo_tune.core.events import TrialStarted
-
         self._records.append(_build_record(trial, self._directory))
-        self._sink(TrialStarted(self._records[trial]))
+        self._sink(events.TrialStarted(self._records[trial]))
 
     def report(self, trial: int, measurement: Measurement) -> None:
-        """Record a result of a trial."""
-        from gdpo_tune.core.events import TrialProgress
-
-        self._sink(TrialProgress(trial, measurement))
+        self._sink(events.TrialProgress(trial, measurement))
 
     def end(self, trial: int) -> None:
-        from gdpo_tune.core.events import TrialFinished
-
         self._records[trial] = _build_record(trial, self._directory, ended=True)
-        self._sink(TrialFinished(self._records[trial]))
+        self._sink(events.TrialFinished(self._records[trial]))
 
     def close(self) -> None:
         """End the sweep and wait until everything is sent."""
-        from gdpo_tune.core.events import SweepFinished
-
-        self._sink(SweepFinished(tuple(self._records), interrupted=False))
-        problem = self._sink.close(120.0)
-        if problem:
+        self._sink(events.SweepFinished(tuple(self._records), interrupted=False))
+        if problem := self._sink.close(120.0):
             raise SystemExit(problem)
 
 
-def _build_record(number: int, directory: Path, *, ended: bool = False) -> Any:
-    from gdpo_tune.core.trials import Estimate, TrialRecord
-
+def _build_record(number: int, directory: Path, *, ended: bool = False) -> TrialRecord:
     draw = np.random.default_rng(number)
     test = {name: Estimate(float(draw.random()), 0.02) for name in ("correctness", "length")}
     done = {"test": test, "validation": test, "feasible": True, "finished": time.time()}
+    params = {"normalization": "gdpo", "learning_rate": 1e-4 + number}
+    running = {"directory": directory / str(number), "started": time.time()}
+    state, fields = ("complete", done) if ended else ("running", {})
+    cost = Cost(64, 1.0, 1.0)
     return TrialRecord(
-        number=number,
-        directory=directory / str(number),
-        role="search",
-        state="complete" if ended else "running",
-        params={"normalization": "gdpo", "learning_rate": 1e-4 + number},
-        seed=number,
-        proposer="model",
-        cost=Cost(64, 1.0, 1.0),
-        started=time.time(),
-        **(done if ended else {}),
+        number, "search", state, params, number, "model", cost=cost, **running, **fields
     )
 
 
@@ -255,7 +208,6 @@ class Client:
     def __init__(self, uri: str, directory: Path, load: Load, *, synchronous: bool) -> None:
         from mlflow import MlflowClient
 
-        del directory, load
         self._client = MlflowClient(uri)
         self._experiment = self._client.create_experiment("tracked")
         self._runs: list[str] = []
@@ -267,7 +219,6 @@ class Client:
         self._runs.append(run.info.run_id)
 
     def report(self, trial: int, measurement: Measurement) -> None:
-        """Record a result of a trial."""
         from mlflow.entities import Metric
 
         now, step = int(time.time() * 1000), measurement.step
@@ -280,7 +231,7 @@ class Client:
         self._client.set_terminated(self._runs[trial])
 
     def close(self) -> None:
-        """End the sweep and wait until everything is sent."""
+        """Wait until everything is sent."""
         from mlflow.exceptions import MlflowException
 
         for operation in self._operations:
@@ -294,11 +245,9 @@ class Callback:
     def __init__(self, uri: str, directory: Path, load: Load) -> None:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 
-        del load
         self._callback = MLflowLoggerCallback(tracking_uri=uri, experiment_name="tracked")
         self._callback.setup()
         self._trials: list[Any] = []
-        self._directory = directory
 
     def start(self, trial: int) -> None:
         from ray.tune.experiment import Trial
@@ -308,7 +257,6 @@ class Callback:
         self._callback.log_trial_start(self._trials[trial])
 
     def report(self, trial: int, measurement: Measurement) -> None:
-        """Record a result of a trial."""
         result = {**measurement.metrics, "training_iteration": measurement.step}
         self._callback.log_trial_result(measurement.step, self._trials[trial], result)
 
@@ -321,8 +269,8 @@ class Callback:
 
 WAYS: dict[str, Callable[[str, Path, Load], Any]] = {
     "ours": Ours,
-    "sync": lambda uri, directory, load: Client(uri, directory, load, synchronous=True),
-    "async": lambda uri, directory, load: Client(uri, directory, load, synchronous=False),
+    "sync": partial(Client, synchronous=True),
+    "async": partial(Client, synchronous=False),
     "ray": Callback,
 }
 
@@ -330,7 +278,7 @@ WAYS: dict[str, Callable[[str, Path, Load], Any]] = {
 def measure(trials: int = 8, steps: int = 50, away: float = 30.0, brief: bool = False):
     """Measure every way; a brief run has an absence for ours alone, because the others block."""
     away_load = Load(trials, steps, PERIOD, away)
-    loads = {"fast": Load(trials, steps, 0.0), "away": away_load}
+    loads = {"fast": Load(trials, steps), "away": away_load}
     faults = {name: replace(away_load, fault=name) for name in ("hung", "failing", "full")}
     figures: dict[str, dict[str, Any]] = {}
     for way in WAYS:

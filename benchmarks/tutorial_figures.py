@@ -3,13 +3,15 @@
     python benchmarks/tutorial_figures.py [--pictures DIRECTORY]
 
 It computes the worked examples with the function that training uses, and prints them as tables. The
-picture of a front is drawn from the stored ledger of a real sweep, `tests/data/code_sweep`.
+picture of a front is drawn from the stored ledger of a real sweep, `tests/data/code_sweep`. The
+last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,10 +62,8 @@ def tabulate_ranges() -> str:
         "-3 to 3, weights 1 : 1": (MIXED, (1, 1)),
         "0 to 1, weights 6 : 1": (EQUAL, (6, 1)),
     }
-    lines = [
-        "| correctness earns | mode | right, short | right, long | wrong, short | wrong, long |"
-    ]
-    lines.append("|---" * 6 + "|")
+    ends = "right, short | right, long | wrong, short | wrong, long"
+    lines = [f"| correctness earns | mode | {ends} |", "|---" * 6 + "|"]
     for name, (rewards, weights) in settings.items():
         for mode in ("grpo", "gdpo"):
             values = compute(rewards, mode, weights)[:GROUP]
@@ -80,10 +80,8 @@ def draw_advantages(path: Path) -> None:
         places = [index + (index >= GROUP) for index in range(len(LOST))]
         panel.bar(places, compute(LOST, mode), color=MODE_COLORS[mode])
         panel.axhline(0, color=INK, linewidth=0.8)
-        panel.set_xticks(
-            places,
-            ["right,\nwell formed" if r == (1, 1) else "right" if r[0] else "-" for r in LOST],
-        )
+        names = ["right,\nwell formed" if r == (1, 1) else "right" if r[0] else "-" for r in LOST]
+        panel.set_xticks(places, names)
         panel.set_title(f"{MODES[mode]}: prompt 1 (left), prompt 2 (right)", color=INK, fontsize=10)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("advantage")
@@ -107,13 +105,10 @@ def draw_front(front: Front, path: Path) -> None:
     )
     marks = panel.scatter(*points[:2], c=points[2], cmap="viridis", s=45, edgecolors=INK, zorder=2)
     figure.colorbar(marks, label="format adherence")
+    published = next(c for c in front.baselines if c.role == "published")
     named = {
         "untrained policy": (untrained, "X", (14, -16)),
-        "published weights": (
-            next(c for c in front.baselines if c.role == "published"),
-            "*",
-            (-120, -22),
-        ),
+        "published weights": (published, "*", (-120, -22)),
         "knee": (front.knee, "o", (22, 16)),
         "best correctness": (front.extremes["correctness"], "o", (-30, -30)),
         "best length adherence": (front.extremes["length"], "o", (22, 4)),
@@ -121,13 +116,10 @@ def draw_front(front: Front, path: Path) -> None:
     for text, (configuration, marker, offset) in named.items():
         place = [configuration.mean[name].mean for name in ("correctness", "length")]
         if marker != "o":
-            panel.scatter(
-                *place, marker=marker, s=170, c="white", edgecolors=INK, linewidths=1.4, zorder=3
-            )
-        arrow = {"arrowstyle": "-", "color": INK, "linewidth": 0.7}
-        panel.annotate(
-            text, place, offset, textcoords="offset points", color=INK, arrowprops=arrow, zorder=4
-        )
+            look = {"c": "white", "edgecolors": INK, "linewidths": 1.4, "zorder": 3}
+            panel.scatter(*place, marker=marker, s=170, **look)
+        look = {"arrowprops": {"arrowstyle": "-", "color": INK, "linewidth": 0.7}, "color": INK}
+        panel.annotate(text, place, offset, textcoords="offset points", zorder=4, **look)
     panel.text(0.215, 0.245, "worse than no training\nin correctness", color="#5c6470")
     panel.set(xlabel="correctness", ylabel="length adherence", xlim=(0.2, 0.92), ylim=(0.22, 0.95))
     panel.spines[["top", "right"]].set_visible(False)
@@ -149,18 +141,13 @@ def tabulate_front(front: Front) -> str:
     untrained = find_untrained(front.baselines)
     assert untrained is not None
     assert front.knee is not None
-    rows = {
-        "untrained policy": untrained,
-        "published weights": next(c for c in front.baselines if c.role == "published"),
-        "knee": front.knee,
-        **{f"best {name}": c for name, c in front.extremes.items()},
-    }
+    published = next(c for c in front.baselines if c.role == "published")
+    rows = {"untrained policy": untrained, "published weights": published, "knee": front.knee}
+    rows |= {f"best {name}": c for name, c in front.extremes.items()}
     lines = ["| policy | correctness | format | length |", "|---|---|---|---|"]
     for name, configuration in rows.items():
-        values = " | ".join(
-            f"{configuration.mean[goal.name].mean:.2f}" for goal in front.objectives
-        )
-        lines.append(f"| {name} | {values} |")
+        values = (f"{configuration.mean[goal.name].mean:.2f}" for goal in front.objectives)
+        lines.append(f"| {name} | {' | '.join(values)} |")
     return "\n".join(lines)
 
 
@@ -170,10 +157,12 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, help="directory to draw the pictures into")
     options = parser.parse_args()
     front = read_stored_front()
-    print(tabulate_lost(), tabulate_ranges(), tabulate_front(front), sep="\n\n")
+    print(tabulate_lost(), tabulate_ranges(), tabulate_front(front), sep="\n\n", end="\n\n")
     if options.pictures is not None:
         draw_advantages(options.pictures / "ten_minutes_advantages.png")
         draw_front(front, options.pictures / "ten_minutes_front.png")
+    examples = {mode: compute(LOST, mode) for mode in MODES}
+    print(json.dumps({"benchmark": "tutorial_figures", "advantages": examples}))
 
 
 if __name__ == "__main__":

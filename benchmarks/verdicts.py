@@ -6,39 +6,31 @@
 A simulated sweep searches two reward weights and a learning rate on log scales. Its three
 objectives trade off by the weights' shares and fall with the distance of the learning rate from its
 best value. Training and evaluation together add noise of .04. Trials are random draws, or proposals
-of Optuna's model-based samplers, as in sweeps. Each pair is compared as in
-`python -m gdpo_tune.report`.
+of TPE. Two sweeps have equal settings, or all objectives of one are multiplied; two modes of one
+sweep are values of a categorical parameter without any effect, or with one. Each pair is compared
+as in `python -m gdpo_tune.report`.
 
-    two sweeps    with equal settings, or with all objectives of one multiplied
-    two modes     in one sweep, over a categorical parameter without any effect, or with one
-
-The benchmark prints the share of pairs whose verdict reports any difference, and the share in which
-the hypervolume's corrected test does. Over every tenth pair it prints the share of intervals of the
-hypervolume ratio that contain 1, the true ratio of equal sweeps.
-
-Three tables are about single intervals at 95 %, which should hold the truth in .95 of draws:
-
-    shares        of completions that meet something: each prompt has a share of its own from a beta
-                  distribution, and `alike` is the correlation of its completions
-    replicates    a sweep of normal values with training noise .04 and evaluation noise .02, in
-                  which some configurations have further seeds
-    marks         sweeps of 40 policies that are all as good as the untrained one: how many have a
-                  mark "worse than", and how many an extreme that is not tied with all others
-
-The last line is JSON.
+Printed are the shares of pairs whose verdict reports any difference, and in which the
+hypervolume's corrected test does. Over every tenth pair it is the share of intervals of the
+hypervolume ratio that contain 1, the true ratio of equal sweeps. Then, at 95 %: intervals of
+`shares` of completions, each prompt with a share of its own, `alike` by a correlation; intervals
+with `replicates`, under noise of training .04 and of evaluation .02; and `marks` in sweeps of 40
+policies that are all as good as the untrained one. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
 import optuna
-from harness import run
-from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from harness import print_table, run
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from gdpo_tune.analysis.comparison import (
     ALPHA,
@@ -51,7 +43,7 @@ from gdpo_tune.analysis.comparison import (
 from gdpo_tune.analysis.front import build_front
 from gdpo_tune.analysis.replicates import estimate_seed_spread, pool_estimates
 from gdpo_tune.core.metrics import estimate_metrics
-from gdpo_tune.core.trials import Estimate, Objective, Role, TrialRecord
+from gdpo_tune.core.trials import Estimate, Objective, TrialRecord
 from gdpo_tune.results.comparison_report import build_verdict
 
 GOALS = tuple(Objective(name, "maximize", 0.0) for name in ("correctness", "format", "length"))
@@ -63,7 +55,6 @@ EVERY = 10
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "random": lambda seed: RandomSampler(seed=seed),
     "tpe": lambda seed: TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True),
-    "gp": lambda seed: GPSampler(seed=seed, n_startup_trials=STARTUP),
 }
 
 
@@ -87,9 +78,6 @@ CASES = (
     Case("tpe", (16, 16), share=0.5),
     Case("tpe", (32,), share=0.5),
     Case("random", (40, 40), gain=1.1, share=0.25),
-    Case("random", (40, 40), gain=1.2, share=0.25),
-    Case("gp", (16, 16), share=0.1),
-    Case("gp", (32,), share=0.1),
 )
 SMALL = (Case("random", (12, 12)), Case("random", (24,)), Case("random", (24, 24), gain=1.5))
 SHARES = (0.5, 0.7, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.993, 0.995, 0.997, 0.998, 0.999)
@@ -114,81 +102,66 @@ def simulate_sweep(
     records: list[TrialRecord] = []
     for number in range(trials):
         trial = study.ask()
-        weights = [
-            1.0,
-            *(trial.suggest_float(n, 0.05, 2.0, log=True) for n in ("format", "length")),
-        ]
+        weights = [trial.suggest_float(n, 0.05, 2.0, log=True) for n in ("format", "length")]
         rate = trial.suggest_float("learning_rate", 3e-5, 3e-4, log=True)
         mode = trial.suggest_categorical("mode", MODES) if len(gains) > 1 else MODES[0]
-        means = compute_worth(weights, rate) * gains[MODES.index(mode)] + rng.normal(
-            0, NOISE, len(GOALS)
-        )
+        means = compute_worth([1.0, *weights], rate) * gains[MODES.index(mode)]
+        means += rng.normal(0, NOISE, len(GOALS))
         study.tell(trial, list(means))
-        estimates = {
-            goal.name: Estimate(float(mean), NOISE) for goal, mean in zip(GOALS, means, strict=True)
-        }
-        records.append(
-            TrialRecord(
-                number=number,
-                role="search",
-                state="complete",
-                params={"normalization": mode, "learning_rate": rate, "number": number},
-                seed=number,
-                proposer="startup" if sampler == "random" or number < STARTUP else "model",
-                validation=estimates,
-                test=estimates,
-                feasible=True,
-            )
-        )
+        params = {"normalization": mode, "learning_rate": rate, "number": number}
+        is_start = sampler == "random" or number < STARTUP
+        values = {g.name: Estimate(float(v), NOISE) for g, v in zip(GOALS, means, strict=True)}
+        proposer_name = "startup" if is_start else "model"
+        records.append(build_record(number, values, params=params, proposer=proposer_name))
     return records
 
 
-def compute_worth(weights: Sequence[float], rate: float) -> np.ndarray:
-    """Compute objectives in 0 to about .8 from the weights' shares and the learning rate.
+def build_record(number: int, values: Mapping[str, Estimate], **changes: Any) -> TrialRecord:
+    """Build a complete trial; it starts its search unless `changes` say otherwise."""
+    fields: dict[str, Any] = {"role": "search", "proposer": "startup", **changes}
+    measured = {"validation": values, "test": values, "feasible": True}
+    return TrialRecord(number=number, state="complete", seed=number, **measured, **fields)
 
-    They are highest at a learning rate of 1.5e-4.
-    """
+
+def compute_worth(weights: Sequence[float], rate: float) -> np.ndarray:
+    """Compute objectives in 0 to about .8, which are highest at a learning rate of 1.5e-4."""
     shares = np.array(weights) / sum(weights)
     return 0.8 * np.sqrt(shares) * (1 - 0.3 * math.log10(rate / 1.5e-4) ** 2)
 
 
 def build_sides(case: Case, seed: int) -> list[Arm]:
     """Simulate one pair of a case and build its two sides."""
-    if len(case.trials) == 1:
-        records = simulate_sweep(case.sampler, case.trials[0], seed, (case.gain, 1.0))
+    gains, shared = (case.gain, 1.0), len(case.trials) == 1
+    if shared:
+        records = simulate_sweep(case.sampler, case.trials[0], seed, gains)
         groups = [[r for r in records if r.params["normalization"] == mode] for mode in MODES]
     else:
-        gains = (case.gain, 1.0)
         groups = [
             simulate_sweep(case.sampler, trials, 2 * seed + side, gains[side : side + 1])
             for side, trials in enumerate(case.trials)
         ]
-    shared = len(case.trials) == 1
-    return [
-        build_arm(name, group, GOALS, shared=shared)
-        for name, group in zip("AB", groups, strict=True)
-    ]
+    return [build_arm(n, of, GOALS, shared=shared) for n, of in zip("AB", groups, strict=True)]
+
+
+def count_calls(build: Callable[[int], Sequence[Arm]], pairs: int) -> tuple[float, float]:
+    """Return the shares of pairs with any difference, and with one of hypervolume by its test."""
+    called = volume = 0
+    for seed in range(pairs):
+        left, right = build(seed)
+        corrected = correct_p_values(compute_p_values(left, right))
+        volume += corrected[0] <= ALPHA
+        if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `build_verdict` is slow
+            called += build_verdict(compare_arms(left, right)).winner in ("left", "right", "mixed")
+    return called / pairs, volume / pairs
 
 
 def measure(case: Case, pairs: int) -> dict[str, float]:
     """Measure the shares over `pairs` pairs of a case."""
-    called = volume = 0
-    held: list[bool] = []
-    for seed in range(pairs):
-        left, right = build_sides(case, seed)
-        corrected = correct_p_values(compute_p_values(left, right))
-        if min(corrected) <= ALPHA:  # otherwise no verdict differs, and `build_verdict` is slow
-            called += build_verdict(compare_arms(left, right)).winner in ("left", "right", "mixed")
-        volume += corrected[0] <= ALPHA
-        if seed % EVERY == 0:
-            interval = compare_arms(left, right).ratio.interval
-            held.append(interval.low <= 1 <= interval.high)
-    return {
-        "pairs": pairs,
-        "called": called / pairs,
-        "hypervolume": volume / pairs,
-        "holds_1": sum(held) / len(held),
-    }
+    called, volume = count_calls(lambda seed: build_sides(case, seed), pairs)
+    some = range(0, pairs, EVERY)
+    intervals = [compare_arms(*build_sides(case, seed)).ratio.interval for seed in some]
+    holds = sum(one.low <= 1 <= one.high for one in intervals) / len(intervals)
+    return {"pairs": pairs, "called": called, "hypervolume": volume, "holds_1": holds}
 
 
 def draw_outcomes(
@@ -233,34 +206,21 @@ def measure_replicates(layout: Sequence[int], draws: int) -> tuple[float, float]
 def measure_marks(sweeps: int, replicates: int, trials: int = 40) -> dict[str, float]:
     """Return the shares of sweeps with a false mark, and with an extreme not tied with all."""
     rng, marked, apart = np.random.default_rng(replicates), 0, 0
+    numbers = range(trials + 1 + replicates)
     for _ in range(sweeps):
         columns = {
             f"{name}/{number}": draw_outcomes(share, (1, 128, 1), 0.0, rng)[0].tolist()
             for name, share in EQUAL.items()
-            for number in range(trials + 1 + replicates)
+            for number in numbers
         }
         found = estimate_metrics(columns, 1, 0)
         records: list[TrialRecord] = []
-        for number in range(trials + 1 + replicates):
-            original = number - trials if number > trials else None
-            role: Role = (
-                "untrained" if number == 0 else "search" if original is None else "replicate"
-            )
+        for number in numbers:
             values = {name: found[f"{name}/{number}"] for name in EQUAL}
-            records.append(
-                TrialRecord(
-                    number=number,
-                    role=role,
-                    state="complete",
-                    params={"number": number if original is None else original},
-                    seed=number,
-                    proposer="startup",
-                    replicate_of=original,
-                    validation=values,
-                    test=values,
-                    feasible=True,
-                )
-            )
+            of = number - trials if number > trials else None
+            role = "untrained" if number == 0 else "search" if of is None else "replicate"
+            params = {"number": number if of is None else of}
+            records.append(build_record(number, values, role=role, params=params, replicate_of=of))
         front = build_front(records, GOALS)
         marked += any(map(front.find_shortfalls, front.configurations))
         apart += any(len(front.list_ties(name)) < trials - 1 for name in front.extremes)
@@ -270,49 +230,42 @@ def measure_marks(sweeps: int, replicates: int, trials: int = 40) -> dict[str, f
 def measure_intervals(draws: int, sizes: Sequence[int]) -> dict[str, object]:
     """Measure and print the tables of single intervals."""
     shown = (0.5, 0.9, 0.97, 0.99, 0.998, 0.999)
-    print(f"| prompts | samples | alike | {' | '.join(map(str, shown))} | lowest |")
-    print(f"|---{'|---' * (3 + len(shown))}|")
+    table: list[tuple[object, ...]] = [("prompts", "samples", "alike", *map(str, shown), "lowest")]
     shares: list[dict[str, float]] = []
-    for prompts in sizes:
-        for samples, alike in CLUSTERS:
-            found = measure_shares(prompts, samples, alike, draws)
-            lowest = min(found.values())
-            figures = " | ".join(f"{value:.3f}" for value in (*map(found.get, shown), lowest))
-            print(f"| {prompts} | {samples} | {alike:g} | {figures} |", flush=True)
-            shares.append({"prompts": prompts, "samples": samples, "alike": alike, "low": lowest})
-    print("\n| replicates | seeds of configurations | covers, several seeds | covers, one seed |")
-    print("|---|---|---|---|")
-    seeds: list[dict[str, float]] = []
-    for layout in LAYOUTS:
-        several, one = measure_replicates(layout, draws)
-        runs = sum(layout) - len(layout)
-        print(f"| {runs} | {', '.join(map(str, layout))} | {several:.3f} | {one:.3f} |")
-        seeds.append({"runs": runs, "several": several, "one": one})
-    print("\n| replicates | sweeps | marked worse than untrained | not tied |\n|---|---|---|---|")
-    marks: list[dict[str, float]] = []
-    for replicates in (0, 2):
-        found = measure_marks(max(2, draws // 5), replicates)
-        figures = f"{found['marked']:.3f} | {found['not_tied']:.3f}"
-        print(f"| {replicates} | {found['sweeps']} | {figures} |")
-        marks.append({"replicates": replicates, **found})
-    return {"shares": shares, "replicates": seeds, "marks": marks}
+    for prompts, (samples, alike) in product(sizes, CLUSTERS):
+        found = measure_shares(prompts, samples, alike, draws)
+        lowest = min(found.values())
+        table.append((prompts, samples, f"{alike:g}", *map(found.get, shown), lowest))
+        shares.append({"prompts": prompts, "samples": samples, "alike": alike, "low": lowest})
+    print_table(*table)
+    seeds = [
+        dict(zip(("several", "one"), measure_replicates(layout, draws), strict=True))
+        for layout in LAYOUTS
+    ]
+    runs = [sum(layout) - len(layout) for layout in LAYOUTS]
+    print_table(
+        ("replicates", "seeds of configurations", "covers, several seeds", "covers, one seed"),
+        *((n, layout, *row.values()) for n, layout, row in zip(runs, LAYOUTS, seeds, strict=True)),
+    )
+    marks = [{"replicates": n, **measure_marks(max(2, draws // 5), n)} for n in (0, 2)]
+    print_table(
+        ("replicates", "sweeps", "marked worse than untrained", "not tied"),
+        *(tuple(row.values()) for row in marks),
+    )
+    several = [{"runs": n, **row} for n, row in zip(runs, seeds, strict=True)]
+    return {"shares": shares, "replicates": several, "marks": marks}
 
 
 def measure_verdicts(pairs: int, cases: Sequence[Case]) -> dict[str, object]:
     """Measure and print the table of comparisons."""
-    print("| proposed by | trials | gain | pairs | called different | hypervolume | holds 1 |")
-    print("|---|---|---|---|---|---|---|")
     rows: list[dict[str, float | str]] = []
     for case in cases:
-        of_case = max(1, round(pairs * case.share))
-        measured = measure(case, of_case)
         trials = " and ".join(map(str, case.trials))
         sides = trials if len(case.trials) > 1 else f"{trials}, two modes"
-        figures = " | ".join(f"{measured[k]:.3f}" for k in ("called", "hypervolume", "holds_1"))
-        print(f"| {case.sampler} | {sides} | {case.gain:g} | {of_case} | {figures} |", flush=True)
-        rows.append({"sampler": case.sampler, "trials": sides, "gain": case.gain, **measured})
+        found = measure(case, max(1, round(pairs * case.share)))
+        rows.append({"sampler": case.sampler, "trials": sides, "gain": case.gain, **found})
+    print_table(tuple(rows[0]), *(tuple(row.values()) for row in rows))
     equal = [float(row["called"]) for row in rows if row["gain"] == 1.0]
-    print()
     return {"largest_error_rate": max(equal), "limit": 0.05, "rows": rows}
 
 

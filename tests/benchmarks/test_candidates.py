@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from candidates import Case, build_records, measure_fronts, simulate_sweep
+from candidates import Case, build_records, simulate_sweep
 from verdicts import GOALS
 
 from gdpo_tune.analysis.comparison import build_arm
@@ -30,10 +30,3 @@ def test_a_side_has_as_many_configurations_as_trainings():
     side = build_arm("A", build_records(CASE, 0), GOALS)
     assert side.tried_count == 4
     assert len(side.configurations) > 4
-
-
-def test_claims_are_measured():
-    found = measure_fronts(CASE, 3)
-    assert 0 <= found["covers_claimed"] <= 1
-    assert found["width"] > 0
-    assert 0 <= found["calibration_error"] <= 1

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.system, pytest.mark.integration]
 
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 COPIED = ("mkdocs.yml", "Makefile", *PAGES)
-LINKED = ("gdpo_tune", "benchmarks", "docker", "AGENTS.md", "CITATION.cff")
+LINKED = ("gdpo_tune", "benchmarks", "experiments", "docker", "AGENTS.md", "CITATION.cff")
 
 
 @pytest.fixture

@@ -1,26 +1,31 @@
 """Idle time of sandbox and engine, with completions judged while others are sampled and without.
 
-    python benchmarks/overlap.py            # 8 steps of 64 completions, four runs
-    python benchmarks/overlap.py --small    # 2 steps of 16, two runs
+    python experiments/overlap.py            # 8 steps of 64 completions, four runs
+    python experiments/overlap.py --small    # 2 steps of 16, two runs
 
-Both ways train the code task from the same seed, one after the other in turns; the last line is
-JSON. The engine is vLLM where it is installed, else the sampler of small policies, which gives
-completions all at once. Then only log-probabilities overlap with the judging. `--seconds` lets each
-program sleep, as programs do whose tests take longer.
+docs/measurements.md has its figures: commit e2daa6fa of 2026-11-23, problems that the task `code`
+writes itself.
+
+Both ways train the code task from the same seed in turns. The engine is vLLM where it is installed,
+else the sampler of small policies, which gives completions all at once: then only log-probabilities
+overlap with the judging. `--seconds` lets each program sleep. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from harness import build_trial, run
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from harness import build_trial, print_table, run
 
 from gdpo_tune.core.engines import find_vllm
 from gdpo_tune.core.settings import RolloutSettings, SandboxSettings, TrainingSettings
@@ -41,29 +46,21 @@ class Log:
 
     def measure(self) -> dict[str, float]:
         """Return idle shares of the time in which one of the two worked, and that time."""
-        sampling, judging = join(self.sampling), join(self.judging)
-        either = sum_lengths(join([*sampling, *judging]))
+        either = measure_union([*self.sampling, *self.judging])
         return {
             "seconds": either,
-            "sandbox_idle": 1 - sum_lengths(judging) / either,
-            "engine_idle": 1 - sum_lengths(sampling) / either,
+            "sandbox_idle": 1 - measure_union(self.judging) / either,
+            "engine_idle": 1 - measure_union(self.sampling) / either,
         }
 
 
-def join(intervals: list[Interval]) -> list[Interval]:
-    """Return the union of intervals, in order and apart from each other."""
-    joined: list[Interval] = []
+def measure_union(intervals: list[Interval]) -> float:
+    """Return the seconds in any of the intervals."""
+    total, until = 0.0, float("-inf")
     for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def sum_lengths(intervals: list[Interval]) -> float:
-    """Return the seconds in intervals that do not overlap."""
-    return sum(end - start for start, end in intervals)
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 class TimedSandbox(Sandbox):
@@ -87,11 +84,6 @@ class TimedSandbox(Sandbox):
 @contextmanager
 def timed(log: Log, seconds: float, *, early: bool) -> Iterator[None]:
     """Note the work of engine and sandbox in the block; without `early`, nothing overlaps."""
-    changed: list[tuple[Any, str, Any]] = []
-
-    def change(owner: Any, name: str, value: Any) -> None:
-        changed.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
 
     def note(function: Any) -> Any:
         def sample(*arguments: Any, **keywords: Any) -> Any:
@@ -110,31 +102,28 @@ def timed(log: Log, seconds: float, *, early: bool) -> Iterator[None]:
             task.sandbox = TimedSandbox(open_sandbox(task._settings), log, seconds)
         return start(task)
 
-    change(CodeTask, "_start", start_timed)
-    change(engine.Engine, "generate", note(engine.Engine.generate))
-    change(rollout, "generate", note(rollout.generate))
-    if not early:
-        change(CodeTask, "begin_scoring", lambda *_: None)
-    try:
+    with ExitStack() as stack:
+        change = lambda *what: stack.enter_context(patch.object(*what))  # noqa: E731
+        change(CodeTask, "_start", start_timed)
+        change(engine.Engine, "generate", note(engine.Engine.generate))
+        change(rollout, "generate", note(rollout.generate))
+        if not early:
+            change(CodeTask, "begin_scoring", lambda *_: None)
         yield
-    finally:
-        for owner, name, value in reversed(changed):
-            setattr(owner, name, value)
 
 
-def train_timed(directory: Path, training: TrainingSettings, seconds: float, *, early: bool) -> Any:
+def train_timed(training: TrainingSettings, seconds: float, *, early: bool) -> Any:
     """Train a trial; return what was measured, and its metrics."""
-    config = build_trial(
-        *("code", "embedded", directory, {"learning_rate": 1.5e-4, "beta": 0.02}),
-        training=training,
-        sandbox=SandboxSettings(type="unsafe_no_isolation"),
-        rollout=RolloutSettings(engine="vllm" if find_vllm() else "auto"),
-    )
     log, metrics = Log(), list[dict[str, float]]()
-    with timed(log, seconds, early=early):
-        outcome = train(
-            config, resume=None, report=lambda one, _: metrics.append(dict(one.metrics))
+    with tempfile.TemporaryDirectory() as directory, timed(log, seconds, early=early):
+        config = build_trial(
+            *("code", "embedded", Path(directory), {"learning_rate": 1.5e-4, "beta": 0.02}),
+            training=training,
+            sandbox=SandboxSettings(type="unsafe_no_isolation"),
+            rollout=RolloutSettings(engine="vllm" if find_vllm() else "auto"),
         )
+        report = lambda one, _: metrics.append(dict(one.metrics))  # noqa: E731
+        outcome = train(config, resume=None, report=report)
         worker_cache.release_worker_cache()
     return log.measure(), (metrics, outcome.test)
 
@@ -147,24 +136,17 @@ def measure(steps: int = 8, size: int = 64, runs: int = 2, seconds: float = 0.01
     )
     measured: dict[str, list[dict[str, float]]] = {"late": [], "early": []}
     results: list[Any] = []
-    with tempfile.TemporaryDirectory() as directory:  # starts the engine, and is not measured
-        train_timed(Path(directory), training, 0.0, early=False)
+    train_timed(training, 0.0, early=False)  # starts the engine, and is not measured
     for _ in range(runs):
         for way, figures in measured.items():
-            with tempfile.TemporaryDirectory() as directory:
-                place = Path(directory)
-                seen, result = train_timed(place, training, seconds, early=way == "early")
+            seen, result = train_timed(training, seconds, early=way == "early")
             figures.append(seen)
             results.append(result)
     answer: dict[str, Any] = {"engine": "vllm" if find_vllm() else "fast_cpu", "runs": runs}
     for way, figures in measured.items():
-        answer[way] = {
-            name: round(statistics.median(one[name] for one in figures), 4) for name in figures[0]
-        }
-        print(
-            f"{way:5}  {answer[way]['seconds']:6.2f} s of sampling and judging, sandbox idle "
-            f"{answer[way]['sandbox_idle']:.0%}, engine idle {answer[way]['engine_idle']:.0%}"
-        )
+        names = figures[0]
+        answer[way] = {n: round(statistics.median(one[n] for one in figures), 4) for n in names}
+        print_table((way, *names), ("", *answer[way].values()))
     return {**answer, "equal": all(one == results[0] for one in results)}
 
 
