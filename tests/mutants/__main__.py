@@ -32,7 +32,7 @@ PACKAGE = ROOT / "gdpo_tune"
 SKIPPED = shutil.ignore_patterns(".*", "runs", "build", "site", "__pycache__", "*.egg-info")
 MOST_TESTS = 60
 """Tests of other rooms that a fault runs at most."""
-LONGEST = 300
+LONGEST = 900
 """Seconds after which a fault counts as noticed: it hangs."""
 PROCESSES = multiprocessing.get_context("forkserver")
 # What takes seconds to import, once; nothing of the package, which has the fault.
@@ -104,14 +104,20 @@ class CoveringTests:
         self._files = {Path(name).relative_to(ROOT): name for name in self._data.measured_files()}
 
     def find(self, fault: Fault) -> list[str]:
-        """Return the identifiers of tests for pytest; those of the room come first."""
-        by_line = self._data.contexts_by_lineno(self._files[fault.file.relative_to(ROOT)])
+        """Return the identifiers of tests for pytest; those of the room come first.
+
+        Where none is known to run the line, as in processes without coverage, it is those of the
+        room.
+        """
+        name = self._files.get(fault.file.relative_to(ROOT))
+        by_line = self._data.contexts_by_lineno(name) if name else {}
         found = _name_tests(by_line.get(fault.line, ()))
-        if not found:  # it runs while the module is imported
+        if not found and ":: " in fault.name:  # of the module: it runs while that is imported
             found = _name_tests(name for names in by_line.values() for name in names)
         own = sorted(test for test in found if test.startswith(self._room))
         others = sorted(found.difference(own))
-        return own + random.Random(0).sample(others, min(len(others), MOST_TESTS))
+        chosen = own + random.Random(0).sample(others, min(len(others), MOST_TESTS))
+        return chosen or [name for name in [self._room] if (ROOT / name).exists()]
 
 
 def _name_tests(contexts) -> set[str]:
