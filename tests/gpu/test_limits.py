@@ -77,8 +77,7 @@ def test_what_sleep_has_lost_shows_in_the_second_step(first: float, second, lost
 
 
 @pytest.mark.parametrize(
-    ("cuda", "number"),
-    [({}, 0), ({"cuda": torch.zeros(4)}, 1), ({"cuda": [torch.zeros(4)] * 3}, 3)],
+    ("cuda", "number"), [(None, 0), (torch.zeros(4), 1), ([torch.zeros(4)] * 3, 3)]
 )
 def test_generator_states_of_a_checkpoint_are_counted(tmp_path: Path, cuda, number: int):
     states = {} if cuda is None else {"cuda": cuda}
