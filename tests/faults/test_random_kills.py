@@ -84,7 +84,7 @@ def count_continued(sweep: KilledSweep) -> int:
 
 
 @pytest.mark.system
-@pytest.mark.slow  # test_sweep_run kills and interrupts a sweep in CI
+@pytest.mark.slow  # test_sweeps kills and interrupts a sweep in CI
 def test_two_kills_change_nothing(tmp_path: Path):
     overrides = (ONE_SLOT, *HALVING, RANDOM, "search.merges.budget=0", "search.seed=7")
     whole, cut = (KilledSweep(tmp_path / name, overrides, fake=True) for name in ("whole", "cut"))

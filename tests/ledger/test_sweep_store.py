@@ -149,7 +149,9 @@ def test_another_machine_goes_on_from_the_copy_and_the_first_one_ends(
     move_to("a", tmp_path, monkeypatch)
     with Ledger.open(spec) as first:
         SweepStore(spec).write_spec()
-        first.begin_session(0.0, 1, {})
+        for _ in range(2):
+            first.begin_session(0.0, 1, {})
+        assert capsys.readouterr().err == "", "on the same machine"
         start_trial(first)
         own = first.directory / JOURNAL
         move_to("b", tmp_path, monkeypatch)

@@ -251,7 +251,8 @@ def test_a_trial_that_may_use_an_engine_gets_a_new_process_on_request(
     options = tune.build_tuner(spec, tmp_path, 64, setup, None, None, lambda: None)
     assert os.environ["TUNE_MAX_PENDING_TRIALS_PG"] == "64"  # processes start side by side
     assert options["tune_config"].reuse_actors is reused
-    assert options["run_config"].failure_config.max_failures == 0  # retries are those of the sweep
+    run = options["run_config"]
+    assert (run.failure_config.max_failures, run.verbose) == (0, 0)  # both are the sweep's
 
 
 def test_a_process_that_waits_for_workers_takes_no_cpu(tmp_path):

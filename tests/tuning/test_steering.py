@@ -10,6 +10,7 @@ from gdpo_tune.core.trials import Cost, Part
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.ledger.requests import REQUESTS, leave_request, list_pending
 from gdpo_tune.results.steering import Steering
+from gdpo_tune.spec.first_trials import count_wide
 from gdpo_tune.training.checkpoints import write_checkpoint
 from gdpo_tune.tuning import lifecycle
 from gdpo_tune.tuning.attempts import FINISHED
@@ -294,6 +295,20 @@ def test_a_paused_sweep_without_anything_left_to_run_finishes(ledger, driver):
     steer(driver, "pause")
     end_all(driver)
     assert driver.ask() == FINISHED
+
+
+def test_no_waiting_training_goes_on_while_the_sweep_is_paused(tmp_path):
+    spec = load_halving_spec(tmp_path, 1400, "search.sampler=random", "search.merges.budget=0")
+    with Ledger.open(spec) as ledger:
+        driver = Driver(ledger, slots=1)
+        driver.end(driver.ask())
+        for _ in range(1 + count_wide(spec)):
+            driver.report(name := driver.ask(), build_measurement(26, **VALUES))
+            driver.end(name, interrupted=True)
+        steer(driver, "pause")
+        assert driver.ask() is None
+        steer(driver, "resume")
+        assert driver.in_flight[driver.ask()].directory.name == "1"
 
 
 def test_a_request_just_before_the_end_keeps_the_sweep_going(ledger, driver, monkeypatch):
