@@ -16,6 +16,7 @@ MODULES = {
     "pynvml": "gdpo-tune[gpu]",
     "s3fs": "gdpo-tune[s3]",
     "aiohttp_cors": "gdpo-tune[cluster]",
+    "wandb": "gdpo-tune[trackers]",
 }
 """Module -> package that brings it."""
 

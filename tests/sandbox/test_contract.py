@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gdpo_tune.sandbox import Call, CodeSandbox, Limits
+from gdpo_tune.sandbox import Call, CodeSandbox, Job, Limits
 from gdpo_tune.sandbox.guest import lockdown
 from gdpo_tune.sandbox.local_sandbox import UnsafeNoIsolationSandbox
 from tests.support.tables import read_named
@@ -67,9 +67,17 @@ def read_table_of(process, name):
     return {key.strip(): value.split() for key, value in pairs}
 
 
-def test_processes_have_no_rights_and_small_limits(sandbox):
+@pytest.mark.parametrize("kind", [CodeSandbox, UnsafeNoIsolationSandbox])
+def test_processes_have_no_rights_and_small_limits(kind):
     """Source: proc(5), getrlimit(2), capabilities(7), landlock(7)."""
-    processes = psutil.Process().children(recursive=True)
+    others = psutil.Process().children(recursive=True)
+    with kind() as sandbox:
+        sandbox.run_batch([Job("def f(x): return x", calls=(Call("f", (1,), 1),))])
+        found = psutil.Process().children(recursive=True)
+        check_processes(sandbox, [process for process in found if process not in others])
+
+
+def check_processes(sandbox, processes):
     (zygote,) = [each for each in processes if not each.children()]
     limits = read_table_of(zygote, "limits")
     for name in ("Max core file size", "Max locked memory", "Max msgqueue size"):
