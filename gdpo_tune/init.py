@@ -113,8 +113,8 @@ def _write_space(options: argparse.Namespace) -> int:
     print(f"time: {describe_time(spec)}")
     print(f"wrote {file}. Next:")
     for step in ("score", "sweep") if is_task_file(spec.task) else ("sweep",):
-        options = "--completions texts.jsonl" if step == "score" else "--dry-run"
-        print(f"  python -m gdpo_tune.{step} {file} {options}")
+        how = "--completions texts.jsonl" if step == "score" else "--dry-run"
+        print(f"  python -m gdpo_tune.{step} {file} {how}")
     print(f"  python -m gdpo_tune.sweep {file}")
     return 0
 
