@@ -91,7 +91,7 @@ def read_stated_completions(
 
 def _build_stated_problem(task: str, data: DataSettings, line: Mapping[str, Any]) -> Problem:
     if "row" not in line and "prompt" not in line and line:
-        raise RowError(", ".join(line), "no prompt among them: rename its column to prompt")
+        raise RowError("prompt", "missing; if it has another name, rename that to prompt")
     if ("row" in line) == ("prompt" in line) or ("row" in line and len(line) > 1):
         raise RowError(
             ", ".join(line) or "row",

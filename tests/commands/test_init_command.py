@@ -172,7 +172,9 @@ def test_a_class_is_written_for_rows(directory, row, capsys):
     del rows[3][[*row][-1]]
     write_rows(directory, *rows)
     write("--task mine.py:Mine --data rows.jsonl")
-    assert f"wrote mine.py: the prompt is {key}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"wrote mine.py: the prompt is {key}" in told
+    assert "  python -m gdpo_tune.score mine.yaml --completions texts.jsonl\n" in told
     assert all(name in (directory / "mine.py").read_text() for name in ("correct", "length"))
     assert list(load_spec("mine.yaml").objectives) == ["correct", "length"]
     assert sweep.main(["mine.yaml", "--dry-run"]) == 0

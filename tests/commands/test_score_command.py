@@ -322,6 +322,7 @@ BAD_LINES = [
     ({"prompt": "x", "answer": "1"}, "completion: missing, or not a text"),
     ({"prompt": "x", "answer": "1", "completion": 3}, "completion"),
     ({"completion": "x"}, f"row: {BESIDE}, or prompt"),
+    ({"completion": "x", "answer": "1"}, "prompt: missing; if it has another name"),
     ({"completion": "x", "row": {}, "prompt": "x"}, f"row, prompt: {BESIDE}, or prompt"),
     ({"completion": "x", "row": {"question": "q"}}, "answer: not a text but nothing"),
     ({"completion": "x", "row": {"question": "q", "answer": "18"}}, "answer = '18': no '####'"),

@@ -21,7 +21,7 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.text import format_estimate, format_hypervolume, format_number
-from gdpo_tune.core.trials import Cost, Estimate, Measurement
+from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung
 from gdpo_tune.display.console_summary import print_summary
 from gdpo_tune.display.live_table import LiveDisplay
 from gdpo_tune.display.tables import (
@@ -91,6 +91,16 @@ def test_one_line_an_event_and_none_for_progress(spec):
     assert "trial 2 starts: search" in lines[5]
     assert "trial 2 complete after" in lines[6]
     assert lines[-1].endswith("finished")
+
+
+def test_a_training_that_goes_on_and_hours_that_are_used_up_are_told(spec):
+    console = paper()
+    record = make_records(spec, 2)[1]
+    rung = Rung(30, record.validation, Cost())
+    show(spec, [TrialStarted(replace(record, state="running", rungs=(rung,)))], console)
+    assert f"trial {record.number} goes on: " in console.file.getvalue()
+    show(spec, [*[*events([record])][:-1], Outlook(9, 600.0, 0.0), TrialFinished(record)], console)
+    assert ", the hours are used up: what runs comes to its end" in console.file.getvalue()
 
 
 def test_lines_hold_objectives_and_reasons_without_escape_codes_or_markup(spec):
