@@ -15,6 +15,8 @@ from gdpo_tune.core.errors import DiskFullError
 from gdpo_tune.core.files import explain_full_disk, explain_no_space
 from gdpo_tune.core.trial_files import (
     COMPLETIONS_FILE,
+    CUT,
+    LONGEST_TEXT,
     MARKER,
     MOST_POINTS,
     STEPS_FILE,
@@ -24,6 +26,7 @@ from gdpo_tune.core.trial_files import (
     is_kept,
     iterate_whole_checkpoints,
     read_steps,
+    shorten_completion,
     write_completions,
 )
 from gdpo_tune.core.trials import Cost, Measurement
@@ -119,3 +122,12 @@ def test_a_step_begins_a_line_of_its_own_and_completions_stay_readable(tmp_path)
     assert [json.loads(line)["step"] for line in (first, last)] == [1, 3]
     write_completions(tmp_path, [Completion("É?", "ü", {})])
     assert '"É?"' in (tmp_path / COMPLETIONS_FILE).read_text(encoding="utf-8")
+
+
+def test_a_text_is_cut_once_it_is_longer_than_the_limit():
+    whole = "x" * LONGEST_TEXT
+    kept = shorten_completion(whole, whole, {}, {"answer": whole})
+    assert (kept.prompt, kept.completion) == (whole, whole)
+    cut = shorten_completion(f"a{whole}", f"{whole}z", {}, {"answer": f"{whole}z"})
+    assert (cut.prompt, cut.completion) == (f"{CUT}{whole}", f"{whole}{CUT}")
+    assert kept.columns == cut.columns == {"answer": whole}

@@ -53,6 +53,14 @@ def test_a_metric_that_one_prompt_alone_has_is_left_out():
     assert estimate_metrics({"m": [0.0, 1.0]}, 2, 0) == {}
 
 
+def test_a_missing_value_of_a_prompt_is_not_in_its_mean():
+    """Source: arithmetic: prompts of means 1, 1/2 and 0, whatever number of values they have."""
+    values = [1.0, None, 0.0, 1.0, None, 0.0]
+    found = estimate_metrics({"m": values, "all": [1.0, 1.0, 0.0, 1.0, 0.0, 0.0]}, 2, 0)
+    assert found["all"].mean == 0.5
+    assert found["m"].mean == 0.5
+
+
 @pytest.mark.parametrize(("right", "low", "high"), [(32, 0.893, 1.0), (0, 0.0, 0.107)])
 def test_equal_outcomes_have_a_width(right, low, high):
     """Source: Wilson 1927: n / (n + z^2) to 1 if all n are right."""
