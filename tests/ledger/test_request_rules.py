@@ -103,6 +103,9 @@ def test_limits_may_be_raised_and_lowered_and_taken_back(tmp_path):
         "search.budget.completions is 5,000 instead of 0; search.budget.hours is 2 instead of 0"
     )
     assert (sweep.spec.search.budget.completions, sweep.spec.search.budget.hours) == (5000, 2)
+    on_gpus = sweep.file.replace(resources=sweep.file.resources.replace(gpus=1))
+    sweep = preview_request(replace(sweep, file=on_gpus), ask("budget", gpu_hours=3), 5.0)
+    assert sweep.spec.search.budget.gpu_hours == 3
 
 
 def test_a_clone_keeps_the_other_parameters_of_its_trial(tmp_path):
