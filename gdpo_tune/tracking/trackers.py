@@ -24,6 +24,7 @@ from typing import Any
 from gdpo_tune.core import registry
 from gdpo_tune.core.events import Event, SweepStarted, TrialFinished
 from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.redaction import redact_text
 from gdpo_tune.results.open_sweep import Sweep, read_sweep
 from gdpo_tune.results.wording import FRONT_FILE, REPORT_FILE
@@ -32,6 +33,7 @@ from gdpo_tune.tracking.run_content import SWEEP
 
 SENT, LOG = "trackers.json", "trackers.log"
 """Files of a sweep: tracker -> run -> state that it shows, and what the clients have printed."""
+WARNING = "warning: "
 INTERVAL = 60.0
 """Seconds between two starts of the process while a sweep runs."""
 CLOSING_SECONDS = 60.0
@@ -39,10 +41,10 @@ CLOSING_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker shows of a trial, or of the sweep."""
+    """A run of a tracker: of a trial, or of the whole sweep."""
 
     identity: str
-    """The same for the same run whenever it is written."""
+    """Id of the run; it does not change when the run is written again."""
     name: str
     sweep: SweepSpec
     config: Mapping[str, Any]
@@ -76,7 +78,11 @@ class Trackers:
             process = self._start()
             if process.wait(deadline - time.monotonic()) == 0:
                 return
-            reason = (self._spec.directory / LOG).read_text(errors="replace").strip()
+            lines = (self._spec.directory / LOG).read_text(errors="replace").splitlines()
+            problems = [line for line in lines if line.startswith(WARNING)] or lines[-1:]
+            reason = "; ".join(line.removeprefix(WARNING) for line in problems)
+        except OSError as error:
+            reason = str(error)
         except subprocess.TimeoutExpired:
             reason = f"not done after {CLOSING_SECONDS:g} s; their process goes on"
         print(
@@ -95,7 +101,8 @@ class Trackers:
                     print(f"warning: no {name} here: pip install {name}", file=sys.stderr)
             case TrialFinished() if self._has_begun and time.monotonic() >= self._due:
                 if self._process is None or self._process.poll() is not None:
-                    self._process = self._start()
+                    with suppress(OSError):  # a full disk; the end of the sweep tries again
+                        self._process = self._start()
             case _:
                 pass
 
@@ -112,8 +119,9 @@ def send_runs(sweep: Sweep) -> int:
     """Write the runs that the trackers of a sweep lack; return 1 if one fails, and print why."""
     status = 0
     file = sweep.spec.directory / SENT
-    with file.with_name(f".{SENT}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    place = file.with_name(f".{SENT}.lock")
+    with place.open("w") as lock:
+        lock_file(lock.fileno(), fcntl.LOCK_EX, place)
         sent: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
         for name in sweep.spec.tracking.report_to:
             has = sent.setdefault(name, {})
@@ -125,7 +133,7 @@ def send_runs(sweep: Sweep) -> int:
                     write_atomically(file, json.dumps(sent))
             except Exception as error:  # noqa: BLE001  each client has types of its own
                 text = redact_text(f"{type(error).__name__}: {error}")
-                print(f"warning: {name}: {text}", file=sys.stderr)
+                print(f"{WARNING}{name}: {text}", file=sys.stderr)
                 status = 1
     return status
 

@@ -1,5 +1,6 @@
 """Weights & Biases, TensorBoard and Trackio: the real packages, and what they stored, read back."""
 
+import errno
 import json
 import struct
 
@@ -142,7 +143,7 @@ def test_a_private_sweep_sends_no_text_path_or_host(is_private, tmp_path, monkey
 @pytest.mark.parametrize(
     ("package", "seconds", "expected"),
     [
-        ("raise ImportError('no wheel')", 60.0, "wandb: ImportError: no wheel"),
+        ("raise ImportError('no wheel')", 60.0, "trackers: wandb: ImportError: no wheel\n"),
         ("import time; time.sleep(600)", 3.0, "not done after 3 s; their process goes on"),
     ],
     ids=["missing", "hanging"],
@@ -174,6 +175,20 @@ def test_the_process_of_a_sweep_writes_what_its_trackers_lack(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     assert sorted(read_tensorboard(sweep)) == NAMES
     assert "tensorboard" in json.loads((sweep.spec.directory / SENT).read_text())
+
+
+def test_a_process_that_cannot_start_stops_nothing(tmp_path, monkeypatch, capsys):
+    """A full disk has no room for its log, and a full machine none for the process."""
+    sweep = make_tracked_sweep(tmp_path, "wandb")
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gdpo_tune.tracking.trackers.subprocess.Popen", refuse)
+    with Trackers(sweep.spec) as listener:
+        listener(SweepStarted(tuple(sweep.records)))
+        listener(TrialFinished(sweep.records[0]))
+    assert "trackers: [Errno 28] No space left on device\n" in capsys.readouterr().err
 
 
 def test_a_sweep_without_trackers_starts_no_process(tmp_path):
