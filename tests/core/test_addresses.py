@@ -12,7 +12,7 @@ from gdpo_tune.core.addresses import RAY_AUTH_MODE, RAY_TOKEN, RAY_TOKEN_PATH
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import HUB_ID
 from gdpo_tune.core.http import bypass_proxies_on_loopback
-from tests.support.case_tables import cases
+from tests.support.tables import cases
 
 HERE = ("http://127.0.0.1:5000", "http://127.0.1.1:8265", "http://localhost:80", "http://[::1]:80")
 PROXY = "http://proxy.example:3128"

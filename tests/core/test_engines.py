@@ -32,9 +32,9 @@ from gdpo_tune.spec import gpu, load_spec, machine, read_device_memory
 from gdpo_tune.spec.dry_run import render_dry_run
 from gdpo_tune.spec.gpu import check_gpu_share, measure_trial
 from gdpo_tune.spec.machine import check_resources
-from tests.support.case_tables import cases
 from tests.support.paths import ROOT
 from tests.support.spec_cases import GOOD
+from tests.support.tables import cases
 
 GOOD_VLLM, CPU_VLLM = VLLM("0.30.0", on_cpu=False), VLLM("0.31.0", on_cpu=True)
 INSTALLED = {None: None, "on GPUs": GOOD_VLLM, "on CPUs": CPU_VLLM}

@@ -11,8 +11,8 @@ from tenacity import RetryError
 
 from gdpo_tune.core import http
 from gdpo_tune.core.http import build_retry
-from tests.support.case_tables import cases
 from tests.support.clock import count_pauses_as_time
+from tests.support.tables import cases
 from tests.support.webhooks import Hook
 
 

@@ -25,8 +25,8 @@ from gdpo_tune.core.shaping import (
 )
 from gdpo_tune.core.task_info import UNKNOWN_RANGE
 from gdpo_tune.training.evaluation import build_reward_functions
-from tests.support.case_tables import cases
 from tests.support.data import score_one
+from tests.support.tables import cases
 from tests.support.training import SETTINGS, TOY, ToyTask, build_trial_config
 
 

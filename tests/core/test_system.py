@@ -24,7 +24,7 @@ from gdpo_tune.core.system import (
     read_machine_memory,
     stop_on_signals,
 )
-from tests.support.case_tables import cases
+from tests.support.tables import cases
 
 GIB = 1 << 30
 MEMORY = "MemTotal:        8388608 kB\nMemFree:          1024 kB"

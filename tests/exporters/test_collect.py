@@ -17,7 +17,7 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.ledger import Ledger
-from tests.support.case_tables import cases
+from tests.support.tables import cases
 from tests.support.tuning import build_outcome, load_code_spec
 
 MODEL = "model.safetensors"

@@ -12,9 +12,9 @@ from gdpo_tune.exporters import differences
 from gdpo_tune.exporters.page import format_page
 from gdpo_tune.exporters.write_export import MERGERS
 from gdpo_tune.spec import checks
-from tests.support.case_tables import cases
 from tests.support.export import export_to, flatten, make_page, make_recipe, parse_settings
 from tests.support.export_batch import PARTS
+from tests.support.tables import cases
 
 LIBRARIES = sorted({*registry.EXPORTERS} - {*MERGERS})
 VLLM = ("rollout.engine=vllm", "resources.gpus=1")

@@ -10,7 +10,6 @@ from gdpo_tune.core import registry
 from gdpo_tune.core.errors import ExportError
 from gdpo_tune.exporters.library import format_yaml
 from gdpo_tune.exporters.write_export import MERGERS
-from tests.support.case_tables import cases, read_tables
 from tests.support.export import (
     export_to,
     flatten,
@@ -21,6 +20,7 @@ from tests.support.export import (
     read_known_keys,
 )
 from tests.support.export_batch import SIZES
+from tests.support.tables import cases, read_table
 
 MODES = {
     "trl": ("gdpo", "grpo", "grpo_no_std", "grpo_batch"),
@@ -30,7 +30,7 @@ MODES = {
     "nemo-rl": ("gdpo", "gdpo_no_std", "grpo", "grpo_no_std"),
 }
 VLLM = ("rollout.engine=vllm", "resources.gpus=1")
-VARIANTS = [[], *(words.split() for [words] in read_tables("exporters")["variants"][1:])]
+VARIANTS = [[], *(words.split() for [words] in read_table("cases_exporters")["variants"][1:])]
 
 
 def test_the_modes_of_every_exporter_are_tested():
@@ -124,7 +124,7 @@ def test_values_in_the_terms_of_each_library(library, overrides, expected):
 
 TERMS = [
     (library, override, key, value)
-    for override, value, *keys in read_tables("exporters")["terms"][1:]
+    for override, value, *keys in read_table("cases_exporters")["terms"][1:]
     for library, key in zip(MODES, keys, strict=True)
     if key
 ]

@@ -34,8 +34,8 @@ from gdpo_tune.figures.front_panels import build_panels, place_labels
 from gdpo_tune.figures.layout import GAP_UP, get_panel_size, make_panels
 from tests.support.analysis import GOALS as UP
 from tests.support.analysis import build_trial
-from tests.support.case_tables import cases
 from tests.support.figures import make_records, make_spec
+from tests.support.tables import cases
 
 MIXED = (Objective("a", "maximize", 0.0), Objective("b", "minimize", 1.0))
 

@@ -22,7 +22,7 @@ from gdpo_tune.policies.load_policy import (
     resolve_policy,
     restore_base_files,
 )
-from tests.support.case_tables import cases
+from tests.support.tables import cases
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
-from tests.support.case_tables import cases
+from tests.support.tables import cases
 
 INSTRUCTIONS = "Write <think>why</think> and <answer>what</answer>."
 CHAT = (

@@ -5,7 +5,7 @@ import pytest
 from gdpo_tune.core.errors import PickError, UsageError
 from gdpo_tune.core.metrics import Condition
 from gdpo_tune.results.merge_request import build_aim, parse_shares, parse_target
-from tests.support.case_tables import cases
+from tests.support.tables import cases
 from tests.support.tuning import load_code_spec
 
 

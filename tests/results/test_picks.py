@@ -14,8 +14,8 @@ from gdpo_tune.results.open_sweep import Sweep, find_sweep
 from gdpo_tune.results.picks import parse_pick, pick_trial
 from gdpo_tune.spec.model import Constraint, ObjectiveSpec
 from tests.support.analysis import GOALS, build_checkpoint, build_merge, build_trial
-from tests.support.case_tables import cases
 from tests.support.published_sweeps import copy_stored_sweep
+from tests.support.tables import cases
 
 BOUNDS = "max correctness where length >= 0.9 and format >= 0.95"
 

@@ -10,8 +10,8 @@ from gdpo_tune.exporters.page import PAGE
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.results.transfer import SETTABLE, list_fitting_spaces
 from gdpo_tune.spec import load_spec
-from tests.support.case_tables import cases
 from tests.support.paths import ROOT
+from tests.support.tables import cases
 from tests.support.transfers import (
     DATA,
     GIVEN,

@@ -34,8 +34,8 @@ from gdpo_tune.results.wording import (
 )
 from gdpo_tune.spec.model import Constraint
 from gdpo_tune.spec.space import Uniform
-from tests.support.case_tables import cases
 from tests.support.figures import make_records, make_spec
+from tests.support.tables import cases
 
 RANGE = Uniform(low=1e-5, high=1e-3, log=True)
 
