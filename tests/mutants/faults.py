@@ -55,7 +55,7 @@ def list_faults(file: Path, root: Path) -> list[Fault]:
         text = f"({after})" if isinstance(new, ast.expr) else after
         changed = (source[:begin] + text.encode() + source[end:]).decode()
         try:
-            compile(changed, str(file), "exec")
+            ast.parse(changed)
         except SyntaxError:  # such as a name that has to stand alone, in a pattern of `match`
             continue
         name = f"{place}: {' '.join(source[begin:end].decode().split())} -> {after}"

@@ -327,9 +327,9 @@ def send_steps(config, steps, validated=(), **setup):
 
 
 def advance_clock(monkeypatch, seconds):
-    """Let so many seconds pass between two readings of the clock."""
+    """Let so many seconds pass between two readings of the clock, which no other thread reads."""
     clock = itertools.count(100.0, seconds)
-    monkeypatch.setattr(adapter.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(adapter, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
 
 @pytest.mark.parametrize("steps", [1, 7, 20, 21, 59, 60, 61, 100, 119, 199, 200, 400, 1000, 5000])
