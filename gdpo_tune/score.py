@@ -193,8 +193,10 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
     from gdpo_tune.tasks.base import check_ranges
     from gdpo_tune.tasks.references import describe_result
 
+    # An evaluation is of a policy, and not of texts.
+    measured = [name for name in task.metrics if name not in getattr(task, "evaluations", ())]
     for text in texts:
-        text.rewards, text.metrics = dict.fromkeys(task.rewards), dict.fromkeys(task.metrics)
+        text.rewards, text.metrics = dict.fromkeys(task.rewards), dict.fromkeys(measured)
     scorable = [(text, text.problem) for text in texts if text.problem is not None]
     size = spec.training.completions_per_step
     for start in range(0, len(scorable), size):

@@ -25,6 +25,9 @@ ROUNDING = 1e-6
 
 RewardFunction = Callable[..., Any]
 """Called with TRL's keywords, such as `completions`; returns N values, each a number or None."""
+EvaluationFunction = Callable[..., Sequence[float]]
+"""Called with a policy, its tokenizer, the name of a split and a seed; returns one number for each
+item of its own, such as the questions of a benchmark."""
 Split = Literal["warm_start", "train", "validation", "test"]
 """Disjoint sets of prompts: for the embedded policy's recipe, training, the search, the front."""
 
@@ -75,11 +78,13 @@ class Scores:
     wherever rewards are; the times in them are measured."""
 
 
-def read_reward_values(values: Any, count: int, name: str) -> list[float | None]:
-    """Return what a reward or metric gave N completions as numbers.
+def read_reward_values(
+    values: Any, count: int, name: str, item: str = "completion"
+) -> list[float | None]:
+    """Return what a reward or metric gave N completions, or other items, as numbers.
 
     Raises:
-        TrialFailure: it is not one number or None for each of `count` completions.
+        TrialFailure: it is not one number or None for each of `count` items.
 
     Source: TRL 1.16, `GRPOTrainer._calculate_rewards`, which raises for another number.
     """
@@ -87,7 +92,7 @@ def read_reward_values(values: Any, count: int, name: str) -> list[float | None]
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         reason = f"{_describe_value(values)}, in place of a list of {count} numbers"
     elif len(listed := list(islice(cast("Iterable[Any]", values), count + MOST_VALUES))) != count:
-        reason = f"{len(listed)} values for {count} completions"
+        reason = f"{len(listed)} values for {count} {item}s"
     else:
         value: Any = None
         try:
@@ -98,8 +103,8 @@ def read_reward_values(values: Any, count: int, name: str) -> list[float | None]
             return result
         except (TypeError, ValueError):
             row = len(result)
-            reason = f"{_describe_value(value)}, for completion {row}, in place of a number"
-    fix = "return a list with one number, or None, for each completion"
+            reason = f"{_describe_value(value)}, for {item} {row}, in place of a number"
+    fix = f"return a list with one number, or None, for each {item}"
     raise TrialFailure(f"{name} returned {reason}\n    fix: {fix}")
 
 
@@ -107,8 +112,8 @@ def _describe_value(value: Any) -> str:
     return f"{reprlib.repr(value)}, a {type(value).__name__}"
 
 
-def check_ranges(scores: Scores, task: Any) -> None:
-    """Refuse a value outside the range that the task states.
+def check_ranges(scores: Scores, task: Any, item: str = "completion") -> None:
+    """Refuse a value outside the range that the task states; `item` is what each is a value of.
 
     NaN and infinity pass: what they mean depends on where they occur.
 
@@ -125,7 +130,7 @@ def check_ranges(scores: Scores, task: Any) -> None:
             kind = "reward" if name in scores.rewards else "metric"
             place = f" ({places[name]})" if name in places else ""
             raise TrialFailure(
-                f"{kind} {name}{place} is {value:g} for completion {row}, outside its range "
+                f"{kind} {name}{place} is {value:g} for {item} {row}, outside its range "
                 f"({low:g}, {high:g})\n    fix: correct the function, or the entry of {name} in "
                 "`ranges`"
             )

@@ -34,6 +34,7 @@ from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_task_error
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import (
+    EvaluationFunction,
     Problem,
     RewardFunction,
     Split,
@@ -62,6 +63,8 @@ class RewardFunctionTask(CloseableResource):
 
     reward_funcs: ClassVar[Sequence[RewardFunction | str] | Mapping[str, RewardFunction | str]] = ()
     """Functions, or reward models by Hub id or directory; or a mapping of names to these."""
+    evaluations: ClassVar[Mapping[str, EvaluationFunction]] = {}
+    """Name of a metric -> function that measures the policy itself, such as a benchmark."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Name of a reward -> lowest and highest value, where they are known. Functions that
     `gdpo_tune.rewards.reward` makes bring their own."""
@@ -79,7 +82,7 @@ class RewardFunctionTask(CloseableResource):
     places: ClassVar[Mapping[str, str]] = {}
     """Name of a function -> its file and line."""
     metrics: ClassVar[tuple[str, ...]] = (MEAN_LENGTH,)
-    """The rewards, and the mean length of a completion in tokens."""
+    """The rewards, the mean length of a completion in tokens, and the evaluations."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -92,8 +95,14 @@ class RewardFunctionTask(CloseableResource):
             else tuple(map(name_reward, functions))
         )
         named = list(zip(cls.rewards, functions, strict=True))
-        cls.places = {name: locate_function(function) for name, function in named}
-        cls.metrics = (*cls.rewards, MEAN_LENGTH)
+        if taken := cls.evaluations.keys() & {*cls.rewards, MEAN_LENGTH}:
+            raise UsageError(
+                f"{cls.__name__}.evaluations names {min(taken)!r}, which is a metric already\n"
+                "    fix: give the function another name"
+            )
+        measured = [*named, *cls.evaluations.items()]
+        cls.places = {name: locate_function(function) for name, function in measured}
+        cls.metrics = (*cls.rewards, MEAN_LENGTH, *cls.evaluations)
         known = {
             name: (each.low, each.high) for name, each in named if isinstance(each, RangedReward)
         }

@@ -76,6 +76,7 @@ class TaskProcess(CloseableResource):
         self.task, self.settings = task, training
         self.rewards: tuple[str, ...] = tuple(task_class.rewards)
         self.metrics: tuple[str, ...] = tuple(task_class.metrics)
+        self.evaluations = task_class.evaluations
         self.ranges, self.directions = task_class.ranges, task_class.directions
         self.places, self.most_failed = task_class.places, task_class.most_failed
         self._class = task_class

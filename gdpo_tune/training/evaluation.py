@@ -26,6 +26,7 @@ from gdpo_tune.core.files import explain_full_disk
 from gdpo_tune.core.metrics import estimate_metrics
 from gdpo_tune.core.settings import TrainingSettings
 from gdpo_tune.core.shaping import Rewards, Shaping
+from gdpo_tune.core.task_files import describe_task_error
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trial_files import (
     MOST_COMPLETIONS,
@@ -37,15 +38,19 @@ from gdpo_tune.core.trial_files import (
 from gdpo_tune.core.trials import Estimate
 from gdpo_tune.policies.load_policy import list_end_tokens
 from gdpo_tune.tasks.base import (
+    EvaluationFunction,
     Problem,
     RewardFunction,
     Scores,
     Split,
     Task,
     check_ranges,
+    read_reward_values,
 )
 from gdpo_tune.training import distributed
-from gdpo_tune.training.decoding import Decoding
+from gdpo_tune.training.decoding import Decoding, keep_random_state
+from gdpo_tune.training.distributed import gather_weights
+from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.rollout import Generate
 from gdpo_tune.training.worker_cache import ProblemSet, WorkerCache
 
@@ -72,11 +77,13 @@ def score_batch(
     return scores
 
 
-def require_finite(values: Sequence[float | None], name: str, when: str) -> None:
+def require_finite(
+    values: Sequence[float | None], name: str, when: str, item: str = "completion"
+) -> None:
     """Raise `NonFiniteError` at the first NaN or inf; None passes."""
     for row, value in enumerate(values):
         if value is not None and not math.isfinite(value):
-            raise NonFiniteError(f"{name} of completion {row} is {value} {when}")
+            raise NonFiniteError(f"{name} of {item} {row} is {value} {when}")
 
 
 BeginScoring = Callable[[int, str], None]
@@ -201,6 +208,8 @@ class Evaluator:
         batches = self._sample(model, held_out, generator)
         prompts = len(held_out.prompts)
         shown = choose_shown_prompts(prompts)
+        functions = getattr(task, "evaluations", {})
+        sampled = [name for name in task.metrics if name not in functions]
         records: list[tuple[Any, ...]] = []  # number of a prompt, then one value per metric
         failures: dict[str, list[str]] = defaultdict(list)
         updates = self.config.updates_per_step
@@ -208,11 +217,11 @@ class Evaluator:
         for batch, texts, tokens in batches:
             problems = [held_out.problems[row] for row in batch]
             scores = score_batch(task, problems, texts, tokens, state)
-            for name in task.metrics:
+            for name in sampled:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             for name, failed in scores.failures.items():
                 failures[name] += failed.values()
-            records += zip(batch, *(scores.metrics[name] for name in task.metrics), strict=True)
+            records += zip(batch, *(scores.metrics[name] for name in sampled), strict=True)
             for index, row in enumerate(batch):
                 if kept is not None and row in shown and row not in kept:
                     values = {name: column[index] for name, column in scores.metrics.items()}
@@ -225,16 +234,48 @@ class Evaluator:
             text = f"{len(errors)} of {len(records)} completions: {errors[0]}" if errors else ""
             self.unscored[f"not_scored.{split}.{name}"] = text
         gathered = sorted(chain(*distributed.gather(records)), key=itemgetter(0))
-        columns = {name: [r[i] for r in gathered] for i, name in enumerate(task.metrics, start=1)}
+        columns = {name: [r[i] for r in gathered] for i, name in enumerate(sampled, start=1)}
         estimates = estimate_metrics(columns, settings.samples_per_prompt, seed)
+        for name, function in functions.items():
+            estimates |= self._measure_policy(model, name, function, split, seed)
         for name in self.config.required_metrics:
-            if name in columns and name not in estimates:
+            if name in task.metrics and name not in estimates:
                 raised = f" ({failures[name][0]})" if failures[name] else ""
                 raise TrialFailure(
                     f"metric {name}, an objective or a constraint, has no value on two {split} "
                     f"prompts{raised}: raise training.{split}_prompts, or judge another metric"
                 )
         return estimates
+
+    def _measure_policy(
+        self,
+        model: PreTrainedModel,
+        name: str,
+        function: EvaluationFunction,
+        split: Split,
+        seed: int,
+    ) -> dict[str, Estimate]:
+        """Estimate a metric that a function of the task measures on the policy itself.
+
+        Each of several processes calls it; the values of the first one count.
+        """
+        task: Any = self.cache.task
+        title, trains = f"evaluation {name} ({task.places[name]})", model.training
+        model.eval()
+        try:
+            with keep_random_state(model.device), gather_weights(model), torch.no_grad():
+                returned: Any = function(model, self.cache.tokenizer, split=split, seed=seed)
+        except Exception as error:  # a user's function may raise anything
+            raise TrialFailure(f"{title} raised {describe_task_error(error)}") from error
+        finally:
+            model.train(trains)
+            TRAINING.note_progress()
+        returned = distributed.gather(returned)[0]
+        count = max(2, np.size(returned))  # one value has no standard error
+        values = read_reward_values(returned, count, title, "item")
+        require_finite(values, title, f"on {split}", "item")
+        check_ranges(Scores({}, {name: values}), task, "item")
+        return estimate_metrics({name: values}, 1, seed)
 
     def _sample(
         self, model: PreTrainedModel, held_out: ProblemSet, generator: torch.Generator

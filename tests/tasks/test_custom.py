@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaForSequenceClassification
 
+from gdpo_tune import score
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import SpecError, TaskFileError, TrialFailure, UsageError
 from gdpo_tune.core.settings import DataSettings, SandboxSettings
@@ -53,7 +54,7 @@ def blocks(kind: str) -> list[str]:
 
 def test_the_example_of_the_guide_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code, judge), (space,) = blocks("python"), blocks("yaml")
+    (code, judge, _), (space,) = blocks("python"), blocks("yaml")
     info = task_files.load_task_info(written(tmp_path, judge, "Judged"))
     assert info.rewards == {"judged": (0, 1), "length": (0, 1)}
     assert len(code.splitlines()) <= 30
@@ -83,6 +84,45 @@ def test_a_reward_of_weight_0_is_measured_and_may_be_an_objective(tmp_path):
     config = trial(task, tmp_path, **{"reward_weights.two": 0.0})
     outcome = run_trial(config)
     assert outcome.test["two"].mean == outcome.test["mean_length"].mean > 0
+
+
+def test_the_measured_policy_of_the_guide_is_an_objective_and_costs_no_reward(tmp_path):
+    """The third example of the page, in a training; texts that are scored have no such value."""
+    (tmp_path / "kept.py").write_text(blocks("python")[-1])
+    goals = (
+        "right: {direction: maximize, reference: 0}, kept: {direction: maximize, reference: -30}"
+    )
+    settings = "{train_prompts: 60, validation_prompts: 4, test_prompts: 4}"
+    (tmp_path / "own.yaml").write_text(
+        f"task: {tmp_path / 'kept.py'}:Sums\nobjectives: {{{goals}}}\n"
+        f"space: {{group_size: [2, 4], reward_weights: {{right: 1}}}}\ntraining: {settings}\n"
+    )
+    assert [*load_spec(tmp_path / "own.yaml").objectives] == ["right", "kept"]
+    config = trial(f"{tmp_path / 'kept.py'}:Sums", tmp_path)
+    outcome = run_trial(config)
+    assert -30 < outcome.test["kept"].mean < 0
+    assert outcome.test["kept"].se > 0
+    steps = read_steps(config.directory)
+    assert any("validation/kept" in step.metrics for step in steps)
+    assert not any("rewards/kept" in name for step in steps for name in step.metrics)
+    (tmp_path / "texts.jsonl").write_text(
+        '{"prompt": "1 + 1 = ", "answer": "2", "completion": "2"}'
+    )
+    command = [str(tmp_path / "own.yaml"), "--completions", str(tmp_path / "texts.jsonl")]
+    out = tmp_path / "scores.json"
+    assert score.main([*command, "--json", str(out)]) == 0
+    assert "kept" not in out.read_text()
+
+
+def test_an_evaluation_has_a_name_of_its_own():
+    with pytest.raises(
+        UsageError, match=r"Twice\.evaluations names 'one', which is a metric already"
+    ):
+        type(
+            "Twice",
+            (RewardFunctionTask,),
+            {"reward_funcs": {"one": len}, "evaluations": {"one": len}},
+        )
 
 
 def test_a_class_describes_itself(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from itertools import product
 from pathlib import Path
 
@@ -126,3 +127,63 @@ def test_seeds_differ_by_trial_split_and_step():
 def test_end_tokens_are_the_tokenizers_and_the_models(loaded):
     listed = [list_end_tokens(loaded[1], declared) for declared in (None, 1, 5, [7, 1])]
     assert listed == [(1,), (1,), (1, 5), (1, 7)]
+
+
+def measure_likelihood(policy, tokenizer, split, seed):
+    """Return the log-probability per token of texts that have nothing to do with the task."""
+    assert not policy.training
+    torch.rand(1)  # as a benchmark that samples would
+    texts = {"validation": ["ab=", "cde="], "test": [a + b for a in "wxyzqv" for b in "abcdefgh="]}
+    ids = [tokenizer(text, return_tensors="pt").input_ids for text in texts[split]]
+    return [-policy(each, labels=each).loss.item() for each in ids]
+
+
+class Measured(ToyTask):
+    """A task with a metric of the policy itself."""
+
+    metrics = (*ToyTask.metrics, "kept")
+    evaluations = {"kept": measure_likelihood}
+    places = {"kept": "kept.py, line 3"}
+
+
+def test_a_function_measures_the_policy_itself_beside_its_completions(build, loaded):
+    """Source: the mean, and its error s / sqrt(n), of the numbers that the function returns."""
+    model, tokenizer = loaded
+    before, trains = read_random_states(), model.training
+    evaluator, _ = build(Measured)
+    found = evaluator.evaluate(model.train(), "test", 0)
+    assert model.training
+    model.train(trains)
+    assert read_random_states() == before
+    assert tuple(found) == Measured.metrics
+    plain = build()[0].evaluate(model, "test", 0)
+    assert {name: found[name] for name in plain} == plain
+    values = measure_likelihood(model.eval(), tokenizer, "test", 0)
+    model.train(trains)
+    assert found["kept"].mean == pytest.approx(np.mean(values), abs=1e-6)
+    assert found["kept"].se == pytest.approx(np.std(values) / 54**0.5, rel=0.15)  # of a bootstrap
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (0.5, "evaluation kept (kept.py, line 3) returned 0.5, a float, in place of a list of 2"),
+        ([0.5], r"evaluation kept (kept.py, line 3) returned 1 values for 2 items"),
+        ([1.0, "a"], "returned 'a', a str, for item 1, in place of a number"),
+        ([1.0, math.nan], "evaluation kept (kept.py, line 3) of item 1 is nan on validation"),
+        ([1.0, 3.0], "metric kept (kept.py, line 3) is 3 for item 1, outside its range (-9, 2)"),
+        ([None, None], "metric kept, an objective or a constraint, has no value on two"),
+        (KeyError("x"), "evaluation kept (kept.py, line 3) raised KeyError: 'x'"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_used_ends_the_trial(build, monkeypatch, returned, reason):
+    def measure(*_, **__):
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    monkeypatch.setattr(Measured, "evaluations", {"kept": measure})
+    ranges = {"kept": (-9, 2)} if returned == [1.0, 3.0] else {}
+    monkeypatch.setattr(Measured, "ranges", ranges, raising=False)
+    with pytest.raises((TrialFailure, NonFiniteError), match=re.escape(reason)):
+        build(Measured, required_metrics=("kept",))[1]()
