@@ -188,6 +188,8 @@ def describe_differences(spec: SweepSpec) -> str:
     with suppress(SpecError):  # the file was moved, or another version wrote it
         stored = load_spec(spec.directory / SPEC, name=spec.name, to_run=False)
         keys = list_differences(list_decisive_values(stored), list_decisive_values(spec))
+        if not keys:  # read now, the stored file has today's keys and defaults
+            return "no key differs, but a version of gdpo_tune with other keys or defaults began it"
     if not keys:
         return "another task, policy, space or training, or other objectives"
     return join_first(keys)

@@ -99,6 +99,7 @@ def test_a_start_is_part_of_the_identity(load, tmp_path):
     short.directory.mkdir(parents=True)
     (short.directory / "spec.yaml").write_text(short.dump_stored_yaml())
     assert opening.describe_differences(long) == "start.steps = 20, not 21"
+    assert "a version of gdpo_tune with other keys" in opening.describe_differences(short)
 
 
 def test_a_bound_may_refer_to_a_start_that_there_is(load):
