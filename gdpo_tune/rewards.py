@@ -14,6 +14,7 @@ for a completion that it does not score. The tasks that ship use the same functi
     tool_format                1 for the tags that `calls` and `response` need
     block_format, line_format  1 for one think and one answer block
     length                     1 for at most `length_limit` tokens
+    Judge(...)                 the score that a language model behind a server gives
 
 `reward` makes such a function of one that scores a single completion, and states its range:
 
@@ -24,6 +25,7 @@ for a completion that it does not score. The tasks that ship use the same functi
 Programs run in the sandbox of this machine: without isolation nothing runs.
 """
 
+from gdpo_tune.tasks.judge import Judge
 from gdpo_tune.tasks.text_rewards import (
     answer,
     block_format,
@@ -39,6 +41,7 @@ from gdpo_tune.tasks.text_rewards import (
 from gdpo_tune.tasks.tool_rewards import tool_calls, tool_format
 
 __all__ = [
+    "Judge",
     "answer",
     "block_format",
     "bug_free",

@@ -102,6 +102,7 @@ def _describe(task: str) -> TaskInfo:
         },
         embedded="embedded",
         published=registry.weigh_equally(rewards),
+        judges=task_class.judges,
     )
 
 

@@ -48,6 +48,8 @@ class TaskInfo:
     """Optional reward -> what the published setting has with it, besides a weight of 1."""
     offers_released: bool = False
     """True if it can also score as the authors' code does: `scoring: released`."""
+    judges: tuple[str, ...] = ()
+    """Rewards that a language model gives."""
 
     def add_optional_rewards(self, parameters: Collection[str]) -> TaskInfo:
         """Return the task with those optional rewards whose weight is among `parameters`."""

@@ -214,13 +214,18 @@ def _check_certainty(spec: SweepSpec) -> Iterator[str]:
 
 
 def _check_objectives(spec: SweepSpec) -> Iterator[str]:
-    metrics = registry.collect_metrics(load_task_info(spec.task))
+    metrics = registry.collect_metrics(task := load_task_info(spec.task))
     for name, objective in spec.objectives.items():
         better = metrics[name].direction
         if objective.direction != better:
             yield (
                 f"objectives.{name}.direction = {objective.direction}: this metric "
                 f"({metrics[name].doc}) is better the other way. Write {better}, if not meant."
+            )
+        if name in task.judges and f"reward_weights.{name}" in _list_weights(spec):
+            yield (
+                f"objectives.{name}: reward_weights.{name} is above 0, so the policy learns to "
+                "please this judge. Let another judge, of weight 0, be the objective."
             )
     for name, constraint in spec.constraints.items():
         low, high = metrics[name].low, metrics[name].high

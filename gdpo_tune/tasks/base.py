@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from gdpo_tune.core.errors import TrialFailure
@@ -18,6 +19,8 @@ from gdpo_tune.core.errors import TrialFailure
 if TYPE_CHECKING:
     from gdpo_tune.sandbox import Result
 
+TIME_LIMIT = 600.0
+"""Seconds for one call of a function, if its class does not say otherwise."""
 MOST_VALUES = 10_000
 """Values that are counted beyond the right number of them: an iterator may never end."""
 ROUNDING = 1e-6
@@ -148,6 +151,8 @@ class Task(AbstractContextManager["Task"], Protocol):
     metrics: tuple[str, ...]
     instructions: str
     """The rewarded format in words, with its tags, for a policy that does not know it; or empty."""
+    directory: Path | None
+    """That of the trial, if a trial scores: judges keep their answers there."""
 
     def problems(self, split: Split, count: int, seed: int) -> list[Problem]:
         """Return `count` problems with distinct prompts; equal arguments give equal lists."""

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Self, cast, get_args
 
+from gdpo_tune.core import errors
 from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError, get_first_line
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
@@ -43,6 +44,7 @@ from gdpo_tune.tasks.base import (
 )
 from gdpo_tune.tasks.columns import SURROGATE
 from gdpo_tune.tasks.generation import choose_row_split
+from gdpo_tune.tasks.judge import Judge
 from gdpo_tune.tasks.text_rewards import RangedReward
 
 MEAN_LENGTH = "mean_length"
@@ -103,9 +105,8 @@ class RewardFunctionTask(CloseableResource):
         measured = [*named, *cls.evaluations.items()]
         cls.places = {name: locate_function(function) for name, function in measured}
         cls.metrics = (*cls.rewards, MEAN_LENGTH, *cls.evaluations)
-        known = {
-            name: (each.low, each.high) for name, each in named if isinstance(each, RangedReward)
-        }
+        cls.judges = tuple(name for name, function in named if isinstance(function, Judge))
+        known = {n: (f.low, f.high) for n, f in named if isinstance(f, RangedReward | Judge)}
         cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **known, **cls.ranges}
         cls.directions = {MEAN_LENGTH: "minimize", **cls.directions}
 
@@ -177,9 +178,11 @@ class RewardFunctionTask(CloseableResource):
         funcs = cls.reward_funcs
         return list(funcs.values() if isinstance(funcs, Mapping) else funcs)
 
-    def load_functions(self) -> None:
-        """Load the reward models, if they are not loaded yet."""
+    def load_functions(self, directory: Path | None, seconds: float) -> None:
+        """Load the reward models, if they are not loaded yet; give judges their limits."""
         for name, function in zip(self.rewards, self.list_functions(), strict=True):
+            if isinstance(function, Judge):
+                function.open(name, directory, seconds)
             if name in self._functions:
                 continue
             if isinstance(function, str):
@@ -207,7 +210,9 @@ class RewardFunctionTask(CloseableResource):
                 raise ValueError(f"log_extra({column!r}): {len(values)} values for {count} texts")
             columns[column] = [v if isinstance(v, int | float | None) else str(v) for v in values]
 
+        failures: dict[int, str] = {}
         keywords = {
+            "log_failure": failures.__setitem__,
             "log_metric": log_metric,
             "log_extra": log_extra,
             "length_limit": [self.settings.length_limit] * count,
@@ -222,11 +227,11 @@ class RewardFunctionTask(CloseableResource):
             if inspect.iscoroutine(returned):
                 returned = self._runner.run(returned)
             values = read_reward_values(returned, count, f"reward {name} ({self.places[name]})")
-        except TrialFailure:
+        except (errors.DiskFullError, TrialFailure):
             raise
         except BaseException as error:  # a user's function may raise anything
             raise CallError(describe_task_error(error)) from error
-        return CallResult(values, logged, columns)
+        return CallResult(values, logged, columns, failures)
 
     @functools.cached_property
     def _splits(self) -> dict[str, list[Problem]]:
@@ -314,6 +319,8 @@ class CallResult(NamedTuple):
     values: list[float | None]
     logged: list[tuple[str, float]]
     columns: dict[str, list[Any]]
+    failures: dict[int, str]
+    """Row that the function itself said that it could not score -> the reason."""
 
 
 class CallError(GdpoTuneError):
@@ -367,6 +374,8 @@ def locate_function(function: RewardFunction | str) -> str:
     """Return a function's file and line."""
     if isinstance(function, str):
         return "a reward model"
+    if isinstance(function, Judge):
+        return function.place
     plain: Any = inspect.unwrap(getattr(function, "func", function))
     code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
     if code is None:

@@ -38,8 +38,6 @@ from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.tasks import base
 from gdpo_tune.tasks.custom import MEAN_LENGTH, CallError, CallResult, RewardBatch
 
-TIME_LIMIT = 600.0
-"""Seconds for one call of a function, if its class does not say otherwise."""
 CHECK_LIMIT = 60.0
 """Seconds for one call of a function in `check_rewards`."""
 PATIENCE, LONGEST_PAUSE = 30.0, 16.0
@@ -74,6 +72,7 @@ class TaskProcess(CloseableResource):
     ) -> None:
         """Start the process and build the task in it; raise TaskFileError if that fails."""
         self.task, self.settings = task, training
+        self.directory: Path | None = None
         self.rewards: tuple[str, ...] = tuple(task_class.rewards)
         self.metrics: tuple[str, ...] = tuple(task_class.metrics)
         self.evaluations = task_class.evaluations
@@ -130,9 +129,9 @@ class TaskProcess(CloseableResource):
         self._end()
 
     def _call(self, function: str, row: int | None, batch: RewardBatch, is_check: bool) -> Any:
-        limit = self._class.time_limit or (CHECK_LIMIT if is_check else TIME_LIMIT)
+        limit = self._class.time_limit or (CHECK_LIMIT if is_check else base.TIME_LIMIT)
         try:
-            self._request("load_functions")  # reward models may be downloaded
+            self._request("load_functions", self.directory, limit)  # may download models
             limit *= 1 if row is None else ROW_SHARE
             return self._request("score", function, row, batch, limit=limit)
         except ProcessEndedError as ended:
@@ -265,7 +264,7 @@ def _call_patiently(
     name: str, call: CallReward, batch: RewardBatch, most_failed: float, patience: float
 ) -> tuple[CallResult, dict[int, str]]:
     count = len(batch.completions)
-    result, failed = CallResult([None] * count, [], {}), dict[int, str]()
+    result, failed = CallResult([None] * count, [], {}, {}), dict[int, str]()
 
     def call_for_all() -> bool:
         nonlocal result, failed
@@ -290,6 +289,7 @@ def _call_patiently(
                 del failed[row]
                 result.values[row] = alone.values[0]
                 result.logged.extend(alone.logged)
+                result.failures.update((row, text) for text in alone.failures.values())
         return len(failed) > most_failed * count and not ended
 
     if call_for_all():
@@ -306,7 +306,7 @@ def _call_patiently(
             count,
             len(failed),
         )
-    return result, failed
+    return result, {**failed, **result.failures}
 
 
 def check_rewards(task: TaskProcess) -> tuple[str, list[str]]:

@@ -188,6 +188,7 @@ def open_worker_cache(config: TrialConfig) -> Generator[WorkerCache]:
     if _cache is None or _cache.shared != list_shared_settings(config):
         release_worker_cache()
         _cache = build_worker_cache(config)
+    _cache.task.directory = config.directory
     try:
         yield _cache
     except BaseException:
