@@ -1,6 +1,6 @@
 """A server on this machine with the part of OpenAI's API that a judge uses.
 
-Its score is the number of the last line of what it reads, without the request for JSON.
+Its score is the last digit in the last line of what it reads, without the request for JSON.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-import pytest
 
 TOKENS = {"prompt_tokens": 30, "completion_tokens": 7}
 
@@ -42,6 +39,8 @@ class JudgeServer(ThreadingHTTPServer):
         """Text that a message ends with -> the answer in place of a score."""
         self.most = 10**9
         """Answers after which it answers no more."""
+        self.released = threading.Event()
+        """Set to let all calls end that get no answer."""
         self.lock = threading.Lock()
         self.open = self.most_open = 0
 
@@ -89,8 +88,8 @@ class Handler(BaseHTTPRequestHandler):
             is_held = status == 200 and server.answers.total() >= server.most
             server.answers[text] += status == 200 and not is_held
         if is_held:
-            time.sleep(60)
-        found = re.findall(r"\d+", text.rpartition("\n")[2])
+            server.released.wait()
+        found = re.findall("[0-9]", text.rpartition("\n")[2])
         score = json.dumps({"score": int(found[-1]) if found else 0})
         said = next((said for end, said in server.said.items() if text.endswith(end)), score)
         content = {
@@ -115,10 +114,3 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
-
-
-@pytest.fixture
-def judge_server() -> Iterator[JudgeServer]:
-    server = JudgeServer()
-    yield server
-    server.end()

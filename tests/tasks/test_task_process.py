@@ -87,7 +87,7 @@ def test_a_call_has_the_time_that_the_guide_says(monkeypatch, time_limit, row, i
     asked = []
     monkeypatch.setattr(TaskProcess, "_request", lambda *_, limit=None: asked.append(limit))
     task = object.__new__(TaskProcess)
-    task._class = SimpleNamespace(time_limit=time_limit)
+    task._class, task.directory = SimpleNamespace(time_limit=time_limit), None
     task._call("one", row, None, is_check=is_check)
     assert asked == [None, pytest.approx(seconds)]
 
