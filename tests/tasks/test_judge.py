@@ -55,6 +55,8 @@ class Judged(RewardFunctionTask):
 """
 LINE = 7
 """Line on which it makes the judge."""
+RUNNER = asyncio.Runner()
+"""One loop for all calls of a function, as tasks and TRL's trainer have."""
 
 
 @pytest.fixture(autouse=True)
@@ -75,17 +77,17 @@ def judge_server():
 
 @pytest.fixture
 def build_judge(judge_server):
+    built = []
+
     def build_one(**changes):
-        prompt = "{question}\n{completion}"
-        return rewards.Judge(
-            **{"url": judge_server.url, "model": "m", "prompt": prompt, "scale": (0, 9), **changes}
-        )
+        usual = {"url": judge_server.url, "model": "m", "prompt": "{question}\n{completion}"}
+        built.append(rewards.Judge(**{**usual, "scale": (0, 9), **changes}))
+        return built[-1]
 
-    return build_one
-
-
-RUNNER = asyncio.Runner()
-"""One loop for all calls of a function, as tasks and TRL's trainer have."""
+    yield build_one
+    for function in built:
+        if function._client is not None:
+            RUNNER.run(function._client.close())
 
 
 class Scored:
@@ -393,6 +395,8 @@ def test_a_trainer_of_trl_takes_a_judge(build_judge, tmp_path):
     trainer = build_plain_trainer(policy, tmp_path / "out", reward_funcs=judges, max_steps=1)
     trainer.train()
     assert trainer.state.log_history[0]["rewards/judge/mean"] == 7
+    client, judges[0]._client = judges[0]._client, None
+    asyncio.run_coroutine_threadsafe(client.close(), trainer.async_loop).result()
 
 
 @pytest.mark.parametrize(("weight", "count"), [(1, 1), (0, 0)])
