@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
-from pydantic import ConfigDict, create_model
+from pydantic import create_model
 
 from gdpo_tune.core.addresses import find_address_problem
 from gdpo_tune.core.errors import TrialFailure, UsageError, get_first_line
@@ -54,19 +54,20 @@ class Judge:
         caller = inspect.stack(0)[2]  # of `__init__`
         self.place = f"{Path(caller.filename).name}, line {caller.lineno}"
         self.low, self.high = map(float, self.scale)
-        self._columns = {part[1] for part in string.Formatter().parse(self.prompt)} - {None}
+        parts = string.Formatter().parse(self.prompt)
+        self._columns = {name for _, name, _, _ in parts if name is not None}
         is_scale, is_name = -math.inf < self.low < self.high < math.inf, self.key.isidentifier()
         for name, problem in {
             "url": find_address_problem(self.url),
             "prompt": "" if "completion" in self._columns else "it has no {completion}",
-            "scale": "" if is_scale else "write the lowest and the highest score",
+            "scale": "" if is_scale else "write (LOWEST, HIGHEST)",
             "key": "" if is_name or not self.key else "write the name of an environment variable",
             "concurrency": "" if self.concurrency >= 1 else "write a number of at least 1",
         }.items():
             if problem:
                 raise UsageError(f"{name} of a Judge: {problem}")
-        number, config = Annotated[float, Ge(self.low), Le(self.high)], ConfigDict(extra="forbid")
-        self._answer: Any = create_model("verdict", __config__=config, score=(number, ...))
+        number: Any = Annotated[float, Ge(self.low), Le(self.high)]
+        self._mark: Any = create_model("verdict", __config__={"extra": "forbid"}, score=number)
         self._client: Any = None
         self._scores: dict[str, float] = {}
         self._offsets: dict[Path, int] = {}
@@ -79,13 +80,13 @@ class Judge:
         """
         self.__name__, self._directory, self._seconds = name, directory, seconds
         if self._client is None:
-            head = f"reward {name} ({self.place}): "
+            head = f"reward {name} ({self.place}) "
             if find_spec("openai") is None:
-                raise UsageError(
-                    f"{head}openai is missing\n    fix: pip install 'gdpo-tune[judge]'"
-                )
+                raise UsageError(f"{head}needs openai\n    fix: pip install 'gdpo-tune[judge]'")
             if self.key and not os.environ.get(self.key):
-                raise UsageError(f"{head}{self.key} is not set\n    fix: export {self.key}=...")
+                raise UsageError(
+                    f"{head}needs the variable {self.key}\n    fix: export {self.key}=..."
+                )
             self._openai: Any = importlib.import_module("openai")  # late: 1 s
             # Always one, or a key of OpenAI in the environment would be sent to this server.
             self._secret = os.environ.get(self.key, "no-key")
@@ -133,7 +134,7 @@ class Judge:
         # The client's pauses, of 0.5, 1, 2, 4 and then 8 s, last about a quarter of the time.
         limit, retries = 0.9 * self._seconds, 4 + int(self._seconds / 32)
         client = self._client.with_options(timeout=self._seconds / 2, max_retries=retries)
-        schema = {"name": "verdict", "strict": True, "schema": self._answer.model_json_schema()}
+        schema = {"name": "verdict", "strict": True, "schema": self._mark.model_json_schema()}
         form = {"response_format": {"type": "json_schema", "json_schema": schema}}
         scale = f"from {self.low:g} to {self.high:g}"
         end = f'\n\nAnswer with JSON alone: {{"score": NUMBER}}, a number {scale}.'
@@ -150,17 +151,15 @@ class Judge:
                     answer = await client.post("/chat/completions", cast_to=object, body=body)
             except self._openai.OpenAIError as error:
                 reason = ": ".join(dict.fromkeys(map(get_first_line, list_causes(error))))
-                failed[key] = reason.replace(self._secret, HIDDEN)[:LONGEST_REASON]  # an answer's
+                failed[key] = reason.replace(self._secret, HIDDEN)[:LONGEST_REASON]  # may be in it
                 return
             said, score, usage = answer, None, {}
             with suppress(AttributeError, LookupError, TypeError, ValueError):  # of another form
                 usage = answer.get("usage") or {}  # not every server counts
                 said = answer["choices"][0]["message"]["content"]
-                score = self._answer.model_validate_json(said, strict=True).score
+                self._scores[key] = score = self._mark.model_validate_json(said, strict=True).score
             paid.update(cost := {name: usage.get(name) or 0 for name in paid} | {"calls": 1})
             failed[key] = f"no score {scale}: {said!r}"[:LONGEST_REASON]
-            if score is not None:
-                self._scores[key] = score
             if self._directory is not None:
                 file = self._directory / "judge" / f"{self.__name__}.{self._writer}.jsonl"
                 with explain_full_disk(self._directory, "a verdict"):

@@ -27,7 +27,6 @@ class JudgeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler, bind_and_activate=False)
         self.allow_reuse_address = True
         self.port = 0
-        self.begin()
         self.delay = 0.0
         self.answers: Counter[str] = Counter()
         """Text -> how often it got an answer."""
@@ -44,6 +43,7 @@ class JudgeServer(ThreadingHTTPServer):
         """Set to let all calls end that get no answer."""
         self.lock = threading.Lock()
         self.open = self.most_open = 0
+        self.begin()
 
     @property
     def url(self) -> str:
@@ -52,6 +52,7 @@ class JudgeServer(ThreadingHTTPServer):
     def begin(self) -> None:
         if self.port:
             self.socket = type(self.socket)(self.address_family, self.socket_type)
+        self.is_alive = True
         self.server_address = ("127.0.0.1", self.port)
         self.server_bind()
         self.server_activate()
@@ -59,6 +60,7 @@ class JudgeServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def end(self) -> None:
+        self.is_alive = False
         self.shutdown()
         self.server_close()
 
@@ -87,7 +89,10 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.open -= 1
             is_held = status == 200 and server.answers.total() >= server.most
-            server.answers[text] += status == 200 and not is_held
+            server.answers[text] += status == 200 and not is_held and server.is_alive
+        self.close_connection = not server.is_alive  # a connection outlives its listener
+        if self.close_connection:
+            return
         if is_held:
             server.released.wait()
         found = re.findall("[0-9]", text.rpartition("\n")[2])

@@ -215,13 +215,13 @@ def test_what_is_missing_is_refused_before_work_with_file_and_line(
 ):
     monkeypatch.delenv("MY_JUDGE", raising=False)
     with build(tmp_path, judged(judge_server, ', key="MY_JUDGE"'), "Judged") as task:
-        reason = rf"reward helpful \(mine.py, line {LINE}\): MY_JUDGE is not set\n    fix: export"
+        reason = rf"reward helpful \(mine.py, line {LINE}\) needs the variable MY_JUDGE\n    fix: export MY_JUDGE="
         with pytest.raises(UsageError, match=reason):
             check_rewards(task)
     monkeypatch.setattr(judge, "find_spec", lambda _: None)
     name = written(tmp_path, judged(judge_server))
     function = task_files.load_task_info(name.replace("Mine", "Judged")).build.reward_funcs
-    with pytest.raises(UsageError, match=r"openai is missing\n    fix: pip install"):
+    with pytest.raises(UsageError, match=r"needs openai\n    fix: pip install"):
         function["helpful"].open("helpful", None, 1.0)
     assert not judge_server.requests
 
@@ -242,7 +242,7 @@ def test_a_server_that_is_not_there_is_refused_before_work(judge_server, tmp_pat
         ('url="http://me:pass@host/v1"', "url of a Judge: it has a user or a password"),
         ('prompt="{question}"', r"prompt of a Judge: it has no \{completion\}"),
         ('prompt="{completion} {"', "expected '}'|Single '{'"),
-        ("scale=(9, 0)", "scale of a Judge: write the lowest and the highest score"),
+        ("scale=(9, 0)", "scale of a Judge: write .LOWEST, HIGHEST"),
         ("scale=(0, float('inf'))", "scale of a Judge: "),
         ('key="sk-abc"', "key of a Judge: write the name of an environment variable"),
         ("concurrency=0", "concurrency of a Judge: write a number of at least 1"),
