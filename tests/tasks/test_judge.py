@@ -215,7 +215,8 @@ def test_what_is_missing_is_refused_before_work_with_file_and_line(
 ):
     monkeypatch.delenv("MY_JUDGE", raising=False)
     with build(tmp_path, judged(judge_server, ', key="MY_JUDGE"'), "Judged") as task:
-        reason = rf"reward helpful \(mine.py, line {LINE}\) needs the variable MY_JUDGE\n    fix: export MY_JUDGE="
+        place = rf"reward helpful \(mine.py, line {LINE}\)"
+        reason = rf"{place} needs the variable MY_JUDGE\n    fix: export MY_JUDGE="
         with pytest.raises(UsageError, match=reason):
             check_rewards(task)
     monkeypatch.setattr(judge, "find_spec", lambda _: None)
