@@ -17,6 +17,7 @@ MODULES = {
     "s3fs": "gdpo-tune[s3]",
     "aiohttp_cors": "gdpo-tune[cluster]",
     "wandb": "gdpo-tune[trackers]",
+    "openai": "gdpo-tune[judge]",
 }
 """Module -> package that brings it."""
 
