@@ -384,18 +384,24 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     from gdpo_tune.core import task_files
 
     if task_files.is_task_file(spec.task):
-        from gdpo_tune.policies.prompt_choice import load_local_tokenizer
+        from gdpo_tune.policies.prompt_choice import load_local_tokenizer, prepare_tools
         from gdpo_tune.policies.prompt_format import PromptFormat
         from gdpo_tune.tasks.task_process import check_rewards
 
         turns = task.problems("train", 1, 0)[0].turns
         tokenizer = load_local_tokenizer(spec.policy, spec.model.revision) if turns else None
+        kwargs, found = spec.model.chat_template_kwargs, dict[str, str]()
+        if task.tool_format is not None:
+            if tokenizer is not None:
+                prepare_tools(spec.policy, tokenizer, task.tool_format)
+            names = join_names(tool.__name__ for tool in task.tools)
+            found["tools"] = f"{names}; called between turns, and their tokens have no gradient"
         if tokenizer is not None:
-            PromptFormat(tokenizer, template_kwargs=spec.model.chat_template_kwargs).render(turns)
+            PromptFormat(tokenizer, template_kwargs=kwargs).render(turns)
         times, warnings = check_rewards(task)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        return {"rewards checked": times}
+        return {**found, "rewards checked": times}
     if not spec.data.source:
         return {}
     from gdpo_tune.policies.prompt_choice import read_back
@@ -428,7 +434,7 @@ def check_demonstrations(spec: SweepSpec, task: Any) -> dict[str, str]:
         return {"demonstrations": "counted once the policy is on this machine"}
     prompts = choose_prompt_format(
         *(spec.policy, tokenizer, task.instructions, model.instructions),
-        *(model.chat_template_kwargs, model.template_date),
+        *(model.chat_template_kwargs, model.template_date, getattr(task, "tool_format", None)),
     )
     found = collect_demonstrations(spec.build_start_config({}, 0, Path()), task, prompts)
     if found.left_out:

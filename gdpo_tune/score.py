@@ -32,6 +32,7 @@ from gdpo_tune.core.text import (
     abbreviate_parameter,
     format_count,
     format_number,
+    join_turns,
     make_printable,
 )
 from gdpo_tune.core.trial_files import CUT
@@ -52,9 +53,12 @@ class ScoredText:
     """Line of its file, or row of the data, from 1 on."""
     problem: Problem | None
     """None: there is nothing to score, for the reason in `detail`."""
-    completion: str
+    completion: Any
+    """A text, or messages where the policy called tools."""
     tokens: Sequence[int] = ()
     """Tokens of the completion, the end token included."""
+    length: int = 0
+    """How many of them the policy wrote."""
     detail: str = ""
     """Verdict of the sandbox, and why values are missing."""
     rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
@@ -153,9 +157,11 @@ def _list_references(spec: SweepSpec, task: Task, count: int | None) -> list[Sco
     """
     if not spec.data.source:
         write: Any = getattr(task, "write_reference", None)
-        if write is None:
+        has_turns = bool(getattr(task, "tools", ()))
+        if write is None or has_turns:
             raise errors.UsageError(
-                f"--reference: the task {spec.task} states no solutions of its problems\n"
+                f"--reference: the task {spec.task} states no solutions of its problems"
+                f"{' in one turn, without tools' * has_turns}\n"
                 "    fix: write some as lines of --completions FILE"
             )
         count = count or spec.training.validation_prompts
@@ -186,7 +192,7 @@ def _read_back(spec: SweepSpec, texts: Sequence[ScoredText]) -> None:
             f"\n    fix: hf download {spec.policy}, or count with another: --set policy=embedded"
         )
     for text, tokens, seen in zip(texts, *found, strict=True):
-        text.tokens, text.completion = tokens, seen
+        text.tokens, text.completion, text.length = tokens, seen, len(tokens)
 
 
 def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> None:
@@ -203,7 +209,7 @@ def _score_texts(spec: SweepSpec, task: Task, texts: Sequence[ScoredText]) -> No
         batch, problems = zip(*scorable[start : start + size], strict=True)
         tokens = [text.tokens for text in batch]
         try:
-            completions, lengths = [text.completion for text in batch], list(map(len, tokens))
+            completions, lengths = [text.completion for text in batch], [t.length for t in batch]
             scores = task.score(problems, completions, lengths, tokens)
             check_ranges(scores, task)
         except errors.TrialFailure as error:  # what a function returned is no reward
@@ -260,8 +266,8 @@ def print_scores(texts: Sequence[ScoredText]) -> None:
         print(f"{MOST_ROWS} of {len(texts)} texts, those with the least {first}; --json has all")
 
 
-def _shorten(text: str) -> str:
-    text = " ".join(make_printable(text).split())
+def _shorten(text: str | list[dict[str, Any]]) -> str:
+    text = " ".join(make_printable(join_turns(text)).split())
     if len(text) <= LONGEST_CELL:
         return text
     half = LONGEST_CELL // 2 - 2

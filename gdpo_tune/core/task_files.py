@@ -101,6 +101,7 @@ def _describe(task: str) -> TaskInfo:
             for name in metrics
         },
         embedded="embedded",
+        calls_tools=bool(task_class.tools),
         published=registry.weigh_equally(rewards),
         judges=task_class.judges,
     )

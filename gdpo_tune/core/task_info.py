@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,18 @@ STRICT: Scoring = "strict"
 """The default."""
 UNKNOWN_RANGE = (float("-inf"), float("inf"))
 """Range of a reward whose task states none."""
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a policy reads the tools of a task, and how its calls are read."""
+
+    schemas: Sequence[Mapping[str, Any]]
+    """JSON schema of each tool, as chat templates take them."""
+    chat_template: str = ""
+    """Chat template of the task, in place of the policy's own; empty: it keeps its own."""
+    response_template: Mapping[str, Any] | None = None
+    """How Transformers reads a turn of the policy; None: TRL knows it by the chat template."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,8 @@ class TaskInfo:
     """Rewards that are on where the space has a weight for them; name -> range."""
     published_with: Mapping[str, Mapping[str, ParamValue]] = field(default_factory=dict[str, Any])
     """Optional reward -> what the published setting has with it, besides a weight of 1."""
+    calls_tools: bool = False
+    """True if the policy has several turns, between which it calls tools."""
     offers_released: bool = False
     """True if it can also score as the authors' code does: `scoring: released`."""
     judges: tuple[str, ...] = ()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import string
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trials import Estimate, Params, ParamValue
@@ -35,6 +36,22 @@ CANDIDATE_COLORS = {"checkpoint": "#8c510a", "merge": "#8a00e6"}
 """Role of a candidate that nobody trained -> its colour."""
 OTHER_COLOR = "#7f7f7f"
 """Colour of a mode that is not in `MODE_COLORS`."""
+
+
+def join_turns(turns: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return a text of the turns of a chat, distinct from those of other ones; a text as it is.
+
+    A call of a tool is written as `name({"argument": 1})`.
+    """
+    if isinstance(turns, str):
+        return turns
+    return "\n\n".join(f"{one['role']}: {_describe_turn(one)}" for one in turns)
+
+
+def _describe_turn(turn: Mapping[str, Any]) -> str:
+    calls = [call.get("function", call) for call in turn.get("tool_calls") or ()]
+    written = (f"{one['name']}({json.dumps(one['arguments'])})" for one in calls)
+    return " ".join([turn["content"], *written]).strip() if calls else turn["content"]
 
 
 def get_mode(params: Params) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.files import write_atomically
+from gdpo_tune.core.text import join_turns
 from gdpo_tune.core.trials import Cost, Measurement, parse_step
 
 TRIALS = "trials"
@@ -46,6 +47,7 @@ DIFFERENCE = "sampling/sampling_logp_difference/mean"
 KEPT = (
     *("loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio/region_mean"),
     *("reward", "reward_std", ZERO_STD, NO_ADVANTAGE, "completions/mean_length", CLIPPED),
+    *("tools/call_frequency", "tools/failure_frequency"),
     "sampling/importance_sampling_ratio/mean",
     DIFFERENCE,
     "sampling/sampling_logp_difference/max",
@@ -166,12 +168,13 @@ class Completion:
 
 
 def shorten_completion(
-    prompt: str,
-    completion: str,
+    prompt: str | Sequence[Mapping[str, Any]],
+    completion: str | Sequence[Mapping[str, Any]],
     metrics: Mapping[str, float | None],
     columns: Mapping[str, Any] | None = None,
 ) -> Completion:
-    """Build a completion whose texts are cut to `LONGEST_TEXT`."""
+    """Build a completion whose texts, of messages with their roles, are cut to `LONGEST_TEXT`."""
+    prompt, completion = join_turns(prompt), join_turns(completion)
     if len(prompt) > LONGEST_TEXT:
         prompt = CUT + prompt[-LONGEST_TEXT:]
     if len(completion) > LONGEST_TEXT:

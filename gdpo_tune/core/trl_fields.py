@@ -12,6 +12,8 @@ from gdpo_tune.core.trials import Params, ParamValue
 TRL_PREFIX = "trl."
 NO_LIMIT = 1e30
 """Value of a bound that nothing reaches, where TRL has None."""
+ITERATIONS = f"{TRL_PREFIX}max_tool_calling_iterations"
+"""Field of tasks with tools alone."""
 TRL_FIELDS: dict[str, ParameterInfo] = {
     f"{TRL_PREFIX}{name}": info
     for name, info in {
@@ -63,6 +65,9 @@ TRL_FIELDS: dict[str, ParameterInfo] = {
         ),
         "adam_epsilon": ParameterInfo(
             "float", 1e-8, "epsilon of AdamW's denominator", low=0, open_low=True
+        ),
+        "max_tool_calling_iterations": ParameterInfo(
+            "int", int(NO_LIMIT), "most turns of calls that tools answer in a completion", low=0
         ),
     }.items()
 }
@@ -130,7 +135,6 @@ REFUSALS: dict[str, tuple[str, ...]] = {
         *("vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_timeout", "vllm_group_port"),
         *("vllm_max_model_length", "vllm_tensor_parallel_size"),
     ),
-    "a task has one turn": ("max_tool_calling_iterations",),
     "a sweep's checkpoints do not hold what it changes, so a resumed training would differ": (
         *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
         *("use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),

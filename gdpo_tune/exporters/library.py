@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from gdpo_tune.core.errors import ExportError, SpecProblem
+from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trl_fields import TRL_FIELDS, is_default
 from gdpo_tune.exporters.differences import Difference
@@ -132,6 +133,9 @@ class Library:
             if not is_default(setup.params, trl_name):
                 reason = f"fields of TRL are written to TRL alone, and this is {name}"
                 yield build(trl_name, setup.params[trl_name], reason, "export to trl")
+        if load_task_info(setup.spec.task, setup.params).calls_tools:
+            reason = "the turns of tools are not exported"
+            yield build("task", setup.spec.task, reason, "train with python -m gdpo_tune.train")
         if setup.spec.model.revision and not self.loads_revisions:
             fix = "download that revision, and set its directory with --set policy="
             reason = f"{name} loads the newest revision"

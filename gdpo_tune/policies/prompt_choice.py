@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.errors import PolicyError, get_first_line
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.task_info import ToolFormat
 from gdpo_tune.policies.load_policy import (
     find_local_directory,
     list_end_tokens,
@@ -40,20 +42,23 @@ def choose_prompt_format(
     mode: Literal["auto", "on", "off"],
     template_kwargs: Mapping[str, Any] | None = None,
     date: str = "",
+    tools: ToolFormat | None = None,
 ) -> PromptFormat:
     """Choose how the policy `name` reads the prompts of a task with these instructions.
 
     The chat template opens no tag that the instructions name: the policy writes it itself, whether
-    it gets the instructions or not. See `choose_instructions` for `mode`, and `PromptFormat` for
-    the others.
+    it gets the instructions or not. See `choose_instructions` for `mode`, `prepare_tools` for
+    `tools`, and `PromptFormat` for the others.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text, or the chat
             template leaves no place for it, or reads no argument of this name.
     """
+    if tools is not None:
+        prepare_tools(name, tokenizer, tools)
     chosen = choose_instructions(name, tokenizer, instructions, mode)
     given, tags = template_kwargs or {}, list_own_tags(instructions)
-    prompts = PromptFormat(tokenizer, chosen, tags, given, date)
+    prompts = PromptFormat(tokenizer, chosen, tags, given, date, tools.schemas if tools else ())
     check_template_kwargs(name, prompts.own_template, given)
     named = _TAG.findall(instructions)
     if named and (reason := prompts.find_contradiction(named)):
@@ -63,6 +68,46 @@ def choose_prompt_format(
             "enable_thinking: true, or train a task of your own whose rewards need no tag"
         )
     return prompts
+
+
+def prepare_tools(name: str, tokenizer: PreTrainedTokenizerBase, tools: ToolFormat) -> None:
+    """Give the tokenizer of the policy `name` templates that write and read calls of tools.
+
+    A chat template that writes earlier turns in another way once a later one follows is replaced by
+    TRL's for trainings. A call that it writes is read back.
+
+    Raises:
+        PolicyError: a template lacks tools, or the two do not fit.
+    """
+    from trl import chat_template_utils as templates  # late: it imports torch
+
+    codec: Any = tokenizer
+    codec.chat_template = tools.chat_template or codec.chat_template
+    codec.response_template = tools.response_template or codec.response_template
+    call = {"name": tools.schemas[0]["function"]["name"], "arguments": {}}
+    calls = [{"type": "function", "function": call}]
+    asked = [{"role": "user", "content": "1"}]
+    answered = [*asked, {"role": "assistant", "content": "", "tool_calls": calls}]
+    write = functools.partial(codec.apply_chat_template, tokenize=True, return_dict=False)
+    try:
+        if not templates.supports_tool_calling(codec):
+            raise ValueError("there is no chat template that writes calls of tools and answers")
+        if codec.response_template is None:
+            templates.add_response_schema(codec)
+        if not templates.is_chat_template_prefix_preserving(codec):
+            codec.chat_template = templates.get_training_chat_template(codec)
+        prompt, whole = write(asked, add_generation_prompt=True), write(answered)
+        pairs = enumerate(zip(prompt, whole, strict=False))
+        start = next((row for row, (one, other) in pairs if one != other), len(prompt))
+        found = templates.parse_response(codec, whole[start:], whole[:start], [*tools.schemas])
+        if found.get("tool_calls") != calls:
+            raise ValueError(f"the call {codec.decode(whole[start:])!r} is read as {found}")
+    except ValueError as error:
+        raise PolicyError(
+            f"policy {name!r} cannot call tools: {get_first_line(error)}: train one that can, such "
+            "as Qwen/Qwen2.5-0.5B-Instruct, or give the class of the task a chat_template and a "
+            "response_template (docs/own_task.md)"
+        ) from error
 
 
 def list_own_tags(instructions: str) -> tuple[str, ...]:

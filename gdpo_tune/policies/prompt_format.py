@@ -50,6 +50,8 @@ class PromptFormat:
     """Arguments of the chat template, such as `enable_thinking`."""
     date: str = ""
     """Date that the chat template writes as today's, `2026-01-31`; empty for `FIXED_DATE`."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of tools that the chat template may write."""
 
     def render(self, prompt: str | Turns) -> str:
         """Return the text that the policy reads for a prompt, which is a text or turns of a chat.
@@ -199,6 +201,7 @@ class PromptFormat:
         from jinja2 import TemplateError
 
         options: dict[str, Any] = {"chat_template": template, "tokenize": False}
+        options["tools"] = [*self.tools] or None
         try:
             text = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, **options)
         except TemplateError as error:

@@ -49,6 +49,7 @@ from gdpo_tune.core.text import (
     show,
     suggest,
 )
+from gdpo_tune.core.trl_fields import ITERATIONS
 from gdpo_tune.spec.document import KeyPath, Place, Problems, get_map, read_document
 from gdpo_tune.spec.earlier_results import TABLE, read_results
 from gdpo_tune.spec.first_trials import TRAININGS_PER_CHOICE, count_least_wide
@@ -105,6 +106,7 @@ def check_spec(spec: SweepSpec, task: TaskInfo | None, *, to_run: bool) -> Findi
     if task is not None:
         yield from _check_task_defaults(spec, task)
         yield from _check_metrics(spec, task)
+        yield from _check_tools(spec, task)
     yield from check_weights(spec)
     yield from check_group_sizes(spec)
     yield from check_resource_settings(spec)
@@ -239,6 +241,16 @@ def _check_task_defaults(spec: SweepSpec, task: TaskInfo) -> Findings:
             reason = f"the range of {other} is unknown, and its threshold needs it"
             fix = f"condition on another reward, or {state.format(other)}"
             yield Finding(("space", parameter), reason, fix)
+
+
+def _check_tools(spec: SweepSpec, task: TaskInfo) -> Findings:
+    if not task.calls_tools and ITERATIONS in spec.space.domains:
+        reason = "has no effect: the task has no tools"
+        yield Finding(("space", *ITERATIONS.split(".")), reason, "remove the key", ("task",))
+    if task.calls_tools and spec.resources.shards_policy:
+        reason = "tools are called after turns that each worker samples at a pace of its own"
+        fix = "write resources.sharding: none, or workers: 1"
+        yield Finding("resources.sharding", reason, fix, ("task", "resources.workers"))
 
 
 def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:

@@ -50,11 +50,6 @@ class Problem:
     text of it, distinct from those of other conversations."""
 
 
-def join_turns(turns: Sequence[Mapping[str, str]]) -> str:
-    """Return a text of the turns of a chat, distinct from those of other ones."""
-    return "\n\n".join(f"{one['role']}: {one['content']}" for one in turns)
-
-
 @dataclass(frozen=True)
 class Scores:
     """Verdicts on N completions, in their order."""

@@ -12,18 +12,23 @@ A reward function is called with TRL's keywords: `prompts`, `completions`, `comp
 numbers, or None for a completion that it does not score; it may be async. Those of
 `gdpo_tune.rewards` know their ranges. A text instead of a function names a reward model: a Hub id
 or a directory.
+
+With `tools`, functions in TRL's form, a completion has several turns: the policy calls tools, reads
+their answers and goes on. Completions are then lists of messages, and `lengths` count the policy's
+own tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import os
 import random
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Self, cast, get_args
@@ -33,13 +38,13 @@ from gdpo_tune.core.errors import GdpoTuneError, TrialFailure, UsageError, get_f
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.core.task_files import describe_task_error
+from gdpo_tune.core.text import join_turns
 from gdpo_tune.core.trials import Direction
 from gdpo_tune.tasks.base import (
     EvaluationFunction,
     Problem,
     RewardFunction,
     Split,
-    join_turns,
     read_reward_values,
 )
 from gdpo_tune.tasks.columns import SURROGATE
@@ -52,10 +57,15 @@ NOT_READ = {
     "metrics": "every reward is a metric: write it as a reward function, and give that weight 0 in "
     "space.reward_weights if it shall only be measured",
     "rewards": "rewards have the names of reward_funcs: write a mapping of names to functions",
-    "tools": "one answer of the policy is trained, and no tool is called: remove it, and reward "
-    "the text of a call (gdpo_tune.rewards.tool_calls)",
+    "environment_factory": "calls keep nothing between them: write the methods as functions in "
+    "`tools`, with what they need as arguments",
 }
 """Attribute that a class may not set -> the reason and what to do."""
+TURN_METRICS = ("turns", "tool_calls", "tool_errors", "tool_tokens")
+"""Metrics of tasks with tools: turns and calls of the policy, those of its calls that raised, and
+the tokens that tools wrote, of a completion."""
+TOOL_ERROR = "{'error':"
+"""Beginning of the turn in which TRL tells the policy that its call raised."""
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Keywords that TRL sets itself: it drops a column of such a name, or raises for it."""
 
@@ -79,12 +89,21 @@ class RewardFunctionTask(CloseableResource):
     most_failed: ClassVar[float] = 0.1
     """Share of a batch on which a function may raise, after completions were tried alone. 0: none,
     and a function that raises is called for the whole batch again, never for one alone."""
+    tools: ClassVar[Sequence[Callable[..., Any]]] = ()
+    """Functions that the policy may call, with types and docstrings as Transformers reads them."""
+    tool_time_limit: ClassVar[float] = 10.0
+    """Seconds that one call of a tool may take."""
+    chat_template: ClassVar[str] = ""
+    """Chat template of a task with tools, in place of the policy's own."""
+    response_template: ClassVar[Mapping[str, Any] | None] = None
+    """How Transformers reads calls in a turn of the policy; TRL knows it for common templates."""
     rewards: ClassVar[tuple[str, ...]] = ()
     """Names of the functions, in their order."""
     places: ClassVar[Mapping[str, str]] = {}
     """Name of a function -> its file and line."""
     metrics: ClassVar[tuple[str, ...]] = (MEAN_LENGTH,)
-    """The rewards, the mean length of a completion in tokens, and the evaluations."""
+    """The rewards, the mean length of a completion in tokens, `TURN_METRICS` with tools, and the
+    evaluations."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -97,18 +116,34 @@ class RewardFunctionTask(CloseableResource):
             else tuple(map(name_reward, functions))
         )
         named = list(zip(cls.rewards, functions, strict=True))
-        if taken := cls.evaluations.keys() & {*cls.rewards, MEAN_LENGTH}:
+        own = (MEAN_LENGTH, *(TURN_METRICS if cls.tools else ()))
+        cls._check_tools(own)
+        if taken := cls.evaluations.keys() & {*cls.rewards, *own}:
             raise UsageError(
                 f"{cls.__name__}.evaluations names {min(taken)!r}, which is a metric already\n"
                 "    fix: give the function another name"
             )
         measured = [*named, *cls.evaluations.items()]
         cls.places = {name: locate_function(function) for name, function in measured}
-        cls.metrics = (*cls.rewards, MEAN_LENGTH, *cls.evaluations)
+        cls.metrics = (*cls.rewards, *own, *cls.evaluations)
         cls.judges = tuple(name for name, function in named if isinstance(function, Judge))
         known = {n: (f.low, f.high) for n, f in named if isinstance(f, RangedReward | Judge)}
-        cls.ranges = {MEAN_LENGTH: (0.0, float("inf")), **known, **cls.ranges}
-        cls.directions = {MEAN_LENGTH: "minimize", **cls.directions}
+        cls.ranges = {**dict.fromkeys(own, (0.0, float("inf"))), **known, **cls.ranges}
+        cls.directions = {**dict.fromkeys(own, "minimize"), **cls.directions}
+
+    @classmethod
+    def _check_tools(cls, metrics: Sequence[str]) -> None:
+        names, reason = [getattr(tool, "__name__", "") for tool in cls.tools], ""
+        if not all(names) or len({*names}) < len(names):
+            reason = "tools has to be a list of functions with different names"
+        elif not (isinstance(cls.tool_time_limit, int | float) and cls.tool_time_limit > 0):
+            reason = f"tool_time_limit = {cls.tool_time_limit!r} has to be seconds above 0"
+        elif not cls.tools and (cls.chat_template or cls.response_template):
+            reason = "chat_template and response_template are read with tools alone: remove them"
+        elif cls.tools and (taken := {*metrics} & {*cls.rewards}):
+            reason = f"the reward {min(taken)} has the name of a metric of tasks with tools"
+        if reason:
+            raise UsageError(f"{cls.__name__}: {reason}")
 
     def __init__(
         self,
@@ -233,11 +268,45 @@ class RewardFunctionTask(CloseableResource):
             raise CallError(describe_task_error(error)) from error
         return CallResult(values, logged, columns, failures)
 
+    def describe_tools(self) -> list[dict[str, Any]]:
+        """Return the JSON schema of each tool, as a chat template takes it.
+
+        Raises:
+            UsageError: a tool lacks a docstring or types.
+        """
+        from transformers.utils import get_json_schema  # late: takes a second
+
+        schemas: list[dict[str, Any]] = []
+        for tool in self.tools:
+            try:
+                schemas.append(get_json_schema(tool))
+            except Exception as error:  # of several types, for a docstring or types
+                raise UsageError(
+                    f"tool {tool.__name__} ({locate_function(tool)}): {get_first_line(error)}\n"
+                    "    fix: give each argument a type, and describe it under `Args:`"
+                ) from error
+        return schemas
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool, and return the text that the policy reads.
+
+        Raises:
+            CallError: it raised; the message is that of the error, as TRL tells it.
+        """
+        tool = next(tool for tool in self.tools if tool.__name__ == name)
+        try:
+            returned = tool(**arguments)
+            if inspect.iscoroutine(returned):
+                returned = self._runner.run(returned)
+            return str(returned)
+        except BaseException as error:  # a user's function may raise anything
+            raise CallError(str(error)) from error
+
     @functools.cached_property
     def _splits(self) -> dict[str, list[Problem]]:
         splits: dict[str, list[Problem]] = {name: [] for name in get_args(Split)}
         rows = list(self.rows() or ())  # None, if a `return` is missing
-        problems = collect_rows(rows)
+        problems = collect_rows(rows, are_chats=bool(self.tools))
         self.repeated_rows = len(rows) - len(problems)
         for prompt, problem in problems.items():
             splits[choose_row_split(prompt)].append(problem)
@@ -301,8 +370,10 @@ class RewardBatch(NamedTuple):
 
     problems: Sequence[Any]
     """`Problem`s; on their way to another process as pickles, of which each makes a new copy."""
-    completions: Sequence[str]
+    completions: Sequence[Any]
+    """Texts; messages of all turns where the policy calls tools."""
     lengths: Sequence[int]
+    """Tokens that the policy wrote."""
     completion_ids: Sequence[Sequence[int]] | None
     trainer_state: Mapping[str, Any]
 
@@ -353,14 +424,33 @@ def _build_keywords(batch: RewardBatch) -> dict[str, Any]:
     is_chat = bool(problems[0].turns)
     return {
         "prompts": [one.turns if is_chat else one.prompt for one in problems],
-        "completions": (
-            [[{"role": "assistant", "content": text}] for text in texts] if is_chat else list(texts)
-        ),
+        "completions": ([_list_messages(text) for text in texts] if is_chat else list(texts)),
         "completion_ids": _UnknownIds() if ids is None else [list(each) for each in ids],
         "trainer_state": _TrainerState(**batch.trainer_state),
         "lengths": list(batch.lengths),
         **{name: [one.data[name] for one in problems] for name in problems[0].data},
     }
+
+
+def _list_messages(completion: Any) -> list[dict[str, Any]]:
+    """Return a completion as messages; a text is one of the policy."""
+    if isinstance(completion, str):
+        return [{"role": "assistant", "content": completion}]
+    return copy.deepcopy(completion)
+
+
+def measure_turns(batch: RewardBatch) -> dict[str, list[float]]:
+    """Return the values of `TURN_METRICS` for N completions; calls count if answered or not."""
+    columns: list[list[float]] = [[] for _ in TURN_METRICS]
+    for row, (completion, length) in enumerate(zip(batch.completions, batch.lengths, strict=True)):
+        messages = _list_messages(completion)
+        own = [one for one in messages if one["role"] == "assistant"]
+        answers = [one["content"] for one in messages if one["role"] == "tool"]
+        columns[0].append(len(own))
+        columns[1].append(sum(len(one.get("tool_calls") or ()) for one in own))
+        columns[2].append(sum(text.startswith(TOOL_ERROR) for text in answers))
+        columns[3].append(len(batch.completion_ids[row]) - length if batch.completion_ids else 0)
+    return {n: list(map(float, c)) for n, c in zip(TURN_METRICS, columns, strict=True)}
 
 
 def name_reward(function: RewardFunction | str) -> str:
@@ -383,8 +473,10 @@ def locate_function(function: RewardFunction | str) -> str:
     return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
 
-def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
+def collect_rows(rows: Iterable[Any], *, are_chats: bool = False) -> dict[str, Problem]:
     """Return prompt -> its problem; of rows with the same prompt the first one counts.
+
+    With `are_chats`, a text is a conversation of one turn of a user.
 
     Raises:
         UsageError: a row without a prompt, with a prompt of another form or with other columns
@@ -427,12 +519,14 @@ def collect_rows(rows: Iterable[Any]) -> dict[str, Problem]:
         has_calls = any(one["role"] == "tool" or one.get("tool_calls") for one in turns)
         if has_calls or "tools" in rest:
             reason = (
-                f"has {'turns of tools' if has_calls else 'the column tools'}, but one answer of "
-                "the policy is trained, and no tool is called\n    fix: write what the policy may "
-                "know of tools into the text of its prompt, and reward the text of its call"
+                f"has {'turns of tools' if has_calls else 'the column tools'}, but a row is what "
+                "stands before the policy's first turn\n    fix: give functions as `tools` of the "
+                "class, or write what the policy may know into the text of its prompt"
             )
         if reason:
             raise UsageError(f"rows(): row {number} {reason}")
+        if are_chats and not turns:
+            turns = [{"role": "user", "content": prompt}]
         text = join_turns(turns) if turns else prompt
         result.setdefault(text, Problem(text, "own", rest, turns))
     return result

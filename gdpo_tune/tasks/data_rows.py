@@ -41,8 +41,8 @@ from gdpo_tune.core.files import (
     list_data_files,
 )
 from gdpo_tune.core.task_info import LayoutInfo
-from gdpo_tune.core.text import list_template_columns
-from gdpo_tune.tasks.base import Problem, Split, join_turns
+from gdpo_tune.core.text import join_turns, list_template_columns
+from gdpo_tune.tasks.base import Problem, Split
 from gdpo_tune.tasks.columns import Row, RowError, get_text, parse_json, require_mapping
 from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
 

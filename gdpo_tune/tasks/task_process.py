@@ -25,6 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -35,8 +36,9 @@ from gdpo_tune.core.errors import GdpoTuneError, TaskFileError, TrialFailure, Us
 from gdpo_tune.core.http import build_retry
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.system import CloseableResource
+from gdpo_tune.core.task_info import ToolFormat
 from gdpo_tune.tasks import base
-from gdpo_tune.tasks.custom import MEAN_LENGTH, CallError, CallResult, RewardBatch
+from gdpo_tune.tasks.custom import MEAN_LENGTH, CallError, CallResult, RewardBatch, measure_turns
 
 CHECK_LIMIT = 60.0
 """Seconds for one call of a function in `check_rewards`."""
@@ -78,10 +80,16 @@ class TaskProcess(CloseableResource):
         self.evaluations = task_class.evaluations
         self.ranges, self.directions = task_class.ranges, task_class.directions
         self.places, self.most_failed = task_class.places, task_class.most_failed
+        self.tools = [self._build_tool(function) for function in task_class.tools]
+        """Functions in this process, with the signatures of the task's, which call those."""
         self._class = task_class
         self._parts = (task, training, sandbox, data)
         self._lock = threading.RLock()
         self._start()
+        templates = task_class.chat_template, task_class.response_template
+        self.tool_format = (
+            ToolFormat(self._ask("describe_tools"), *templates) if self.tools else None
+        )
         if hasattr(task_class, "write_reference"):
             self.write_reference = functools.partial(self._ask, "write_reference")
 
@@ -100,7 +108,7 @@ class TaskProcess(CloseableResource):
     def score(
         self,
         problems: Sequence[base.Problem],
-        completions: Sequence[str],
+        completions: Sequence[Any],
         lengths: Sequence[int],
         completion_ids: Sequence[Sequence[int]] | None = None,
         trainer_state: Mapping[str, Any] | None = None,
@@ -122,11 +130,24 @@ class TaskProcess(CloseableResource):
         batch = RewardBatch(copies, list(completions), list(lengths), completion_ids, state)
         call = functools.partial(self._call, is_check=is_check)
         patience = 0.0 if is_check else PATIENCE
-        return score_by_functions(self.rewards, call, batch, self.most_failed, patience)
+        scores = score_by_functions(self.rewards, call, batch, self.most_failed, patience)
+        if not self.tools:
+            return scores
+        return replace(scores, metrics={**scores.metrics, **measure_turns(batch)})
 
     def close(self) -> None:
         """End the process and every process that it started."""
         self._end()
+
+    def _build_tool(self, function: Callable[..., Any]) -> Callable[..., str]:
+        """Return a function that calls a tool in the process; it raises what the policy reads."""
+
+        @functools.wraps(function)
+        def call_tool(**arguments: Any) -> str:
+            limit, self._left = self._class.tool_time_limit, MOST_PRINTED
+            return self._request("call_tool", function.__name__, arguments, limit=limit)
+
+        return call_tool
 
     def _call(self, function: str, row: int | None, batch: RewardBatch, is_check: bool) -> Any:
         limit = self._class.time_limit or (CHECK_LIMIT if is_check else base.TIME_LIMIT)
@@ -188,7 +209,8 @@ class TaskProcess(CloseableResource):
                 self._connection.send((method, arguments))
                 result, error = self._receive(time.monotonic() + limit)
             except TimeoutError:
-                reason = f"did not return within {limit:g} s (time_limit of its class)"
+                name = "tool_time_limit" if method == "call_tool" else "time_limit"
+                reason = f"did not return within {limit:g} s ({name} of its class)"
             except (EOFError, OSError):
                 reason = _describe_exit(self._process)
             except BaseException:  # its answer would be taken for that to the next request
@@ -432,6 +454,8 @@ def serve_task(descriptor: int) -> None:
             _logger.debug("a task raised", exc_info=True)
             reason = f"{method}() raised {task_files.describe_task_error(raised)}"
             error = TaskFileError(f"{name}: {reason}")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next call
         if os.getpid() != process:  # a fork that a reward function made and forgot
             os._exit(0)
         try:
@@ -467,7 +491,4 @@ def _score(task: Any, function: str, row: int | None, batch: RewardBatch) -> Cal
     seed = hashlib.sha256(seed + f"/{function}/{row}".encode()).digest()[:4]
     _seed_draws(int.from_bytes(seed, "big"))
     batch = batch._replace(problems=list(map(pickle.loads, batch.problems)))
-    try:
-        return task.call_function(function, batch)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next function
+    return task.call_function(function, batch)

@@ -48,10 +48,13 @@ class RangedReward:
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """Score N completions, texts or messages; where a column has None, its default counts.
 
-        `lengths` are counted in TRL's `completion_ids`, and `result` is that of a sandbox of this
-        process, unless both are given.
+        Of messages the last counts, if it is not that of a tool. `lengths` are counted in TRL's
+        `completion_ids`, and `result` is that of a sandbox of this process, unless both are given.
         """
-        texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+        texts = [
+            one if isinstance(one, str) else one[-1]["content"] * (one[-1]["role"] != "tool")
+            for one in completions
+        ]
         if "lengths" in self.columns and "lengths" not in columns:
             columns["lengths"] = list(map(len, columns["completion_ids"]))
         if "result" in self.columns and "result" not in columns:

@@ -6,8 +6,9 @@ prompts would make the figures of every trial worthless. Importing this module i
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,11 @@ from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.files import DATA_KINDS, expand_path, list_data_files
 from gdpo_tune.core.task_files import is_task_file
 from gdpo_tune.core.task_info import PROBLEM_SEED
-from gdpo_tune.core.text import join_names
+from gdpo_tune.core.text import join_names, join_turns
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import read_position_limit
 from gdpo_tune.policies.prompt_format import PromptFormat
-from gdpo_tune.tasks.base import Problem, Task, join_turns
+from gdpo_tune.tasks.base import Problem, Task
 from gdpo_tune.tasks.columns import RowError, get_text
 from gdpo_tune.tasks.custom import is_open_conversation
 from gdpo_tune.tasks.data_rows import LARGEST_SHARE_LEFT_OUT, read_local
@@ -28,8 +29,8 @@ from gdpo_tune.tasks.references import read_references
 
 COLUMNS = ("prompt", "completion")
 WRITE_FILE = 'write lines {"prompt": ..., "completion": ...} to start.demonstrations: FILE.jsonl'
-Text = tuple[Problem, str]
-"""A problem, and the completion that is to be learned."""
+Text = tuple[Problem, Any]
+"""A problem, and the completion that is to be learned, or the texts of the policy's turns."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Demonstrations:
     """Prompt, and completion with its end token."""
     left_out: Mapping[str, int]
     """Reason -> how many were left out."""
+    masks: Sequence[list[int]] = ()
+    """Of a task with tools: 0 for each token of a completion that a tool has written, else 1."""
 
     def __str__(self) -> str:
         tokens = sum(len(completion) for _, completion in self.rows)
@@ -78,15 +81,28 @@ def collect_demonstrations(
         raise DataError(f"{key}: no demonstration ({why})\n    fix: {WRITE_FILE}")
     encoded = prompts.encode([problem.turns or problem.prompt for problem, _ in shown])
     tokenizer: Any = prompts.tokenizer
-    written = tokenizer([text for _, text in shown], add_special_tokens=False)["input_ids"]
-    ended = [[*ids, tokenizer.eos_token_id] for ids in written]
+    turns = [[text] if isinstance(text, str) else text for _, text in shown]
+    written = [tokenizer(each, add_special_tokens=False)["input_ids"] for each in turns]
+    masks: list[list[int]] = []
+    ended: list[list[int]] = [[*each[0], tokenizer.eos_token_id] for each in written]
+    if prompts.tools:
+        from gdpo_tune.training.turns import TurnLoop, run_script  # late: it imports torch
+
+        loop = TurnLoop(task, prompts, sys.maxsize, sys.maxsize, sys.maxsize)
+        scripts = zip(shown, encoded, written, strict=True)
+        ran = [run_script(loop, one, prompt, script) for (one, _), prompt, script in scripts]
+        ended, masks = [one for one, _, _ in ran], [mask for _, mask, _ in ran]
+        if reason := next((why for _, _, why in ran if why), ""):
+            fix = "return the texts of the policy's turns from write_reference"
+            raise DataError(f"{key}: {reason}\n    fix: {fix}")
     most = data.max_prompt_length, training.max_completion_length
-    rows = [
-        (prompt, completion)
-        for prompt, completion in zip(encoded, ended, strict=True)
+    kept = [
+        row
+        for row, (prompt, completion) in enumerate(zip(encoded, ended, strict=True))
         if len(prompt) <= most[0] and len(completion) <= most[1]
         if positions is None or len(prompt) + len(completion) <= positions
     ]
+    rows = [(encoded[row], ended[row]) for row in kept]
     left_out["too long"] = len(shown) - len(rows)
     if left_out["too long"] > LARGEST_SHARE_LEFT_OUT * len(shown):
         longest = [max(map(len, tokens)) for tokens in (encoded, ended)]
@@ -97,7 +113,7 @@ def collect_demonstrations(
             f"{context}; the longest have {longest[0]} and {longest[1]}\n"
             "    fix: raise these lengths, or demonstrate shorter completions"
         )
-    return Demonstrations(rows, +left_out)
+    return Demonstrations(rows, +left_out, [masks[row] for row in kept] if masks else [])
 
 
 def _write_texts(

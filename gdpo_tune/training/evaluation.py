@@ -10,6 +10,7 @@ import functools
 import hashlib
 import logging
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,8 @@ from gdpo_tune.core.trial_files import (
     write_completions,
 )
 from gdpo_tune.core.trials import Estimate
-from gdpo_tune.policies.load_policy import list_end_tokens
+from gdpo_tune.core.trl_fields import ITERATIONS
+from gdpo_tune.policies.load_policy import list_end_tokens, read_position_limit
 from gdpo_tune.tasks.base import (
     EvaluationFunction,
     Problem,
@@ -52,6 +54,7 @@ from gdpo_tune.training.decoding import Decoding, keep_random_state
 from gdpo_tune.training.distributed import gather_weights
 from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.rollout import Generate
+from gdpo_tune.training.turns import Sample, TurnLoop
 from gdpo_tune.training.worker_cache import ProblemSet, WorkerCache
 
 LogMetric = Callable[[str, float], None]
@@ -63,16 +66,20 @@ _log = logging.getLogger(__name__)
 def score_batch(
     task: Task,
     problems: Sequence[Problem],
-    completions: Sequence[str],
+    completions: Sequence[Any],
     tokens: Sequence[Sequence[int]],
     trainer_state: Mapping[str, Any],
+    lengths: Sequence[int] | None = None,
 ) -> Scores:
     """Let a task score N completions, and check their range if the task says it.
+
+    `lengths` are the tokens of the policy; None: those of `tokens`.
 
     Raises:
         TrialFailure: a check fails.
     """
-    scores = task.score(problems, completions, list(map(len, tokens)), tokens, trainer_state)
+    lengths = lengths or [*map(len, tokens)]
+    scores = task.score(problems, completions, lengths, tokens, trainer_state)
     check_ranges(scores, task)
     return scores
 
@@ -115,15 +122,16 @@ def build_reward_functions(
         problem: Sequence[int],
         log_metric: LogMetric | None = None,
         trainer_state: Any = None,
+        lengths: Sequence[int] | None = None,
         **_: Any,
     ) -> Sequence[float | None]:
         nonlocal latest
         if completions is not latest[0]:  # TRL calls one function after another on each batch
             state = dict(vars(trainer_state)) if trainer_state else {}
             state.pop("stateful_callbacks", None)  # they cannot be sent to another process
-            lengths = [len(ids) for ids in completion_ids]
+            lengths = lengths or [len(ids) for ids in completion_ids]
             judged = [problems[index] for index in problem]
-            scores = score_batch(task, judged, completions, completion_ids, state)
+            scores = score_batch(task, judged, completions, completion_ids, state, lengths)
             _refuse_many_failures(task, scores, len(completions))
             latest = completions, scores, shapes.apply(scores.rewards, lengths, scores.partial)
         scores, rewards = latest[1:]
@@ -214,9 +222,9 @@ class Evaluator:
         failures: dict[str, list[str]] = defaultdict(list)
         updates = self.config.updates_per_step
         state = {"global_step": step * updates, "max_steps": settings.steps * updates}
-        for batch, texts, tokens in batches:
+        for batch, texts, tokens, lengths in batches:
             problems = [held_out.problems[row] for row in batch]
-            scores = score_batch(task, problems, texts, tokens, state)
+            scores = score_batch(task, problems, texts, tokens, state, lengths)
             for name in sampled:
                 require_finite(scores.metrics[name], f"metric {name}", f"on {split} prompts")
             for name, failed in scores.failures.items():
@@ -279,29 +287,58 @@ class Evaluator:
 
     def _sample(
         self, model: PreTrainedModel, held_out: ProblemSet, generator: torch.Generator
-    ) -> list[tuple[list[int], list[str], list[list[int]]]]:
-        """Sample this process's part; return rows of prompts, texts and tokens of each batch."""
+    ) -> list[tuple[list[int], *SampledBatch]]:
+        """Sample this process's part; return rows of prompts, and the completions, by batch."""
         settings, tokenizer = self.config.training, self.cache.tokenizer
         decoding = build_decoding(settings, model, tokenizer)
         processes, prompts = distributed.count_processes(), len(held_out.prompts)
         own_rows = range(distributed.get_rank(), prompts, processes)
         rows = [row for row in own_rows for _ in range(settings.samples_per_prompt)]
         begin_scoring = build_early_scoring(self.cache.task, held_out.problems)
-        batches: list[tuple[list[int], list[str], list[list[int]]]] = []
+        batches: list[tuple[list[int], *SampledBatch]] = []
+
+        def sample(asked: Sequence[Sequence[int]]) -> list[list[int]]:
+            return self.sampler(model, asked, decoding, generator)
+
         # As many batches as the first process has: samplers may gather weights for each.
         most = -(-prompts // processes) * settings.samples_per_prompt
         size = settings.completions_per_step // processes
         for start in range(0, most, size):
             batch = rows[start : start + size]
-            tokens = self.sampler(model, [held_out.prompts[r] for r in batch], decoding, generator)
+            sampled = sample_completions(self.config, self.cache, held_out, batch, sample)
             if not batch:
                 continue
-            texts: list[str] = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-            batches.append((batch, texts, tokens))
+            batches.append((batch, *sampled))
             if begin_scoring is not None:  # while the next batch is sampled
-                for row, text in zip(batch, texts, strict=True):
+                for row, text in zip(batch, sampled[0], strict=True):
                     begin_scoring(row, text)
         return batches
+
+
+SampledBatch = tuple[list[Any], list[list[int]], list[int]]
+"""Completions, texts or messages; all their tokens; and how many of them the policy wrote."""
+
+
+def sample_completions(
+    config: TrialConfig,
+    cache: WorkerCache,
+    held_out: ProblemSet,
+    rows: Sequence[int],
+    sample: Sample,
+) -> SampledBatch:
+    """Sample a completion for each row of a split, in turns with the tools of the task, if any."""
+    prompts = [held_out.prompts[row] for row in rows]
+    if not cache.prompts.tools:
+        tokens, codec = sample(prompts), cache.tokenizer
+        texts: list[Any] = codec.batch_decode(tokens, skip_special_tokens=True) if tokens else []
+        return texts, tokens, list(map(len, tokens))
+    positions = read_position_limit(config.policy, config.model.revision) or sys.maxsize
+    iterations = int(config.params.get(ITERATIONS, sys.maxsize))
+    longest = config.training.max_completion_length
+    loop = TurnLoop(cache.task, cache.prompts, longest, positions, iterations)
+    problems = [held_out.problems[row] for row in rows]
+    messages, tokens, masks = loop.run(problems, prompts, sample)
+    return messages, tokens, list(map(sum, masks))
 
 
 def build_decoding(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -121,7 +121,8 @@ class MicroBatchTrainer(GRPOTrainer):
     def _accumulate(self, model: Any, batch: Batch, parts: list[list[int]]) -> Tensor:
         """Add up the gradients of the micro-batches of a mini-batch, or leave none."""
         count, accelerator = len(parts), self.accelerator
-        tokens = torch.stack([batch["completion_mask"][part].sum() for part in parts])
+        mask = mask_loss(batch)
+        tokens = torch.stack([mask[part].sum() for part in parts])
         all_tokens: Any = accelerator.reduce(tokens)
         weights = torch.tensor([len(part) if self.loss_type in _ROW_MEANS else 1 for part in parts])
         # Of the losses, only `bnpo` is a mean over the tokens of a process.
@@ -276,6 +277,11 @@ class MicroBatchTrainer(GRPOTrainer):
             if name in self._metrics["train"]:
                 self._metrics["train"][name][-1] *= of_all
         return loss * factor
+
+
+def mask_loss(batch: Mapping[str, Any]) -> Tensor:
+    """Return 1 for the tokens [n, C] that are trained, and 0 for padding and those of tools."""
+    return batch["completion_mask"] * batch.get("tool_mask", 1)
 
 
 def needs_positions(model: Any) -> bool:

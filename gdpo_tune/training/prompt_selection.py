@@ -18,6 +18,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,8 @@ class PromptSelection:
 
     def __init__(self, prompts: Sequence[str], steps: int, per_step: int, seed: int) -> None:
         """Begin a training of `steps` steps of P = `per_step` prompts out of `prompts`."""
-        self.prompts = prompts
+        self.prompts: Sequence[Any] = prompts
+        """What the trainer gets of each prompt."""
         self._per_step = per_step
         self._order = order_prompts(len(prompts), CANDIDATES * steps * per_step, seed)
         self._features: dict[int, np.ndarray] = {}

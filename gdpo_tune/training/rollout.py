@@ -90,6 +90,14 @@ def sample_for_trainer(prompts: list[str], trainer: Any, *, fast: bool = True) -
     the fast CPU sampler.
     """
     tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
+    completions = sample_turn(tokens, trainer, fast=fast)
+    return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
+
+
+def sample_turn(
+    tokens: Sequence[Sequence[int]], trainer: Any, *, fast: bool = True
+) -> list[list[int]]:
+    """Sample a turn of a trainer's policy; see `sample_for_trainer`."""
     policy = trainer.accelerator.unwrap_model(trainer.model)
     decoding = Decoding(
         trainer.max_completion_length,
@@ -97,8 +105,7 @@ def sample_for_trainer(prompts: list[str], trainer: Any, *, fast: bool = True) -
         tuple(trainer.eos_token_ids),
         trainer._tokenizer.pad_token_id,
     )
-    completions = generate(policy, tokens, decoding, None, bfloat16=trainer.args.bf16, fast=fast)
-    return {"prompt_ids": tokens, "completion_ids": completions, "logprobs": None}
+    return generate(policy, tokens, decoding, None, bfloat16=trainer.args.bf16, fast=fast)
 
 
 def generate(

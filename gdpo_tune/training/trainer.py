@@ -35,7 +35,7 @@ from gdpo_tune.tasks.base import RewardFunction
 from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
 from gdpo_tune.training.distributed import gather_weights, is_sharded
 from gdpo_tune.training.evaluation import BeginScoring, require_finite
-from gdpo_tune.training.micro_batches import KEPT_PASS, MicroBatchTrainer
+from gdpo_tune.training.micro_batches import KEPT_PASS, MicroBatchTrainer, mask_loss
 from gdpo_tune.training.normalization import (
     add_terms,
     compute_advantages,
@@ -43,6 +43,7 @@ from gdpo_tune.training.normalization import (
 )
 from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.prompt_selection import PromptSelection
+from gdpo_tune.training.rollout import sample_turn
 from gdpo_tune.training.self_check import StepJudge
 from gdpo_tune.training.training_state import (
     check_process_count,
@@ -221,7 +222,7 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         self._sampled_problems = []  # what a self-check samples is not scored
         sampled, trained = (output.get(f"{kind}_per_token_logps") for kind in ("sampling", "old"))
         if sampled is not None and trained is not None:
-            present, weights = output["completion_mask"].bool(), output["importance_sampling_ratio"]
+            present, weights = mask_loss(output).bool(), output["importance_sampling_ratio"]
             weights = weights[present] if weights.shape == present.shape else weights
             self._judge.judge(self, sampled[present], trained[present], weights)
         if self._check_batch is not None:
@@ -271,6 +272,8 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Sample, and let completions be judged while log-probabilities are computed."""
         sampled: tuple[Any, ...] = super()._generate(prompts)
+        if sampled[2] is not None:  # 0 for each token of a tool
+            sampled[5]["lengths"] = list(map(sum, sampled[2]))
         for row, text in enumerate(sampled[3]):
             self.note_sampled(row, text)
         return sampled
@@ -317,7 +320,7 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
             sampled = inputs.get("sampling_per_token_logps")
             if sampled is not None and "old_per_token_logps" not in inputs:
                 assert self._latest is not None, "TRL no longer computes them by this hook"
-                present = inputs["completion_mask"].bool()
+                present = mask_loss(inputs).bool()
                 self._unjudged.append((sampled[present], self._latest[present]))
             return loss
         trained = (p for p in self.policy.parameters() if p.requires_grad)
@@ -326,6 +329,9 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
 
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]:
         """Sample with Transformers while each process has all weights, at a pace of its own."""
+        if self.rollout_func is not None:  # a turn after its own, with answers of tools
+            settings = getattr(self.rollout_func, "keywords", {})
+            return sample_turn(arguments[0], self, **settings), None
         model: Any = self.model
         with nullcontext() if self.use_vllm else gather_weights(model):
             return super()._generate_single_turn(*arguments, **keywords)

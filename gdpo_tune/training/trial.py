@@ -63,6 +63,7 @@ from gdpo_tune.training.evaluation import (
     build_early_scoring,
     build_reward_functions,
     derive_evaluation_seed,
+    sample_completions,
 )
 from gdpo_tune.training.lora import build_adapter_config, fill_adapter, read_form
 from gdpo_tune.training.memory import explain_out_of_memory
@@ -225,13 +226,13 @@ def evaluate_policy(config: TrialConfig, checkpoint: Path | None, step: int) -> 
 
 def sample_policy(
     config: TrialConfig, count: int
-) -> tuple[Task, list[tuple[Problem, str, list[int]]]]:
+) -> tuple[Task, list[tuple[Problem, Any, list[int], int]]]:
     """Sample `count` completions as a trial's first evaluation does, each of another prompt.
 
     Where there are fewer validation prompts, the first ones come again.
 
     Returns:
-        The task, which the caller closes; and problems, completions and their tokens.
+        The task, which the caller closes; and problems with completions as in `SampledBatch`.
 
     Raises:
         PolicyError, DataError, SandboxUnavailable: from the policy, the data or the task.
@@ -242,15 +243,15 @@ def sample_policy(
     held_out = cache.load_split("validation")
     rows = [row % len(held_out.prompts) for row in range(count)]
     model, sampler = load_for_evaluation(config, cache, None)
-    completions = sampler(
-        model,
-        [held_out.prompts[row] for row in rows],
-        build_decoding(config.training, model, cache.tokenizer),
-        torch.Generator().manual_seed(derive_evaluation_seed(config.seed, "validation", 0)),
+    decoding = build_decoding(config.training, model, cache.tokenizer)
+    seed = derive_evaluation_seed(config.seed, "validation", 0)
+    generator = torch.Generator().manual_seed(seed)
+    sampled = sample_completions(
+        *(config, cache, held_out, rows),
+        lambda prompts: sampler(model, prompts, decoding, generator),
     )
-    texts: list[str] = cache.tokenizer.batch_decode(completions, skip_special_tokens=True)
     problems = [held_out.problems[row] for row in rows]
-    return cache.task, list(zip(problems, texts, completions, strict=True))
+    return cache.task, list(zip(problems, *sampled, strict=True))
 
 
 def _train_start(
@@ -377,7 +378,10 @@ def build_trainer(
     problems = cache.load_split("train").problems
     per_step = count_prompts_per_step(config)
     order = order_prompts(len(problems), config.training.steps * per_step, config.seed)
-    data = Dataset.from_dict({"prompt": [problems[i].prompt for i in order], "problem": order})
+    tools: list[Any] = getattr(cache.task, "tools", [])
+    # TRL reads calls in the turns of chats alone; other prompts are the keys of their tokens.
+    prompts = [list(one.turns) if tools else one.prompt for one in problems]
+    data = Dataset.from_dict({"prompt": [prompts[i] for i in order], "problem": order})
     model = cache.take_policy() if model is None else model
     adapter = build_adapter_config(model, config.model, config.policy)
     engine = rollout.choose_engine(config, model)
@@ -386,8 +390,9 @@ def build_trainer(
     arguments = build_trainer_arguments(config, cache.task.rewards, of_engine)
     selection = None
     if config.params["prompt_selection"] == "informative":
-        prompts = [problem.prompt for problem in problems]
-        selection = PromptSelection(prompts, config.training.steps, per_step, config.seed)
+        texts = [problem.prompt for problem in problems]
+        selection = PromptSelection(texts, config.training.steps, per_step, config.seed)
+        selection.prompts = prompts
     info = task_files.load_task_info(config.task, config.params)
     shaping = build_shaping(config.params, config.training, info)
 
@@ -422,10 +427,13 @@ def build_trainer(
             selection=selection,
             shared_prompts=config.model.shared_prompts,
             limit=memory.choose_limit(config, model),
+            tools=tools,
             rollout_func=None
             if uses_vllm
             else functools.partial(rollout.sample_for_trainer, fast=engine == "fast_cpu"),
         )
+    if tools:
+        trainer.chat_template = cache.prompts.template  # as it writes the first prompt
     trainer.remove_callback(PrinterCallback)
     if uses_vllm and config.rollout.vllm_mode == "colocate":
         return trainer, vllm_engine.ColocatedEngine(trainer, sleeps=config.rollout.sleep).generate
@@ -460,9 +468,13 @@ def build_start_trainer(config: TrialConfig, cache: WorkerCache) -> StartTrainer
     )
     set_precision(arguments)
     order = order_prompts(len(found.rows), start.steps * start.completions_per_step, config.seed)
+    labels = [completion for _, completion in found.rows]
+    for row, mask in enumerate(found.masks):
+        pairs = zip(labels[row], mask, strict=True)
+        labels[row] = [token if own else _IGNORED for token, own in pairs]
     rows: dict[str, Any] = {
         "input_ids": [[*found.rows[i][0], *found.rows[i][1]] for i in order],
-        "labels": [[*[_IGNORED] * len(found.rows[i][0]), *found.rows[i][1]] for i in order],
+        "labels": [[*[_IGNORED] * len(found.rows[i][0]), *labels[i]] for i in order],
     }
     set_seed(config.seed)  # a new adapter draws random numbers, the same in every process
     trainer = StartTrainer(

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gdpo_tune.core import task_files
 from gdpo_tune.core.errors import DataError
 from gdpo_tune.core.task_info import PROBLEM_SEED
+from gdpo_tune.core.text import join_turns
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.adapters import hash_policy, save_initial_policy
@@ -81,9 +82,9 @@ class WorkerCache:
         model, self.pristine = self.pristine, None
         return model
 
-    def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of training prompts, by the texts of their problems."""
-        return [list(self._training_prompts[text]) for text in texts]
+    def encode_prompts(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """Return the tokens of training prompts, by the texts or turns of their problems."""
+        return [list(self._training_prompts[text]) for text in map(join_turns, prompts)]
 
     @functools.cached_property
     def _training_prompts(self) -> dict[str, Sequence[int]]:
@@ -118,8 +119,10 @@ class WorkerCache:
         limit, fix = self.config.data.max_prompt_length, "raise data.max_prompt_length"
         bound = f"data.max_prompt_length = {limit}"
         positions = read_position_limit(self.config.policy, self.config.model.revision)
-        if positions and positions - self.config.training.max_completion_length < limit:
-            limit = positions - self.config.training.max_completion_length
+        # A turn after answers of tools may be as long again, before it is cut.
+        longest = self.config.training.max_completion_length * (2 if self.prompts.tools else 1)
+        if positions and positions - longest < limit:
+            limit = positions - longest
             bound = f"the {limit} that {positions} positions of the policy leave for a prompt"
             fix = "lower training.max_completion_length"
         short = [row for row, prompt in enumerate(prompts) if len(prompt) <= limit]
@@ -164,6 +167,7 @@ def build_worker_cache(config: TrialConfig) -> WorkerCache:
         config.model.instructions,
         config.model.chat_template_kwargs,
         config.model.template_date,
+        getattr(task, "tool_format", None),
     )
     return WorkerCache(
         config=config,
