@@ -40,8 +40,8 @@ TEMPLATE = """\
 {% elif turn.role == 'tool' %}Result: {{ turn.content }}
 {% else %}{{ turn.content }}{% for call in turn.tool_calls or [] %}<tool_call>\
 {"name":"{{ call.function.name }}","parameters":\
-{{ call.function.arguments | tojson(separators=(',', ':')) }}}</tool_call>{% endfor %}{{ eos_token }}\
-{% endif %}{% endfor %}"""
+{{ call.function.arguments | tojson(separators=(',', ':')) }}}</tool_call>{% endfor %}\
+{{ eos_token }}{% endif %}{% endfor %}"""
 CALL = {"name": "{content.name}", "arguments": "{content.parameters}"}
 
 
@@ -69,8 +69,9 @@ class Calculator(RewardFunctionTask):
     }
 
     def rows(self):
-        draw = random.Random(0)
-        for count, first, second in ((400, range(1, 50), range(1, 10)), (800, *[range(10, 50)] * 2)):
+        """Yield 400 sums of a number and a digit, and 800 of two numbers with two digits."""
+        draw, tens = random.Random(0), range(10, 50)
+        for count, first, second in ((400, range(1, 50), range(1, 10)), (800, tens, tens)):
             pairs = [(a, b) for a in first for b in second]
             for a, b in draw.sample(pairs, count):
                 yield {"prompt": f"{a} plus {b}.", "answer": str(a + b), "a": a, "b": b}

@@ -79,7 +79,8 @@ def _find_difference(
         return f"splits {PROBE!r} into other tokens: save the tokenizer under a class that keeps it"
     if cache.prompts.template is not None:
         turns: Any = cache.prompts.build_messages(PROBE)
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        options: Any = {"tools": [*cache.prompts.tools] or None, "add_generation_prompt": True}
+        text = tokenizer.apply_chat_template(turns, tokenize=False, **options)
         if text != (own := cache.prompts.render(PROBE)):
             return f"writes prompts as {text!r}, where the training reads {own!r}"
     tokens = torch.tensor([ids[:TOKENS]])

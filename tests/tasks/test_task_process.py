@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from transformers import AutoTokenizer
+from transformers.utils import get_json_schema
 
 from gdpo_tune.core.errors import TrialFailure, UsageError
 from gdpo_tune.core.trial_files import read_completions, read_steps
 from gdpo_tune.tasks import task_process
+from gdpo_tune.tasks.custom import TURN_METRICS
 from gdpo_tune.tasks.task_process import MOST_PRINTED, TaskProcess, check_rewards
 from gdpo_tune.training import worker_cache
 from tests.support.tables import read_table
@@ -174,3 +177,90 @@ def test_a_conversation_trains_and_what_functions_log_is_kept(tmp_path):
     assert step.metrics["train/mine/letters"] > 0
     kept = read_completions(tmp_path / "trial")
     assert all(one.columns == {"shouted": one.completion.upper()} for one in kept)
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    text = FILES.joinpath("calls.txt").read_text()
+    with build(tmp_path_factory.mktemp("calls"), text, "Calls") as task:
+        yield task
+
+
+def test_tools_are_called_in_the_process_of_the_task(calls, capfd):
+    add, later, _ = calls.tools
+    assert add(a=2, b=3) == "5"
+    assert "added" in capfd.readouterr().err
+    text, process = re.fullmatch(r"\['(\w+)', (\d+)\]", later(text="b")).groups()
+    assert (text, int(process)) == ("b", calls._process.pid)
+    # Source: TRL reads whether a tool is async, and Transformers its signature and docstring.
+    assert not any(map(inspect.iscoroutinefunction, calls.tools))
+    assert [get_json_schema(tool) for tool in calls.tools] == calls.tool_format.schemas
+    assert [problem.turns for problem in calls.problems("train", 2, 0)] == [
+        [{"role": "user", "content": problem.prompt.removeprefix("user: ")}]
+        for problem in calls.problems("train", 2, 0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("hang", "did not return within 0.5 s (tool_time_limit of its class)"),
+        ("exit", "ended its process (exit status 3)"),
+        ("leave", "left"),
+        ("key", "'key'"),
+    ],
+)
+def test_a_call_that_fails_tells_the_policy_and_no_other(calls, how, reason):
+    # Source: TRL 1.16, `_tool_call_loop`: the policy reads str() of an `Exception`.
+    add, _, fail = calls.tools
+    with pytest.raises(Exception, match=f"^{re.escape(reason)}$"):
+        fail(how=how)
+    assert add(a=2, b=3) == "5", "the process is there again"
+
+
+def test_arguments_of_a_policy_that_do_not_fit(calls):
+    with pytest.raises(Exception, match=r"^add\(\) missing 1 required positional argument: 'b'$"):
+        calls.tools[0](a=2)
+    with pytest.raises(Exception, match=r"got an unexpected keyword argument 'self'$"):
+        calls.tools[0](a=2, b=3, self=1)
+
+
+def test_turns_are_measured_and_reach_rewards(calls):
+    """Source: TRL's messages; the tokens that the policy wrote are 5 of 9."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "name": "add", "content": "{'error': 'no b'}"},
+        {"role": "tool", "name": "add", "content": "2"},
+        {"role": "assistant", "content": "x", "tool_calls": [call]},
+    ]
+    problems = calls.problems("train", 2, 0)
+    scored = calls.score(problems, [turns, "plain"], [5, 3], [[0] * 9, [0] * 3])
+    measured = {name: scored.metrics[name] for name in TURN_METRICS}
+    assert measured == {
+        "turns": [2.0, 1.0],
+        "tool_calls": [3.0, 0.0],
+        "tool_errors": [1.0, 0.0],
+        "tool_tokens": [4.0, 0.0],
+    }
+    assert scored.metrics["mean_length"] == [5.0, 3.0]
+    assert all(calls.directions[name] == "minimize" for name in TURN_METRICS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            '"""Add.\n\n    Args:\n        a: One.\n        b: Other.\n    """',
+            "",
+            "has no docstring",
+        ),
+        ("        a: One.\n", "", r"the docstring has no description for the argument 'a'"),
+        ("a: int, b: int", "a, b: int", "Argument a is missing a type hint"),
+    ],
+    ids=["no docstring", "no description", "no type"],
+)
+def test_a_tool_without_docstring_or_types_is_refused_with_its_line(tmp_path, old, new, reason):
+    text = FILES.joinpath("calls.txt").read_text().replace(old, new, 1)
+    with pytest.raises(UsageError, match=rf"tool \w+ \(mine.py, line \d+\): .*{reason}.*\n +fix"):
+        build(tmp_path, text, "Calls")
