@@ -67,7 +67,7 @@ TRL_FIELDS: dict[str, ParameterInfo] = {
             "float", 1e-8, "epsilon of AdamW's denominator", low=0, open_low=True
         ),
         "max_tool_calling_iterations": ParameterInfo(
-            "int", int(NO_LIMIT), "most turns of calls that tools answer in a completion", low=0
+            "int", 10**9, "most turns of calls that tools answer in a completion", low=0
         ),
     }.items()
 }

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -22,7 +23,9 @@ from tests.support.paths import ROOT
 FOR_GPUS = sorted((ROOT / "search_spaces").glob("*_qwen.yaml"))
 WORD_PROBLEMS = ROOT / "search_spaces" / "word_problems.yaml"
 """Its policy and data come from the Hub."""
-SPACES = sorted({*(ROOT / "search_spaces").glob("*.yaml")} - {*FOR_GPUS, WORD_PROBLEMS})
+CALCULATOR = ROOT / "search_spaces" / "calculator.yaml"
+"""Its task is a file beside it."""
+SPACES = sorted({*(ROOT / "search_spaces").glob("*.yaml")} - {*FOR_GPUS, WORD_PROBLEMS, CALCULATOR})
 SHORT = (
     *("search.budget.completions=400", "search.merges.budget=0", "search.replicates.max_runs=0"),
     *("training.completions_per_step=8", "training.validation_prompts=8"),
@@ -153,6 +156,25 @@ def test_word_problems_are_learned_from_a_start_by_a_small_policy(tmp_path):
     assert {"start", "untrained", "published"} <= {record.role for record in records}
     assert {record.state for record in records} <= {"complete", "pruned"}
     assert {"gdpo", "grpo"} == {r.params["normalization"] for r in records if r.role == "search"}
+
+
+@pytest.mark.system
+def test_a_policy_that_calls_a_tool_is_searched(tmp_path):
+    shutil.copytree(CALCULATOR.parent, tmp_path / "search_spaces")
+    changes = (
+        "start.steps=60",
+        "training.steps=2",
+        "search.trials=2",
+        "search.checkpoints.budget=0",
+    )
+    words = [w for c in (*changes, *SHORT[1:], "training.train_prompts=64") for w in ("--set", c)]
+    run_command(["gdpo_tune.sweep", "search_spaces/calculator.yaml", *words], tmp_path)
+    records = read_sweep(str(tmp_path / "runs" / "calculator"), "test").records
+    assert {record.state for record in records} <= {"complete", "pruned"}
+    (start,) = [record for record in records if record.role == "start"]
+    assert start.test["tool_calls"].mean > 0
+    report = (tmp_path / "runs" / "calculator" / "report.html").read_text(encoding="utf-8")
+    assert "tool: " in report, "turns of completions"
 
 
 @pytest.mark.parametrize("line", list_readme_commands())
