@@ -13,7 +13,6 @@ TRL_PREFIX = "trl."
 NO_LIMIT = 1e30
 """Value of a bound that nothing reaches, where TRL has None."""
 ITERATIONS = f"{TRL_PREFIX}max_tool_calling_iterations"
-"""Field of tasks with tools alone."""
 TRL_FIELDS: dict[str, ParameterInfo] = {
     f"{TRL_PREFIX}{name}": info
     for name, info in {

@@ -13,9 +13,8 @@ numbers, or None for a completion that it does not score; it may be async. Those
 `gdpo_tune.rewards` know their ranges. A text instead of a function names a reward model: a Hub id
 or a directory.
 
-With `tools`, functions in TRL's form, a completion has several turns: the policy calls tools, reads
-their answers and goes on. Completions are then lists of messages, and `lengths` count the policy's
-own tokens.
+With `tools`, which the policy calls between its turns, completions are lists of messages, and
+`lengths` count the policy's own tokens.
 """
 
 from __future__ import annotations
@@ -371,9 +370,8 @@ class RewardBatch(NamedTuple):
     problems: Sequence[Any]
     """`Problem`s; on their way to another process as pickles, of which each makes a new copy."""
     completions: Sequence[Any]
-    """Texts; messages of all turns where the policy calls tools."""
+    """Texts; of a task with tools messages, of which `lengths` has the policy's tokens."""
     lengths: Sequence[int]
-    """Tokens that the policy wrote."""
     completion_ids: Sequence[Sequence[int]] | None
     trainer_state: Mapping[str, Any]
 

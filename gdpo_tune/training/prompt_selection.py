@@ -41,8 +41,7 @@ class PromptSelection:
 
     def __init__(self, prompts: Sequence[str], steps: int, per_step: int, seed: int) -> None:
         """Begin a training of `steps` steps of P = `per_step` prompts out of `prompts`."""
-        self.prompts: Sequence[Any] = prompts
-        """What the trainer gets of each prompt."""
+        self.prompts: Sequence[Any] = prompts  # the trainer may get them in another form
         self._per_step = per_step
         self._order = order_prompts(len(prompts), CANDIDATES * steps * per_step, seed)
         self._features: dict[int, np.ndarray] = {}

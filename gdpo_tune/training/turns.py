@@ -47,10 +47,7 @@ class TurnLoop:
     def run(
         self, problems: Sequence[Problem], prompts: Sequence[Sequence[int]], sample: Sample
     ) -> tuple[list[Any], list[list[int]], list[list[int]]]:
-        """Return N completions: messages, all tokens after the prompt, and 1 for the policy's own.
-
-        `prompts` are the tokens of N problems.
-        """
+        """Return N completions: messages, tokens after `prompts`, and 1 for the policy's own."""
         starts = [list(prompt) for prompt in prompts]
         first = sample(starts)
         turns = [
