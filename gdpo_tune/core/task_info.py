@@ -23,7 +23,7 @@ UNKNOWN_RANGE = (float("-inf"), float("inf"))
 class ToolFormat:
     """How a policy reads the tools of a task, and how its calls are read."""
 
-    schemas: Sequence[Mapping[str, Any]]
+    schemas: Sequence[dict[str, Any]]
     """JSON schema of each tool, as chat templates take them."""
     chat_template: str = ""
     """Chat template of the task, in place of the policy's own; empty: it keeps its own."""

@@ -56,8 +56,7 @@ NOT_READ = {
     "metrics": "every reward is a metric: write it as a reward function, and give that weight 0 in "
     "space.reward_weights if it shall only be measured",
     "rewards": "rewards have the names of reward_funcs: write a mapping of names to functions",
-    "environment_factory": "calls keep nothing between them: write the methods as functions in "
-    "`tools`, with what they need as arguments",
+    "environment_factory": "no call keeps a state: write its methods as functions in `tools`",
 }
 """Attribute that a class may not set -> the reason and what to do."""
 TURN_METRICS = ("turns", "tool_calls", "tool_errors", "tool_tokens")
@@ -132,11 +131,12 @@ class RewardFunctionTask(CloseableResource):
 
     @classmethod
     def _check_tools(cls, metrics: Sequence[str]) -> None:
+        limit: Any = cls.tool_time_limit
         names, reason = [getattr(tool, "__name__", "") for tool in cls.tools], ""
         if not all(names) or len({*names}) < len(names):
             reason = "tools has to be a list of functions with different names"
-        elif not (isinstance(cls.tool_time_limit, int | float) and cls.tool_time_limit > 0):
-            reason = f"tool_time_limit = {cls.tool_time_limit!r} has to be seconds above 0"
+        elif not (isinstance(limit, int | float) and limit > 0):
+            reason = f"tool_time_limit = {limit!r} has to be seconds above 0"
         elif not cls.tools and (cls.chat_template or cls.response_template):
             reason = "chat_template and response_template are read with tools alone: remove them"
         elif cls.tools and (taken := {*metrics} & {*cls.rewards}):
@@ -273,7 +273,7 @@ class RewardFunctionTask(CloseableResource):
         Raises:
             UsageError: a tool lacks a docstring or types.
         """
-        from transformers.utils import get_json_schema  # late: takes a second
+        from transformers.utils.chat_template_utils import get_json_schema  # late: a second
 
         schemas: list[dict[str, Any]] = []
         for tool in self.tools:
