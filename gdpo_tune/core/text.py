@@ -39,10 +39,7 @@ OTHER_COLOR = "#7f7f7f"
 
 
 def join_turns(turns: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return a text of the turns of a chat, distinct from those of other ones; a text as it is.
-
-    A call of a tool is written as `name({"argument": 1})`.
-    """
+    """Return a text of the turns of a chat, distinct from those of other ones; a text as it is."""
     if isinstance(turns, str):
         return turns
     return "\n\n".join(f"{one['role']}: {_describe_turn(one)}" for one in turns)

@@ -31,7 +31,8 @@ from gdpo_tune.core.errors import TrialFailure, UsageError, get_first_line
 from gdpo_tune.core.files import explain_full_disk, list_causes
 from gdpo_tune.core.redaction import HIDDEN
 from gdpo_tune.core.task_files import LONGEST_REASON
-from gdpo_tune.tasks.base import TIME_LIMIT, join_turns
+from gdpo_tune.core.text import join_turns
+from gdpo_tune.tasks.base import TIME_LIMIT
 
 
 @dataclass(eq=False, kw_only=True)
@@ -97,8 +98,9 @@ class Judge:
         if self._client is None:  # TRL itself calls it
             self.open(self.__name__, None, TIME_LIMIT)
         replies = columns["completions"]
-        columns["prompt"] = [p if isinstance(p, str) else join_turns(p) for p in columns["prompts"]]
-        columns["completion"] = [c if isinstance(c, str) else c[0]["content"] for c in replies]
+        columns["prompt"] = list(map(join_turns, columns["prompts"]))
+        answers = (c if isinstance(c, str) or len(c) > 1 else c[0]["content"] for c in replies)
+        columns["completion"] = list(map(join_turns, answers))  # all turns, with calls of tools
         if unknown := self._columns - columns.keys():
             reason = f"{{{min(unknown)}}}, and there are {', '.join(sorted(columns))}"
             raise TrialFailure(f"the prompt of reward {self.__name__} ({self.place}) has {reason}")

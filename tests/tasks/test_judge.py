@@ -290,6 +290,20 @@ def test_a_judge_in_a_conversation_reads_turns(judge_server, build_judge):
     assert [*judge_server.answers] == ["system: Be kind.\n\nuser: Why?\n4"]
 
 
+def test_a_judge_of_a_task_with_tools_reads_calls_and_answers(judge_server, build_judge):
+    """Source: TRL's messages of a completion with tools."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turns = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    turns += [
+        {"role": "tool", "name": "add", "content": "2"},
+        {"role": "assistant", "content": "4"},
+    ]
+    function = build_judge(prompt="{completion}")
+    assert Scored(function, [turns], prompts=["?"]).values == [4.0]
+    (asked,) = judge_server.answers
+    assert asked == 'assistant: add({"a": 1})\n\ntool: 2\n\nassistant: 4'
+
+
 def test_trials_and_processes_share_what_was_paid(judge_server, tmp_path):
     texts = [f"{n} {n % 10}" for n in range(60)]
     expected = [float(n % 10) for n in range(60)]
