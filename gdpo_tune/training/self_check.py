@@ -339,7 +339,8 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
     mask = torch.cat([batch["prompt_mask"][rows], masked[rows, :width]], dim=1)
     of_trainer = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
     present = mask[:, -width:].bool()
-    own = batch.get("tool_mask", masked)[rows, :width][present].bool()  # an engine knows no others
+    # Tokens of tools have no log-probability of an engine.
+    from_policy = batch.get("tool_mask", masked)[rows, :width][present].bool()
     policy.eval()
     texts, plain, chosen = list[Tensor](), list[Tensor](), list[Tensor]()
     with gather_weights(policy):
@@ -351,7 +352,7 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
         expected = torch.cat(chosen)
         if "sampling_per_token_logps" in batch:
             sampled = batch["sampling_per_token_logps"][rows, :width][present]
-            engine = float((sampled - expected)[own].abs().mean())
+            engine = float((sampled - expected)[from_policy].abs().mean())
         elif uses_fast_cpu(trainer):
             after = LlamaDecoder(policy, [text.tolist() for text in texts], 0).logits
             own = (after / trainer.temperature).log_softmax(dim=-1)
