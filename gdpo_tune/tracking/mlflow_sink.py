@@ -125,7 +125,7 @@ class MlflowTracker:
 
     def _explain_pending(self) -> str:
         has_crashed = not self._thread.is_alive() and time.monotonic() <= self._deadline
-        if has_crashed and self._count_pending() and not self._problem:
+        if has_crashed and self._count_pending():
             return "the tracking thread crashed, see its traceback"
         return self._problem
 

@@ -209,9 +209,11 @@ def test_a_measured_merge_is_predicted_where_it_was_measured():
 
 def test_between_parents_the_expectation_is_a_little_above_the_line():
     known = read_merges(build_parents((LINE[0], LINE[2])), GOALS)
-    (mean,), _ = predict_losses([{(0, 60): 0.5, (1, 60): 0.5}], known, known)
-    assert (-mean > 0.5).all()
-    assert (-mean < 0.6).all()
+    certain = [replace(entry, errors=0 * entry.errors) for entry in known]
+    (mean,), (error,) = predict_losses([{(0, 60): 0.5, (1, 60): 0.5}], certain, certain)
+    # half way, u is the difference of 0.8; gain and deviations are shares of it
+    assert -mean == pytest.approx([0.5 + 0.08 * 0.8] * 2)
+    assert error == pytest.approx([0.8 * math.hypot(0.1, 0.15)] * 2)
 
 
 @settings(max_examples=20, deadline=None)

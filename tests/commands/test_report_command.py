@@ -194,6 +194,9 @@ def test_modes_without_full_trainings_are_compared_where_most_were_measured(tmp_
     assert "told apart there: normalization in correctness and format." in printed
     assert compare.main([str(spec.directory), "--modes", "gdpo", "grpo_no_std"]) == 0
     assert "measured: gdpo and grpo_no_std cannot be told apart." in capsys.readouterr().out
+    sweep = load_sweep(str(spec.directory))
+    assert sweep.compare_modes("grpo", "gdpo").verdict.winner == "left"
+    assert sweep.compare_modes("gdpo", "grpo").verdict.winner == "right"
     assert (spec.directory / "comparison_gdpo_grpo.html").exists()
     assert report.main([str(spec.directory)]) == 0
     page = (spec.directory / "report.html").read_text()

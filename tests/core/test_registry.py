@@ -8,6 +8,7 @@ from trl import GRPOConfig
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.parameters import PARAMETERS
+from gdpo_tune.core.text import suggest
 
 
 @pytest.mark.parametrize("name", registry.TASKS)
@@ -31,6 +32,11 @@ def test_a_policy_is_a_directory(name):
 @pytest.mark.parametrize("name", ["temperature", "beta", "epsilon", "num_iterations", "loss_type"])
 def test_the_default_of_a_parameter_is_that_of_trl(name):
     assert PARAMETERS[name].default == GRPOConfig.__dataclass_fields__[name].default
+
+
+def test_the_two_closest_names_are_suggested():
+    """Source: difflib.get_close_matches, by the share of letters in common."""
+    assert suggest("stp", ["steps", "step", "seed", "stop"]) == "did you mean 'stop' or 'step'? "
 
 
 CHECK = "from gdpo_tune.policies.load_policy import check_policy; check_policy('embedded')"

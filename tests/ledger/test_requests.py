@@ -69,6 +69,13 @@ def test_requests_wait_in_the_order_in_which_they_were_asked_for(tmp_path):
     assert [file.request for file in list_pending(tmp_path)] == requests
 
 
+def test_two_people_may_make_the_directory_at_once(tmp_path, pause, monkeypatch):
+    (tmp_path / REQUESTS).mkdir()
+    monkeypatch.setattr(type(tmp_path), "exists", lambda self: False)  # as it was a moment before
+    monkeypatch.setattr(module, "check_requests_writable", lambda directory: None)
+    assert leave_request(tmp_path, pause).is_file()
+
+
 CHANGES = [{"id": 3}, {"action": None}, {"arguments": [1]}, {"arguments": {"x": math.inf}}]
 CHANGES += [{"asked": "now"}, {"asked": math.nan}, {"asked": 1e300}, {"author": "\ud800"}]
 

@@ -67,6 +67,8 @@ def test_a_sweep_is_read_from_every_directory(project):
     directory = project / "runs" / "mine"
     check_places(find_sweep(str(directory)).spec, project)
     assert locate_sweep(f"{directory}/spec.yaml") == str(directory)
+    shutil.copy(project / "mine.yaml", own := project / "spec.yaml")  # a file to search with
+    assert locate_sweep(str(own)) == f"{project}/runs/spec"
     assert find_sweep(f"{directory}/spec.yaml").spec.directory == directory
 
 

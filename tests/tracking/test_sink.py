@@ -72,6 +72,13 @@ def wait_until_sent(sink):
         time.sleep(0.001)
 
 
+def wait_until_away(sink):
+    deadline = time.monotonic() + LONG
+    while sink.get_state().kind != "away":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def train(spec, first, last):
     """Train trial 0 from step `first` to `last`: its events, and the lines of its file."""
     events = [TrialStarted(make_running_trial(0, directory=spec.directory / "trials" / "0"))]
@@ -399,9 +406,7 @@ def test_pictures_are_sent_again_only_if_they_changed(spec, mlflow):
 def test_a_server_that_is_away_gets_everything_later(spec, mlflow):
     mlflow.fail = fail_with(AWAY)
     sink = start_tracker(spec, started(), *train(spec, 1, 10))
-    deadline = time.monotonic() + LONG
-    while sink.get_state().kind != "away" and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until_away(sink)
     assert "are kept and will be sent: MlflowException: nobody there" in str(sink.get_state())
     mlflow.fail = lambda *_: None
     assert sink.close(LONG) == ""
@@ -474,6 +479,12 @@ def test_files_that_cannot_be_stored_delay_nothing_and_are_tried_again(spec, mlf
 def test_a_thread_that_crashes_is_reported(spec, mlflow, monkeypatch):
     monkeypatch.setattr(desired_runs.DesiredRuns, "refresh_front", lambda *_: 1 / 0)
     assert "crashed" in send(spec, started(), TrialStarted(make_running_trial(0)))
+    mlflow.fail = fail_with(AWAY)
+    sink = start_tracker(spec, started())
+    wait_until_away(sink)
+    monkeypatch.setattr(desired_runs.DesiredRuns, "take", lambda *_: 1 / 0)
+    sink(TrialStarted(make_running_trial(0)))
+    assert "the tracking thread crashed" in sink.close(LONG), "that MLflow was away is not why"
 
 
 def test_state_and_link(spec, mlflow):
