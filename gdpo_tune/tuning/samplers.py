@@ -146,9 +146,8 @@ class ParzenEstimator(TPESampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return every dimension with more than one value, by name, as Optuna orders them."""
-        ordered = sorted(self._dimensions.items())
-        return {name: dimension for name, dimension in ordered if not dimension.single()}
+        """Return every dimension, by name, as Optuna orders them."""
+        return dict(sorted(self._dimensions.items()))
 
 
 def build_tpe(spec: SweepSpec) -> SamplerFactory:
