@@ -16,6 +16,7 @@ from gdpo_tune.core.events import (
     SweepFinished,
     SweepStarted,
     SweepSteered,
+    TrackingState,
     TrialFinished,
     TrialProgress,
     TrialStarted,
@@ -432,7 +433,7 @@ def test_the_live_display_calls_candidates_by_their_names(spec):
 
 def test_the_summary_names_failures_with_their_reasons(spec):
     text = summary(spec, make_records(spec, 4, failed=(3,)))
-    assert "1 failed" in text
+    assert "\n1 failed\n" in text
     assert "trial 3: <script>alert('x')</script> [bold]&amp;" in text
     assert "second line </table>" in text
 
@@ -454,6 +455,14 @@ def test_an_incident_is_printed_at_once(spec):
     with LiveDisplay(spec, console) as display:
         display(IncidentOccurred(Incident(0.0, "node h (a) was lost", (1, 2))))
     assert "node h (a) was lost, with trials 1, 2" in console.file.getvalue()
+
+
+def test_a_state_of_tracking_is_printed_once(spec):
+    console, state = paper(), TrackingState("away", 3, "nobody there")
+    with LiveDisplay(spec, console, lambda: state) as display:
+        for _ in range(2):
+            display(IncidentOccurred(Incident(0.0, "node h (a) was lost", (1, 2))))
+    assert console.file.getvalue().count(str(state)) == 1
 
 
 def test_the_summary_says_where_things_are_and_how_to_look_further(spec):
@@ -501,6 +510,10 @@ def test_a_narrow_terminal_keeps_the_weights_longest(spec):
     for width in (200, 110, 20):
         table = build_front_table(front, rows, spec.space.dimensions, Console(width=width))
         columns[width] = [str(column.header) for column in table.columns]
+        if width == 200:  # a terminal exactly as wide as the table has all of it
+            exact = Console(width=10_000).measure(table).maximum
+            whole = build_front_table(front, rows, spec.space.dimensions, Console(width=exact))
+            assert len(whole.columns) == len(table.columns)
     assert {"P(front)", "group size", "w format"} <= set(columns[200])
     assert "w format" in columns[110]
     assert not {"P(front)", "group size"} & set(columns[110])
