@@ -158,6 +158,11 @@ def test_a_turn_ends_where_the_template_ends_it(tokenizer):
     tokenizer.chat_template = TEMPLATES["chatml"]
     assert list_end_tokens(tokenizer, None) == (tokenizer.eos_token_id, end)
     assert list_end_tokens(tokenizer, [end]) == (tokenizer.eos_token_id, end)
+    start = (tokenizer.pad_token, tokenizer.pad_token_id)  # Llama writes one before every text
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{start[0]} $A", special_tokens=[start]
+    )
+    assert list_end_tokens(tokenizer, None) == (tokenizer.eos_token_id, end)
     for template in (None, TEMPLATES["echo"], "{{ raise_exception('no turns') }}"):
         tokenizer.chat_template = template
         assert list_end_tokens(tokenizer, None) == (tokenizer.eos_token_id,)
