@@ -35,7 +35,7 @@ from gdpo_tune.figures.front_plotly import (
 )
 from gdpo_tune.figures.layout import choose_time_unit
 from gdpo_tune.figures.parameter_figures import draw_effects, draw_parallel, draw_slices
-from gdpo_tune.figures.report_page import build_completions
+from gdpo_tune.figures.report_page import build_completions, build_gallery
 from gdpo_tune.figures.trial_curves import (
     MAX_CURVES,
     draw_hypervolume,
@@ -44,6 +44,7 @@ from gdpo_tune.figures.trial_curves import (
     list_rewards,
     read_all_steps,
 )
+from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.wording import name_configuration
 from gdpo_tune.spec.model import Constraint
 from tests.support.figures import add_candidates, make_records, make_spec, write_steps
@@ -317,6 +318,16 @@ def test_rewards_are_found_by_their_metrics(front):
     assert read_all_steps(front.records) == {}
     write_steps(front.records[1])
     assert list_rewards(read_all_steps(front.records)) == ["correctness", "format", "length"]
+
+
+def test_every_figure_of_a_report_is_light_with_its_legend_above(spec):
+    records = make_records(spec, 14)
+    write_steps(records[1])
+    gallery = build_gallery(Sweep(spec, records))
+    assert {"pairs", "progress", "training"} <= set(gallery)
+    for name, draw in gallery.items():
+        layout = draw().layout
+        assert (layout.paper_bgcolor, layout.legend.orientation) == (style.PAPER, "h"), name
 
 
 def test_learning_curves_are_running_means(front):
