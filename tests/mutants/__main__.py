@@ -29,7 +29,8 @@ from tests.mutants.run_pytest import run_pytest
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PACKAGE = ROOT / "gdpo_tune"
-SKIPPED = shutil.ignore_patterns(".*", "runs", "build", "site", "__pycache__", "*.egg-info")
+LEFT_OUT = ".git .coverage* .venv* .*cache .hypothesis runs build site __pycache__ *.egg-info"
+SKIPPED = shutil.ignore_patterns(*LEFT_OUT.split())
 MOST_TESTS = 60
 """Tests of other rooms that a fault runs at most."""
 LONGEST = 900
