@@ -134,6 +134,7 @@ def sleeper(tmp_path, monkeypatch):
 def test_a_job_is_begun_once_and_its_end_is_seen(tmp_path, sleeper):
     program = "import time\nopen('begun', 'a').write('x')\ntime.sleep(1)\nprint('error: no luck')\n"
     backend, job = sleeper(program + "raise SystemExit(7)\n")
+    (tmp_path / "jobs" / job.id).mkdir(parents=True)  # of a submission that was killed
     known = [backend.submit(job) for _ in range(3)]
     assert known[0] == known[1] == known[2]
     assert backend.poll(known[0]).running
