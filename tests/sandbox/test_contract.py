@@ -29,6 +29,13 @@ def test_a_wrong_program_gets_its_reason(run, code, status, verdicts):
     assert (result.status, " ".join(result.verdicts)) == (status, verdicts)
 
 
+def test_waiting_takes_no_cpu_time(run):
+    """Source: clock_gettime(2): CLOCK_PROCESS_CPUTIME_ID counts what the process has computed."""
+    limits = Limits(cpu_seconds=1, wall_seconds=60)
+    code = "import time\ndef f(x):\n    time.sleep(1.2)\n    return x"
+    assert run(code, calls=(Call("f", (1,), 1),), limits=limits).passed
+
+
 @pytest.mark.parametrize(
     "code",
     [
