@@ -32,6 +32,7 @@ from gdpo_tune.display.tables import (
     WORSE,
     build_front_table,
     explain_marks,
+    format_metrics,
 )
 from gdpo_tune.figures.front_png import write_front_png
 from gdpo_tune.figures.report_page import write_report
@@ -455,6 +456,12 @@ def test_an_incident_is_printed_at_once(spec):
     with LiveDisplay(spec, console) as display:
         display(IncidentOccurred(Incident(0.0, "node h (a) was lost", (1, 2))))
     assert "node h (a) was lost, with trials 1, 2" in console.file.getvalue()
+
+
+def test_only_metrics_of_a_kind_are_shown():
+    shown = {"train/rewards/a/mean": 0.5}
+    others = {"train/rewards/a/std": 0.1, "train/entropy/mean": 1.0}
+    assert format_metrics({**shown, **others}, "train/rewards/", "/mean") == "a 0.500"
 
 
 def test_a_state_of_tracking_is_printed_once(spec):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig
 
 from gdpo_tune.core.errors import TrialFailure
 from gdpo_tune.core.parameters import PARAMETERS
@@ -41,6 +42,21 @@ def count_positions(prompts, completions, parts):
 
 def limit_tokens(most):
     return MicroBatchLimit(most, counts_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_needed"),
+    [
+        (LlamaConfig(), False),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), True),
+        (Gemma3TextConfig(), False),  # angles of each kind of attention
+        (GPT2Config(), True),
+    ],
+)
+def test_rotary_angles_need_positions_where_they_depend_on_the_longest(config, is_needed):
+    forward = {"forward": lambda self, input_ids, position_ids: None}
+    model = type("Policy", (), {"config": config, **forward})()
+    assert micro_batches.needs_positions(model) == is_needed
 
 
 def test_completions_are_sorted_by_length_longest_first():
