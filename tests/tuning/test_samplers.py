@@ -281,6 +281,13 @@ def test_quasi_random_points_are_stable_and_cover_choices_evenly(spec):
     assert sum(halves) == 4
 
 
+@pytest.mark.parametrize("sampler", ["gp", "tpe", "qmc"])
+def test_a_model_begins_at_quasi_random_points(tmp_path, sampler):
+    spec = load_code_spec(tmp_path, [f"search.sampler={sampler}"])
+    params, drawn = SamplerView(spec).propose().params, first_trials.draw_point(spec, 0)
+    assert {name: params[name] for name in drawn} == drawn
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "qmc"])
 def test_proposals_follow_from_the_records_alone(tmp_path, sampler):
