@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -93,6 +94,14 @@ def judge(sandbox):
         return result and result.status
 
     return run
+
+
+def test_problems_of_one_prompt_and_other_tests_are_judged_by_their_own(sandbox):
+    row = {"text": "q", "code": "def f(): return 2", "test_setup_code": ""}
+    problems = [convert("mbpp", test_list=[f"assert f() == {n}"], **row) for n in (1, 2, 1)]
+    same = [replace(problem, prompt="q") for problem in problems]  # that of MBPP has its tests
+    results = run_programs(sandbox, SETTINGS, same, ["def f(): return 2"] * 3)
+    assert [result.status for result in results] == ["failed", "passed", "failed"]
 
 
 @pytest.mark.parametrize("layout", ["mbpp", "mbpp_sanitized", "humaneval", "apps", "code_contests"])
