@@ -5,6 +5,7 @@ import json
 import struct
 
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gdpo_tune.core import registry
@@ -36,8 +37,9 @@ def read_tensorboard(sweep):
     found = {}
     for directory in (sweep.spec.directory / "tensorboard").iterdir():
         events = EventAccumulator(str(directory)).Reload()
-        tags = events.Tags()["scalars"]
+        tags, pictures = events.Tags()["scalars"], events.Tags()["images"]
         found[directory.name] = {(t, e.step): e.value for t in tags for e in events.Scalars(t)}
+        assert pictures == ["front"] * (directory.name == "front")
     return found
 
 
@@ -93,6 +95,7 @@ READERS = {"tensorboard": read_tensorboard, "trackio": read_trackio, "wandb": re
 @pytest.mark.parametrize("tracker", registry.TRACKERS)
 def test_each_trial_is_there_once_with_its_curve_and_test_values(tracker, tmp_path):
     sweep = make_tracked_sweep(tmp_path, tracker)
+    Image.new("RGB", (4, 4)).save(sweep.spec.directory / "front.png")
     for _ in range(2):  # the second time as after a kill: nothing says what was sent
         assert send_runs(sweep) == 0
         found = READERS[tracker](sweep)
