@@ -67,9 +67,13 @@ def test_a_sweep_is_read_from_every_directory(project):
     directory = project / "runs" / "mine"
     check_places(find_sweep(str(directory)).spec, project)
     assert locate_sweep(f"{directory}/spec.yaml") == str(directory)
-    shutil.copy(project / "mine.yaml", own := project / "spec.yaml")  # a file to search with
-    assert locate_sweep(str(own)) == f"{project}/runs/spec"
     assert find_sweep(f"{directory}/spec.yaml").spec.directory == directory
+
+
+def test_a_file_to_search_with_may_have_the_name_of_that_of_a_sweep(project, monkeypatch):
+    monkeypatch.chdir(project)
+    shutil.copy("mine.yaml", "spec.yaml")
+    assert locate_sweep("spec.yaml") == load_spec("spec.yaml", to_run=False).location
 
 
 def test_the_identity_is_that_of_the_paths_as_written(project, monkeypatch):
