@@ -47,6 +47,8 @@ def list_faults(file: Path, root: Path) -> list[Fault]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
+    patterns = [node for node in ast.walk(tree) if isinstance(node, ast.pattern)]  # of `match`
+    in_patterns = {id(part) for pattern in patterns for part in ast.walk(pattern)}
     found, seen = [], Counter[str]()
     for place, old, new in _walk(tree, file.relative_to(root).as_posix() + ":"):
         begin = starts[old.lineno - 1] + old.col_offset
@@ -54,10 +56,11 @@ def list_faults(file: Path, root: Path) -> list[Fault]:
         after = ast.unparse(new)
         text = f"({after})" if isinstance(new, ast.expr) else after
         changed = (source[:begin] + text.encode() + source[end:]).decode()
-        try:
-            ast.parse(changed)
-        except SyntaxError:  # such as a name that has to stand alone, in a pattern of `match`
-            continue
+        if id(old) in in_patterns:
+            try:
+                ast.parse(changed)
+            except SyntaxError:  # such as a name that has to stand alone
+                continue
         name = f"{place}: {' '.join(source[begin:end].decode().split())} -> {after}"
         seen[name] += 1
         name += f" ({seen[name]})" if seen[name] > 1 else ""

@@ -357,6 +357,7 @@ run_trial(trial(sys.argv[1], Path(sys.argv[2]), settings=SETTINGS.replace(checkp
 """
 
 
+@pytest.mark.system
 @pytest.mark.integration
 def test_a_training_that_is_killed_pays_nothing_twice(judge_server, tmp_path):
     settings = SETTINGS.replace(checkpoint_every=1)
