@@ -106,7 +106,7 @@ def prepare_tools(name: str, tokenizer: PreTrainedTokenizerBase, tools: ToolForm
         raise PolicyError(
             f"policy {name!r} cannot call tools: {get_first_line(error)}: train one that can, such "
             "as Qwen/Qwen2.5-0.5B-Instruct, or give the class of the task a chat_template and a "
-            "response_template (docs/own_task.md)"
+            "response_template (docs/tools.md)"
         ) from error
 
 
