@@ -42,7 +42,7 @@ class Judge:
     url: str
     model: str
     prompt: str
-    """What the model reads, with `{completion}`, `{prompt}` and columns of the rows in braces."""
+    """Text for the model; it contains `{completion}`, and may contain `{prompt}` and columns."""
     scale: tuple[float, float]
     """The lowest and the highest score."""
     key: str = ""

@@ -24,7 +24,7 @@ Sample = Callable[[Sequence[Sequence[int]]], list[list[int]]]
 
 
 class TurnLoop:
-    """What TRL's loop over the calls of tools reads of a trainer."""
+    """Run TRL's loop of turns without a trainer: it has the attributes that the loop reads."""
 
     _is_vlm = use_vllm = False
     environment_factories = None

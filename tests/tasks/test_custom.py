@@ -26,7 +26,7 @@ from gdpo_tune.tasks.base import Problem, Scores
 from gdpo_tune.tasks.custom import RewardBatch, RewardFunctionTask, name_reward
 from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
 from gdpo_tune.tasks.task_process import score_by_functions
-from gdpo_tune.training import evaluation, worker_cache
+from gdpo_tune.training import evaluation
 from gdpo_tune.training.checkpoints import find_checkpoint
 from gdpo_tune.training.evaluation import estimate_metrics
 from tests.support.paths import ROOT
@@ -37,15 +37,7 @@ from tests.tasks.own_tasks import FILES, HEAD, SETTINGS, TASK, run_trial, trial,
 GUIDE = ROOT / "docs" / "own_task.md"
 
 
-@pytest.fixture(autouse=True)
-def forget():
-    """No file and no warm state passes from test to test."""
-    task_files._load_module.cache_clear()
-    yield
-    worker_cache.release_worker_cache()
-    task_files._load_module.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("gdpo_tune_task_")]:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("fresh_task_files")
 
 
 def blocks(kind: str) -> list[str]:

@@ -59,12 +59,7 @@ RUNNER = asyncio.Runner()
 """One loop for all calls of a function, as tasks and TRL's trainer have."""
 
 
-@pytest.fixture(autouse=True)
-def forget():
-    task_files._load_module.cache_clear()
-    yield
-    worker_cache.release_worker_cache()
-    task_files._load_module.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_task_files")
 
 
 @pytest.fixture
