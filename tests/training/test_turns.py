@@ -269,7 +269,7 @@ def test_policies_that_cannot_call_are_refused_in_one_line(template, reads, reas
     with pytest.raises(PolicyError, match=f"^policy 'p' cannot call tools: {reason}") as caught:
         prepare_tools("p", write_tokenizer(template), tools)
     assert "\n" not in str(caught.value)
-    assert "docs/own_task.md" in str(caught.value)
+    assert "docs/tools.md" in str(caught.value)
 
 
 def collect(cache, directory, monkeypatch, write):
