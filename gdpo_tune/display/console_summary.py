@@ -172,7 +172,8 @@ def _print_next_steps(out: Console, sweep: Sweep, view: str) -> None:
             rows.append(("Repeat this merge", f"python -m gdpo_tune.export {source} --to mergekit"))
             subject = "from its weights"
         rows.append((f"Train {subject}", f"python -m gdpo_tune.train --from {source}"))
-        rows.append((f"Export {subject}", f"python -m gdpo_tune.export {source} --to trl"))
+        if sweep.can_export:
+            rows.append((f"Export {subject}", f"python -m gdpo_tune.export {source} --to trl"))
     _print_rows(out, "\nNext steps", rows)
 
 

@@ -319,7 +319,7 @@ def build_cards(sweep: Sweep, links: Sequence[str] = ()) -> Markup:
             policy is not (front.chosen or front.knee),
             _list_values(front, policy, ranges),
             _describe_policy(sweep, policy),
-            _list_commands(_get_location(sweep), policy),
+            _list_commands(sweep, policy),
             links,
         )
         for policy in {c.name: c for c in shown}.values()
@@ -371,14 +371,16 @@ def _describe_policy(sweep: Sweep, policy: Configuration) -> dict[str, Any]:
     return facts | ({"checkpoint": str(checkpoint)} if checkpoint is not None else {})
 
 
-def _list_commands(location: str, policy: Configuration) -> dict[str, str]:
+def _list_commands(sweep: Sweep, policy: Configuration) -> dict[str, str]:
     """Return commands with `{pick}` where the page writes a rule, or the name of the candidate."""
+    location = _get_location(sweep)
     export = f"python -m gdpo_tune.export {location} --to {{}} --pick {{pick}}"
     if policy.is_initial:
         return {}
     train = f"python -m gdpo_tune.train --from {location} --pick {{pick}}"
     if policy.role != "merge":
-        return {"Train again": train, "Export": export.replace("{}", "trl")}
+        exports = {"Export": export.replace("{}", "trl")} if sweep.can_export else {}
+        return {"Train again": train, **exports}
     weights = ",".join(f"{p.trial}@{p.step}={p.weight!r}" for p in policy.parts)
     return {
         "Merge again": f"python -m gdpo_tune.merge {location} --weights {weights}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpo_tune.core.addresses import refuse_hub_address
-from gdpo_tune.core.errors import UsageError
+from gdpo_tune.core.errors import TaskFileError, UsageError
 from gdpo_tune.core.files import expand_path, is_file
 from gdpo_tune.core.object_store import (
     READ_PATIENCE,
@@ -93,6 +93,16 @@ class Sweep:
         from gdpo_tune.results.wording import list_result_warnings
 
         return list_result_warnings(self.spec, self.front)
+
+    @property
+    def can_export(self) -> bool:
+        """Whether its trainings can be exported; none that calls tools can."""
+        from gdpo_tune.core.task_files import load_task_info
+
+        try:
+            return not load_task_info(self.spec.task, self.spec.space.domains).calls_tools
+        except TaskFileError:  # its file is gone
+            return False
 
     def reload(self, changes: Sequence[str], *, to_run: bool = True) -> SweepSpec:
         """Load its file with changes, for one training: without budget and scheduler.

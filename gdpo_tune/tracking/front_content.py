@@ -144,11 +144,9 @@ def _list_policy_files(
     revision, which MLflow requires, has no effect.
     """
     source = f"{spec.location}:{member.name}"
-    again = (
-        "Train it again, or export its setting to another library:\n\n"
-        f"    python -m gdpo_tune.train --from {source}\n"
-        f"    python -m gdpo_tune.export {source} --to trl\n"
-    )
+    again = f"Train it again:\n\n    python -m gdpo_tune.train --from {source}\n"
+    if Sweep(spec, ()).can_export:
+        again += f"\nExport its setting:\n\n    python -m gdpo_tune.export {source} --to trl\n"
     if member.role == "merge":
         again = (
             f"It is {format_parts(member.parts)}. Repeat it with mergekit, or train from its "

@@ -1,15 +1,21 @@
 """Sweep files of tasks with tools: what they may say, and what the commands say of them."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from gdpo_tune import export, score, sweep
+from gdpo_tune import export, load_sweep, report, score, sweep
 from gdpo_tune.core.errors import ExportError, PolicyError, UsageError
 from gdpo_tune.core.registry import EXPORTERS
+from gdpo_tune.core.trials import Estimate
 from gdpo_tune.core.trl_fields import NO_LIMIT
+from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import load_spec
+from gdpo_tune.tracking.front_content import build_front_content
+from gdpo_tune.tracking.views import Site
 from tests.support.paths import ROOT
+from tests.support.tuning import build_outcome
 
 SPACE = "search_spaces/calculator.yaml"
 TASK = f"{ROOT / 'search_spaces' / 'calculator.py'}:Calculator"
@@ -86,3 +92,18 @@ def test_scores_of_a_policy_and_of_references(tmp_path):
     assert out.read_text().count('"turns": ') == 4
     with pytest.raises(UsageError, match="states no solutions of its problems in one turn"):
         score.main([SPACE, "--reference"])
+
+
+def test_no_page_offers_an_export_that_would_be_refused(capsys):
+    spec = load_spec(SPACE)
+    values = {"correctness": 0.9, "tool_calls": 0.5, "mean_length": 9.0}
+    measured = {name: Estimate(value, 0.1) for name, value in values.items()}
+    with Ledger.open(spec) as ledger:
+        ledger.start(spec.space.complete_baseline({}), "search", "model", seed=7)
+        ledger.complete(0, replace(build_outcome(), validation=measured, test=measured))
+    assert report.main([f"{spec.directory}:0"]) == 0
+    pages = [capsys.readouterr().out, (spec.directory / "report.html").read_text()]
+    content = build_front_content(spec, load_sweep(spec.directory).records, Site("", "1", "p"), 1)
+    for page in [*pages, content.policies[0]["policy/README.md"]]:
+        assert "gdpo_tune.train --from" in page
+        assert "gdpo_tune.export" not in page
