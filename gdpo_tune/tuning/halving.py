@@ -55,7 +55,8 @@ class Halving(Scheduler):
 
     def list_evaluation_steps(self, record: TrialRecord) -> tuple[int, ...]:
         """Return the steps at which a training may wait."""
-        return tuple(s for s in self._list_levels(record) if s < self._ledger.spec.training.steps)
+        levels = self._list_levels() if record.role in GROWING else ()
+        return tuple(step for step in levels if step < self._ledger.spec.training.steps)
 
     def decide(self, record: TrialRecord, rung: Rung) -> Verdict:
         """Let a training wait at each level, but for those from which it was continued."""
@@ -71,7 +72,8 @@ class Halving(Scheduler):
         if survivors is None or find_corner(survivors, records) is not None:
             return None  # all begin before one goes on
         growing = [r for r in records if r.role in GROWING]
-        targets = {r.number: self._find_target(r) for r in growing}
+        levels = self._list_levels()
+        targets = {r.number: _find_target(r, levels) for r in growing}
         each = spec.training.completions_per_step
         promised = sum(
             targets.get(record.number, spec.training.steps) * each - record.cost.completions
@@ -127,16 +129,14 @@ class Halving(Scheduler):
             self._chosen = key, choose_survivors(spec, records)
         return self._chosen[1]
 
-    def _list_levels(self, record: TrialRecord) -> tuple[int, ...]:
-        """Return the steps at which a training waits or ends, as far as they are known."""
+    def _list_levels(self) -> tuple[int, ...]:
+        """Return the steps at which trainings wait or end, as far as they are known."""
         spec, records = self._ledger.spec, self._ledger.get_records()
-        if record.role not in GROWING:
-            return ()
         if (survivors := self._find_survivors()) is None:
             return (find_wide_step(spec, records),)
         return list_levels(spec, records, survivors.end)
 
-    def _find_target(self, record: TrialRecord) -> int:
-        last = record.rungs[-1].step if record.rungs else 0
-        later = (step for step in self._list_levels(record) if step > last)
-        return record.ends_at or next(later, last)
+
+def _find_target(record: TrialRecord, levels: Sequence[int]) -> int:
+    last = record.rungs[-1].step if record.rungs else 0
+    return record.ends_at or next((step for step in levels if step > last), last)
