@@ -17,7 +17,8 @@ from adjustText import adjust_text
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.path import Path
-from matplotlib.transforms import Bbox, IdentityTransform
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from gdpo_tune.analysis.front import Front, find_parents, name_extreme
 from gdpo_tune.analysis.pareto import Floats, rank_points
@@ -277,20 +278,16 @@ def place_labels(
         return []
     figure = Figure(figsize=(size[0] / DPI, size[1] / DPI), dpi=DPI)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frameon=False)
-    pixels = IdentityTransform()
-    texts = [
-        axes.text(0, 0, text, ha="center", va="center", fontsize=font_size, transform=pixels)
-        for _, text in panel.labels
-    ]
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    texts = [_MeasuredText(figure.text(0, 0, text, fontsize=font_size)) for _, text in panel.labels]
     anchors = np.array([panel.get_position(c) for c, _ in panel.labels]) * size
     points = np.array([panel.get_position(point) for point in panel.obstacles]) * size
     squares = [Bbox([point - radius, point + radius]) for point in points]
-    halves = [np.array(text.get_window_extent().size) / 2 for text in texts]
     best, least = anchors, np.inf
     for distance, up, right in STARTS:
-        for text, anchor, half in zip(texts, anchors, halves, strict=True):
-            text.set_position(anchor + (right, up) * (half + distance))
+        for text, anchor in zip(texts, anchors, strict=True):
+            text.set_position(anchor + (right, up) * (text.half + distance))
         adjust_text(
             texts,
             objects=squares,
@@ -308,6 +305,19 @@ def place_labels(
         if not cost:
             break
     return [(float(x), float(y)) for x, y in best - anchors]
+
+
+class _MeasuredText(Text):
+    """A text that is moved, never drawn: laid out once, since each move would do so again."""
+
+    def __init__(self, text: Text) -> None:
+        super().__init__()
+        self.half = np.array(text.get_window_extent().size) / 2
+        text.remove()
+
+    def get_window_extent(self, *_: object, **__: object) -> Bbox:
+        middle = np.array(self.get_position())
+        return Bbox([middle - self.half, middle + self.half])
 
 
 def _count_overlaps(labels: Sequence[Bbox], anchors: Floats, squares: Sequence[Bbox]) -> int:
