@@ -180,12 +180,11 @@ def _describe_parameter(info: ParameterInfo) -> str:
 
 def _describe_task(name: str) -> str:
     task = load_task_info(name)
-    rewards, optional = (
-        ", ".join(f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in ranges.items())
-        for ranges in (task.rewards, task.optional_rewards)
-    )
-    if optional:
-        rewards += f". Only if the space has a weight for it: {optional}"
+    ranges = task.rewards.items()
+    rewards = ", ".join(f"`{reward}` ({low:g} to {high:g})" for reward, (low, high) in ranges)
+    for reward, info in task.optional_rewards.items():
+        rewards += f". Only if the space has a weight for it: `{reward}`, {info.doc} "
+        rewards += f"({info.low:g} to {info.high:g})"
     length = f" Length reward: `{task.length_reward}`." if task.length_reward else ""
     partial = f" With partial credit: `{task.partial_reward}`." if task.partial_reward else ""
     released = " Also with `scoring: released`." if task.offers_released else ""

@@ -52,10 +52,8 @@ class TaskInfo:
     """Split -> distinct prompts that the task can write itself; empty where that is unknown."""
     partial_reward: str | None = None
     """The reward that is all or nothing and can also give partial credit."""
-    optional_rewards: Mapping[str, tuple[float, float]] = field(
-        default_factory=dict[str, tuple[float, float]]
-    )
-    """Rewards that are on where the space has a weight for them; name -> range."""
+    optional_rewards: Mapping[str, MetricInfo] = field(default_factory=dict[str, Any])
+    """Rewards that are on where the space has a weight for them."""
     published_with: Mapping[str, Mapping[str, ParamValue]] = field(default_factory=dict[str, Any])
     """Optional reward -> what the published setting has with it, besides a weight of 1."""
     calls_tools: bool = False
@@ -74,7 +72,8 @@ class TaskInfo:
         for name in names:
             published |= {f"reward_weights.{name}": 1.0, **self.published_with.get(name, {})}
         build = partial(self.build, optional_rewards=names)
-        ranges = {name: self.optional_rewards[name] for name in names}
+        optional = {name: self.optional_rewards[name] for name in names}
+        ranges = {name: (info.low, info.high) for name, info in optional.items()}
         return replace(self, build=build, rewards={**self.rewards, **ranges}, published=published)
 
 

@@ -270,7 +270,9 @@ def _check_metrics(spec: SweepSpec, task: TaskInfo) -> Findings:
                 yield Finding(path, reason, f"name another cost, {wanted}, or write search.budget")
             elif name not in metrics:
                 fix = f"{suggest(name, metrics)}metrics of this task: {join_names(metrics)}"
-                yield Finding(path, f"unknown {kind}", fix)
+                is_reward = name in task.rewards or name in task.optional_rewards
+                reason = "a reward, and no metric of held-out prompts" if is_reward else ""
+                yield Finding(path, reason or f"unknown {kind}", fix)
             elif name == "gpu_hours" and name not in task.metrics and not spec.resources.gpus:
                 fix = "name seconds instead, or give trials GPUs with resources.gpus"
                 yield Finding(path, "no trial has a GPU: always 0", fix, ("resources.gpus",))

@@ -61,19 +61,19 @@ class BuiltInTask(CloseableResource):
     def describe(cls, embedded: str, prompts: Mapping[str, int], **others: Any) -> TaskInfo:
         """Return what the registry says about the task; `others` are fields of `TaskInfo`."""
         funcs = cls.reward_funcs
-        ranges, optional = (
-            {name: (each.low, each.high) for name, each in some.items()}
-            for some in (funcs, cls.optional_reward_funcs)
-        )
-        return TaskInfo(
-            build=cls,
-            rewards=ranges,
-            metrics={
+        metrics, optional = (
+            {
                 name: MetricInfo(
                     cls.directions.get(name, "maximize"), each.low, each.high, each.doc
                 )
-                for name, each in cls.metric_funcs.items()
-            },
+                for name, each in some.items()
+            }
+            for some in (cls.metric_funcs, cls.optional_reward_funcs)
+        )
+        return TaskInfo(
+            build=cls,
+            rewards={name: (each.low, each.high) for name, each in funcs.items()},
+            metrics=metrics,
             published=weigh_equally(funcs),
             embedded=embedded,
             prompts=prompts,
