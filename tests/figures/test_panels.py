@@ -30,7 +30,7 @@ from gdpo_tune.core.text import (
 from gdpo_tune.core.trials import Estimate, Objective
 from gdpo_tune.figures import style
 from gdpo_tune.figures.front_panels import build_panels, place_labels
-from gdpo_tune.figures.layout import GAP_UP, get_panel_size, make_panels
+from gdpo_tune.figures.layout import GAP_UP, WIDTH, get_panel_size, make_panels
 from tests.support.analysis import GOALS as UP
 from tests.support.analysis import build_trial
 from tests.support.figures import make_records, make_spec
@@ -245,6 +245,13 @@ def test_rows_of_panels_have_their_size_in_pixels(objectives):
         assert (high - low) * inner == pytest.approx(get_panel_size(count)[1], abs=1)
     for below, above in itertools.pairwise(rows):
         assert (above[0] - below[1]) * inner == pytest.approx(GAP_UP, abs=1)
+    assert len(rows) == max(cell["row"] for cell in cells)
+    wide = layout.width or WIDTH
+    inner = wide - layout.margin.l - layout.margin.r
+    columns = {tuple(layout[each].domain) for each in layout if str(each).startswith("xaxis")}
+    assert len(columns) == max(cell["col"] for cell in cells)
+    for low, high in columns:
+        assert (high - low) * inner == pytest.approx(get_panel_size(count)[0], abs=1)
 
 
 def test_a_tick_has_the_notation_of_the_text():
