@@ -330,6 +330,18 @@ def test_every_figure_of_a_report_is_light_with_its_legend_above(spec):
         assert (layout.paper_bgcolor, layout.legend.orientation) == (style.PAPER, "h"), name
 
 
+def test_a_legend_names_each_thing_once(spec):
+    rung = Rung(2, make_records(spec, 1)[-1].validation, Cost(2))
+    records = [
+        replace(r, rungs=(rung, rung)) if r.is_training else r for r in make_records(spec, 14)
+    ]
+    gallery = build_gallery(Sweep(spec, records))
+    assert "rungs" in gallery
+    for title, draw in gallery.items():
+        names = [t.name for t in draw().data if t.type == "scatter" and t.showlegend is not False]
+        assert len(names) == len(set(names)), title
+
+
 def test_learning_curves_are_running_means(front):
     steps = {1: [measured(n, {"train/rewards/format/mean": float(n)}) for n in range(1, 8)]}
     figure = draw_learning(front, steps)
