@@ -261,6 +261,13 @@ def test_a_tick_has_the_notation_of_the_text():
     assert (axes.xaxis.exponentformat, axes.yaxis.exponentformat) == ("e", "e")
 
 
+def test_a_long_tick_is_not_cut():
+    """Plotly's reference of axes: long tick labels grow the margin with `automargin` alone."""
+    axes = make_panels(2)[0].layout.template.layout
+    assert axes.xaxis.automargin
+    assert axes.yaxis.automargin
+
+
 # Colours, which MLflow shows without symbols
 
 DEUTERANOPIA = np.array(

@@ -336,10 +336,13 @@ def test_a_legend_names_each_thing_once(spec):
         replace(r, rungs=(rung, rung)) if r.is_training else r for r in make_records(spec, 14)
     ]
     gallery = build_gallery(Sweep(spec, records))
-    assert "rungs" in gallery
+    assert {"pairs", "progress", "rungs"} <= set(gallery)
     for title, draw in gallery.items():
-        names = [t.name for t in draw().data if t.type == "scatter" and t.showlegend is not False]
+        traces = [trace for trace in draw().data if trace.type == "scatter"]
+        names = [trace.name for trace in traces if trace.showlegend is not False]
         assert len(names) == len(set(names)), title
+        if title == "progress":
+            assert set(names) == {trace.name for trace in traces} - {None}
 
 
 def test_learning_curves_are_running_means(front):
