@@ -32,8 +32,8 @@ def build(loaded):
     """Build an evaluator of the first held-out prompts of a toy task, and its `evaluate`."""
     model, tokenizer = loaded
 
-    def build(task: type = ToyTask, prompts=6, directory=Path(), **fields):
-        settings = SETTINGS.replace(validation_prompts=prompts, test_prompts=prompts)
+    def build(task: type = ToyTask, prompts=6, directory=Path(), settings=SETTINGS, **fields):
+        settings = settings.replace(validation_prompts=prompts, test_prompts=prompts)
         config = build_trial("", directory, training=settings, **fields)
         cache = WorkerCache(config, task(SETTINGS), tokenizer, PromptFormat(tokenizer), None)
         evaluator = Evaluator(config, cache, generate)
@@ -94,6 +94,21 @@ def test_every_completion_is_scored_with_its_own_problem(build):
     assert [problem for problem, _, _ in seen] == [p for p in problems for _ in range(2)]
     assert all(1 <= length <= SETTINGS.max_completion_length for _, _, length in seen)
     assert all(len(text) <= length for _, text, length in seen)
+
+
+def test_rewards_know_the_updates_as_trl_counts_them(build, loaded):
+    """Source: transformers' `TrainerState`: `global_step` counts updates, two in a step here."""
+    states = []
+
+    class Recorder(ToyTask):
+        def score(self, problems, completions, lengths, tokens, state):
+            states.append(dict(state))
+            return super().score(problems, completions, lengths)
+
+    halves = SETTINGS.replace(mini_batch_size=SETTINGS.completions_per_step // 2)
+    evaluator, _ = build(Recorder, settings=halves)
+    evaluator.evaluate(loaded[0], "validation", 2)
+    assert states == [{"global_step": 4, "max_steps": 2 * SETTINGS.steps}]
 
 
 class Rare(ToyTask):
