@@ -6,6 +6,7 @@ import shutil
 from itertools import product
 from types import SimpleNamespace
 
+import peft
 import pytest
 import torch
 import transformers
@@ -20,7 +21,7 @@ from gdpo_tune.core.trial_config import TrainedPart
 from gdpo_tune.policies.adapters import load_adapter
 from gdpo_tune.policies.load_policy import check_policy, load_policy, measure_policy
 from gdpo_tune.training import checkpoints, worker_cache, written_policy
-from gdpo_tune.training.lora import build_adapter_config, save_policy
+from gdpo_tune.training.lora import build_adapter_config, fill_adapter, save_policy
 from gdpo_tune.training.trainer import GDPOTrainer
 from gdpo_tune.training.trial import build_trainer
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
@@ -269,6 +270,26 @@ def test_an_adapter_of_another_base_is_refused_in_one_line(policy, tmp_path):
     shutil.rmtree(base)
     with pytest.raises(PolicyError, match=r"the base of \S+: policy .*no such directory"):
         load_policy(str(checkpoint))
+
+
+def test_an_adapter_takes_the_place_of_one_with_the_same_modules_alone(policy, tmp_path):
+    """With an engine in the process, a candidate's adapter replaces that of a new trainer."""
+
+    def adapt(seed, **settings):
+        model, _ = load_policy(policy)
+        torch.manual_seed(seed)
+        config = build_adapter_config(model, ModelSettings(lora_rank=4, **settings), policy)
+        config.init_lora_weights = False  # else B is 0
+        return peft.get_peft_model(model, config)
+
+    trained, other, narrow = adapt(1), adapt(2), adapt(3, lora_targets=("q_proj",))
+    trained.save_pretrained(tmp_path)
+    fill_adapter(other, tmp_path)
+    wanted, found = map(peft.get_peft_model_state_dict, (trained, other))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    with pytest.raises(PolicyError, match=r"differs from the adapters of this policy in .*lora"):
+        fill_adapter(narrow, tmp_path)
 
 
 def test_a_trial_that_is_killed_while_it_writes_its_last_adapter_resumes(
