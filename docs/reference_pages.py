@@ -67,8 +67,8 @@ def render_reference() -> str:
         other_trl_fields=render_table(
             ("fields", "written as, or why not"),
             [
-                *((_list_code(fields), f"`{key}`") for key, fields in OWN_KEYS.items()),
-                *((_list_code(fields), reason) for reason, fields in REFUSALS.items()),
+                *((_list_code(fields.split()), f"`{key}`") for key, fields in OWN_KEYS.items()),
+                *((_list_code(fields.split()), reason) for reason, fields in REFUSALS.items()),
             ],
         ),
         tasks="\n\n".join(map(_describe_task, registry.TASKS)),

@@ -239,7 +239,7 @@ class SpaceReader:
                 fix = "write trl: {weight_decay: 0.1}" if members[0] in TRL_FIELDS else fix
                 self.problems.note((*path, name), "a group of parameters, not one", fix)
             elif name.startswith(TRL_PREFIX):
-                self.problems.note((*path, name), *self._explain_field(name))
+                self.problems.note((*path, name), *explain_field(name.removeprefix(TRL_PREFIX)))
             elif self.knows_task or name not in FAMILIES:
                 known = [each for each in self.parameters if each not in TRL_FIELDS]
                 fix = f"{suggest(name, known)}parameters are {join_names(known)}"
@@ -252,16 +252,6 @@ class SpaceReader:
             fix = f"add {name} to space:, or remove it here"
             self.problems.note((*path, name), "this sweep does not set it", fix)
         return name in domains
-
-    @staticmethod
-    def _explain_field(name: str) -> tuple[str, str]:
-        """Return why a field of TRL is not taken, and the fix."""
-        field = name.removeprefix(TRL_PREFIX)
-        if known := explain_field(field):
-            return known
-        fields = [each.removeprefix(TRL_PREFIX) for each in TRL_FIELDS]
-        fix = f"{suggest(field, fields)}fields that a sweep takes are {join_names(fields)}"
-        return "no field of TRL's GRPOConfig", fix
 
     def _read_when(
         self, path: KeyPath, data: Any, domains: Mapping[str, Domain]

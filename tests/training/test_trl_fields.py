@@ -40,7 +40,9 @@ IN_THE_LOSS = [name for name in CHANGED if not name.startswith(("adam", "weight"
 def test_every_field_of_trl_is_taken_or_has_its_reason():
     """Source: the dataclass itself; a field that a newer TRL adds has no place yet."""
     fields = {field.name: field for field in dataclasses.fields(GRPOConfig)}
-    elsewhere = [name for names in (*OWN_KEYS.values(), *REFUSALS.values()) for name in names]
+    elsewhere = [
+        name for names in (*OWN_KEYS.values(), *REFUSALS.values()) for name in names.split()
+    ]
     taken = [name.removeprefix(TRL_PREFIX) for name in TRL_FIELDS]
     assert sorted([*elsewhere, *taken]) == sorted(fields)
     assert {*CHANGED, ITERATIONS.removeprefix(TRL_PREFIX)} == {*taken}  # see test_turns.py
