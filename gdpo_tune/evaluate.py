@@ -29,7 +29,7 @@ from gdpo_tune.core.object_store import SPEC
 
 if TYPE_CHECKING:
     from gdpo_tune.core.trial_config import TrialConfig
-    from gdpo_tune.core.trials import Estimate
+    from gdpo_tune.core.trials import Estimate, TrialRecord
     from gdpo_tune.results.open_sweep import Sweep
     from gdpo_tune.spec import SweepSpec
 
@@ -50,9 +50,8 @@ class EvaluationRequest:
     config: TrialConfig
     checkpoint: Path | None = None
     """Checkpoint of a candidate of the sweep; None for a policy by its name or directory."""
-    step: int = 0
-    """Steps that a candidate was trained for; with the seed they decide what is sampled."""
-    recorded_seed: int | None = None
+    record: TrialRecord | None = None
+    """The candidate; with the seed, the steps of its training decide what is sampled."""
 
 
 def build_parser() -> cli.Parser:
@@ -78,25 +77,29 @@ def main(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
     cli.check_output("--json", options.json)
     with tempfile.TemporaryDirectory() as scratch:
-        if options.source is None:
-            asked = _read_candidate(options.policy, options.overrides, options.seed, Path(scratch))
-        else:
-            asked = _read_policy(options, Path(scratch))
+        read_request = _read_candidate if options.source is None else _read_policy
+        asked = read_request(options, Path(scratch))
         cli.prepare_machine(asked.spec)
         count = asked.spec.training.test_completions
         print(f"{count:,} completions of test prompts, seed {options.seed}", flush=True)
         from gdpo_tune.training.trial import evaluate_policy
 
-        values = evaluate_policy(asked.config, asked.checkpoint, asked.step)
-    compared = _list_compared(asked.sweep)
+        step = asked.record and asked.record.last_step  # of a merge, and of a checkpoint, None
+        values = evaluate_policy(asked.config, asked.checkpoint, step or 0)
 
+    from gdpo_tune.analysis.front import find_untrained
     from gdpo_tune.display.training import print_result
 
+    compared: dict[str, Mapping[str, Estimate]] = {}
+    if asked.sweep is not None:
+        front = asked.sweep.front
+        others = {"untrained": find_untrained(front.baselines), "knee": front.knee}
+        compared = {name: each.mean for name, each in others.items() if each is not None}
     print_result(asked.spec.list_objectives(), {"this policy": values, **compared})
     for line in _describe_differences(asked.spec, values, compared):
         print(line)
-    if asked.recorded_seed not in (None, options.seed):
-        print(f"--seed {asked.recorded_seed} repeats the values that the sweep has of it")
+    if asked.record is not None and asked.record.seed != options.seed:
+        print(f"--seed {asked.record.seed} repeats the values that the sweep has of it")
     if options.json:
         test = {name: asdict(estimate) for name, estimate in values.items()}
         content = {"policy": options.policy, "seed": options.seed, "test": test}
@@ -105,14 +108,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _read_candidate(
-    policy: str, overrides: Sequence[str], seed: int, scratch: Path
-) -> EvaluationRequest:
+def _read_candidate(options: argparse.Namespace, scratch: Path) -> EvaluationRequest:
     from gdpo_tune.core.trials import find_start
     from gdpo_tune.results.open_sweep import fetch_policy, split_source
     from gdpo_tune.results.picks import load_and_pick
     from gdpo_tune.results.retrain import explain_missing_policy
 
+    policy = options.policy
     location, which = split_source(policy, None)
     if which is None:
         if is_file(expand_path(policy) / SPEC):
@@ -127,12 +129,11 @@ def _read_candidate(
     checkpoint = fetch_policy(sweep.spec, record.checkpoint)
     if checkpoint is None:
         raise UsageError(explain_missing_policy(sweep, record, location))
-    spec = _reload(sweep, overrides, free=("rollout.",))
+    spec = _reload(sweep, options.overrides, free=("rollout.",))
     trained = sweep.records[record.parts[0].trial] if record.parts else record
-    config = spec.build_trial_config(trained.params, seed, scratch)
+    config = spec.build_trial_config(trained.params, options.seed, scratch)
     config = replace(config, start=fetch_policy(sweep.spec, find_start(sweep.records)))
-    step = record.last_step or 0  # of a merge, and of a checkpoint, 0
-    return EvaluationRequest(spec, sweep, config, checkpoint, step, record.seed)
+    return EvaluationRequest(spec, sweep, config, checkpoint, record)
 
 
 def _read_policy(options: argparse.Namespace, scratch: Path) -> EvaluationRequest:
@@ -183,17 +184,6 @@ def _reload(sweep: Sweep, overrides: Sequence[str], *, free: tuple[str, ...]) ->
     return spec
 
 
-def _list_compared(sweep: Sweep | None) -> dict[str, Mapping[str, Estimate]]:
-    """Return the values of the untrained policy and of the knee of a sweep, over their seeds."""
-    from gdpo_tune.analysis.front import find_untrained
-
-    if sweep is None:
-        return {}
-    front = sweep.front
-    found = {"untrained": find_untrained(front.baselines), "knee": front.knee}
-    return {name: each.mean for name, each in found.items() if each is not None}
-
-
 def _describe_differences(
     spec: SweepSpec, values: Mapping[str, Estimate], compared: Mapping[str, Mapping[str, Estimate]]
 ) -> list[str]:
@@ -204,9 +194,8 @@ def _describe_differences(
     goals = [goal.name for goal in spec.list_objectives()]
     lines: list[str] = []
     for title, others in compared.items():
-        shared = [name for name in goals if name in values and name in others]
         parts: list[str] = []
-        for name in shared:
+        for name in (goal for goal in goals if goal in values and goal in others):
             gap = subtract_estimates(values[name], others[name], len(goals) * len(compared))
             low, high = format_number(gap.low), format_number(gap.high)
             parts.append(f"{name} {gap.mean:+.3f} ({low} to {high})")
