@@ -69,16 +69,15 @@ def score_batch(
     completions: Sequence[Any],
     tokens: Sequence[Sequence[int]],
     trainer_state: Mapping[str, Any],
-    lengths: Sequence[int] | None = None,
+    lengths: Sequence[int],
 ) -> Scores:
     """Let a task score N completions, and check their range if the task says it.
 
-    `lengths` are the tokens of the policy; None: those of `tokens`.
+    `lengths` count the tokens of the policy, not those of tools.
 
     Raises:
         TrialFailure: a check fails.
     """
-    lengths = lengths or [*map(len, tokens)]
     scores = task.score(problems, completions, lengths, tokens, trainer_state)
     check_ranges(scores, task)
     return scores

@@ -434,7 +434,7 @@ def test_a_value_outside_its_range_ends_the_trial(value, accepted):
     # Source: agent-eval-harness#182: a judge on 0 to 10 with the range (0, 1).
     task = type("Ranged", (Half,), {"ranges": {"a": (0, 1)}, "places": {"a": "mine.py, line 3"}})(0)
     task.score = lambda *_: Scores({"a": [value]}, {"b": [value]})
-    score = functools.partial(evaluation.score_batch, task, [None], ["x"], [[1]], {})
+    score = functools.partial(evaluation.score_batch, task, [None], ["x"], [[1]], {}, [1])
     if accepted:
         assert score().rewards == {"a": [value]}
         return
