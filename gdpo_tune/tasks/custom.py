@@ -97,6 +97,7 @@ class RewardFunctionTask(CloseableResource):
     """How Transformers reads calls in a turn of the policy; TRL knows it for common templates."""
     rewards: ClassVar[tuple[str, ...]] = ()
     """Names of the functions, in their order."""
+    _named: ClassVar[tuple[tuple[str, RewardFunction | str], ...]] = ()
     places: ClassVar[Mapping[str, str]] = {}
     """Name of a function -> its file and line."""
     metrics: ClassVar[tuple[str, ...]] = (MEAN_LENGTH,)
@@ -107,13 +108,11 @@ class RewardFunctionTask(CloseableResource):
         super().__init_subclass__(**keywords)
         for name in NOT_READ.keys() & vars(cls).keys():
             raise UsageError(f"{cls.__name__}.{name} is not read: {NOT_READ[name]}")
-        functions = cls.list_functions()
-        cls.rewards = (
-            tuple(cls.reward_funcs)
-            if isinstance(cls.reward_funcs, Mapping)
-            else tuple(map(name_reward, functions))
-        )
-        named = list(zip(cls.rewards, functions, strict=True))
+        funcs = cls.reward_funcs
+        is_named = isinstance(funcs, Mapping)
+        named = tuple(funcs.items() if is_named else ((name_reward(f), f) for f in funcs))
+        cls._named = named
+        cls.rewards = tuple(name for name, _ in named)
         own = (MEAN_LENGTH, *(TURN_METRICS if cls.tools else ()))
         cls._check_tools(own)
         if taken := cls.evaluations.keys() & {*cls.rewards, *own}:
@@ -206,22 +205,14 @@ class RewardFunctionTask(CloseableResource):
         self._check_size({split: getattr(self.settings, f"{split}_prompts") for split in splits})
         return self
 
-    @classmethod
-    def list_functions(cls) -> list[RewardFunction | str]:
-        """Return the functions and reward models in the order of `rewards`."""
-        funcs = cls.reward_funcs
-        return list(funcs.values() if isinstance(funcs, Mapping) else funcs)
-
     def load_functions(self, directory: Path | None, seconds: float) -> None:
         """Load the reward models, if they are not loaded yet; give judges their limits."""
-        for name, function in zip(self.rewards, self.list_functions(), strict=True):
+        for name, function in self._named:
             if isinstance(function, Judge):
                 function.open(name, directory, seconds)
-            if name in self._functions:
-                continue
-            if isinstance(function, str):
-                function = RewardModel(function)
-            self._functions[name] = function
+            if name not in self._functions:
+                is_model = isinstance(function, str)
+                self._functions[name] = RewardModel(function) if is_model else function
 
     def call_function(self, name: str, batch: RewardBatch) -> CallResult:
         """Call one function, which may change the batch; `load_functions` comes first.
