@@ -429,13 +429,11 @@ def check_demonstrations(spec: SweepSpec, task: Any) -> dict[str, str]:
     from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_tokenizer
     from gdpo_tune.training.demonstrations import collect_demonstrations
 
-    model, tokenizer = spec.model, load_local_tokenizer(spec.policy, spec.model.revision)
+    tokenizer = load_local_tokenizer(spec.policy, spec.model.revision)
     if tokenizer is None:
         return {"demonstrations": "counted once the policy is on this machine"}
-    prompts = choose_prompt_format(
-        *(spec.policy, tokenizer, task.instructions, model.instructions),
-        *(model.chat_template_kwargs, model.template_date, getattr(task, "tool_format", None)),
-    )
+    tools = getattr(task, "tool_format", None)
+    prompts = choose_prompt_format(spec.policy, tokenizer, task.instructions, spec.model, tools)
     found = collect_demonstrations(spec.build_start_config({}, 0, Path()), task, prompts)
     if found.left_out:
         print(f"warning: demonstrations: {found}", file=sys.stderr)

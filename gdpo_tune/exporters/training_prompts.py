@@ -72,13 +72,10 @@ def collect_prompts(setup: TrainingSetup) -> ExportedPrompts:
             f"{error}; or --reference-data, which writes a program that makes the prompts where "
             "the data are"
         ) from error
-    tokenizer = load_local_tokenizer(setup.spec.policy, setup.spec.model.revision)
-    request = task.instructions, setup.spec.model.instructions
-    instructions = choose_instructions(setup.spec.policy, tokenizer, *request)
-    reader = None
-    if tokenizer is not None:
-        arguments = setup.spec.model.chat_template_kwargs, setup.spec.model.template_date
-        reader = choose_prompt_format(setup.spec.policy, tokenizer, *request, *arguments)
+    policy, model, own = setup.spec.policy, setup.spec.model, task.instructions
+    tokenizer = load_local_tokenizer(policy, model.revision)
+    instructions = choose_instructions(policy, tokenizer, own, model.instructions)
+    reader = None if tokenizer is None else choose_prompt_format(policy, tokenizer, own, model)
     limit = setup.spec.data.max_prompt_length
     problems = choose_problems(problems, reader, limit, setup.request.seed)
     if not problems:

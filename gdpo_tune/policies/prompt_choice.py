@@ -30,6 +30,8 @@ from gdpo_tune.policies.prompt_format import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from gdpo_tune.core.settings import ModelSettings
+
 
 _TOKENIZER_FILE = "tokenizer_config.json"
 _TAG = re.compile(r"</?\w+>")
@@ -39,16 +41,14 @@ def choose_prompt_format(
     name: str,
     tokenizer: PreTrainedTokenizerBase,
     instructions: str,
-    mode: Literal["auto", "on", "off"],
-    template_kwargs: Mapping[str, Any] | None = None,
-    date: str = "",
+    model: ModelSettings,
     tools: ToolFormat | None = None,
 ) -> PromptFormat:
     """Choose how the policy `name` reads the prompts of a task with these instructions.
 
     The chat template opens no tag that the instructions name: the policy writes it itself, whether
-    it gets the instructions or not. See `choose_instructions` for `mode`, `prepare_tools` for
-    `tools`, and `PromptFormat` for the others.
+    it gets the instructions or not. See `choose_instructions` for `model.instructions`, and
+    `prepare_tools` for `tools`.
 
     Raises:
         PolicyError: a tag that the instructions name is lost between tokens and text, or the chat
@@ -56,9 +56,10 @@ def choose_prompt_format(
     """
     if tools is not None:
         prepare_tools(name, tokenizer, tools)
-    chosen = choose_instructions(name, tokenizer, instructions, mode)
-    given, tags = template_kwargs or {}, list_own_tags(instructions)
-    prompts = PromptFormat(tokenizer, chosen, tags, given, date, tools.schemas if tools else ())
+    chosen = choose_instructions(name, tokenizer, instructions, model.instructions)
+    given, tags = model.chat_template_kwargs, list_own_tags(instructions)
+    schemas = tools.schemas if tools else ()
+    prompts = PromptFormat(tokenizer, chosen, tags, given, model.template_date, schemas)
     check_template_kwargs(name, prompts.own_template, given)
     named = _TAG.findall(instructions)
     if named and (reason := prompts.find_contradiction(named)):

@@ -289,9 +289,7 @@ def build_example(spec: SweepSpec, directory: Path) -> Example | None:
         own = "" if spec.data.source else str(task.problems("test", 1, 0)[0].prompt)
     # A policy that ships knows the format; one that was trained says how it was prompted.
     name = str(directory) if (directory / PROMPTS_FILE).exists() else spec.policy
-    arguments = spec.model.chat_template_kwargs, spec.model.template_date
-    mode = spec.model.instructions
-    style = choose_prompt_format(name, tokenizer, instructions, mode, *arguments)
+    style = choose_prompt_format(name, tokenizer, instructions, spec.model)
     prompt = own or PLACEHOLDER
     if tokenizer.chat_template is None:
         return Example(style.render(prompt), [], not own)

@@ -160,15 +160,8 @@ def build_worker_cache(config: TrialConfig) -> WorkerCache:
     task: Task = task_files.build_task(
         config.task, config.training, config.sandbox, config.data, config.params, config.scoring
     )
-    prompts = choose_prompt_format(
-        config.policy,
-        tokenizer,
-        task.instructions,
-        config.model.instructions,
-        config.model.chat_template_kwargs,
-        config.model.template_date,
-        getattr(task, "tool_format", None),
-    )
+    tools = getattr(task, "tool_format", None)
+    prompts = choose_prompt_format(config.policy, tokenizer, task.instructions, config.model, tools)
     return WorkerCache(
         config=config,
         task=task,

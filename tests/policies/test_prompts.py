@@ -9,7 +9,7 @@ from transformers import AddedToken
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import PolicyError
-from gdpo_tune.core.settings import TrainingSettings
+from gdpo_tune.core.settings import ModelSettings, TrainingSettings
 from gdpo_tune.policies.load_policy import load_policy, resolve_policy
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
@@ -66,7 +66,7 @@ def test_the_tokens_are_the_templates_own(tokenizer):
 
 @cases("policies", "instructions")
 def test_policies_that_get_instructions(tokenizer, name, mode, instructed):
-    chosen = choose_prompt_format(name, tokenizer, INSTRUCTIONS, mode)
+    chosen = choose_prompt_format(name, tokenizer, INSTRUCTIONS, ModelSettings(instructions=mode))
     assert bool(chosen.instructions) is instructed
 
 
@@ -78,21 +78,24 @@ def test_every_task_asks_for_its_format_in_tags_that_its_own_policy_keeps(name):
     assert {"<think>", "</think>"} < set(re.findall(r"</?\w+>", instructions))
     assert "at most 123 tokens" in instructions
     own = load_policy(info.embedded)[1]
-    assert choose_prompt_format(info.embedded, own, instructions, "on").instructions == instructions
+    model = ModelSettings(instructions="on")
+    chosen = choose_prompt_format(info.embedded, own, instructions, model)
+    assert chosen.instructions == instructions
 
 
 @pytest.mark.parametrize("instructed", [True, False])
 def test_a_policy_that_we_trained_is_prompted_as_in_its_training(tokenizer, tmp_path, instructed):
     folder = shutil.copytree(resolve_policy("embedded"), tmp_path / "trained")
-    assert choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto").instructions
+    assert choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, ModelSettings()).instructions
     PromptFormat(tokenizer, INSTRUCTIONS if instructed else "").save(folder)
     text = {"instructions_text": INSTRUCTIONS} if instructed else {}
     assert json.loads((folder / "prompts.json").read_text()) == {"instructions": instructed, **text}
-    chosen = choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, "auto")
+    chosen = choose_prompt_format(str(folder), tokenizer, INSTRUCTIONS, ModelSettings())
     assert bool(chosen.instructions) is instructed
 
 
 def test_tags_that_are_special_are_refused(tokenizer):
     tokenizer.add_tokens([AddedToken("<tool_call>", special=True)])
+    off = ModelSettings(instructions="off")
     with pytest.raises(PolicyError, match=r"does not give back <tool_call>, by which.*AddedToken"):
-        choose_prompt_format("embedded", tokenizer, "Use <tool_call> and <think>.", "off")
+        choose_prompt_format("embedded", tokenizer, "Use <tool_call> and <think>.", off)

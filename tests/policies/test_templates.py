@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AddedToken, AutoTokenizer
 
 from gdpo_tune.core.errors import PolicyError
+from gdpo_tune.core.settings import ModelSettings
 from gdpo_tune.exporters.runtime import process_nemo_prompt
 from gdpo_tune.exporters.runtime_prompts import build_prompt
 from gdpo_tune.exporters.training_prompts import ExportedPrompts, collect_prompts
@@ -60,7 +61,8 @@ def test_a_trained_policy_is_prompted_as_in_its_training_everywhere(tokenizer, t
     given, day = SHAPES[name].get("arguments", {}), "2025-01-31"
     # One that closes the thought of every prompt cannot ask for another.
     instructions = "Write <answer>what</answer>." if given else INSTRUCTIONS
-    trained = choose_prompt_format("org/x", tokenizer, instructions, "auto", given, day)
+    model = ModelSettings(chat_template_kwargs=given, template_date=day)
+    trained = choose_prompt_format("org/x", tokenizer, instructions, model)
     prompt = "Close this: <div>"
     text, (tokens,) = trained.render(prompt), trained.encode([prompt])
     assert instructions in text
@@ -72,7 +74,7 @@ def test_a_trained_policy_is_prompted_as_in_its_training_everywhere(tokenizer, t
     assert read == tokens
     assert trained.find_left_out() == SHAPES[name].get("left_out", "")
     # A second training, and the example of the card, by the name of the directory.
-    again = choose_prompt_format(str(tmp_path), served, instructions, "auto")
+    again = choose_prompt_format(str(tmp_path), served, instructions, ModelSettings())
     assert again.encode([prompt]) == [tokens]
     # Rows of an export, and the processor of NeMo-RL, with the directory's tokenizer.
     row = build_prompt(Problem(prompt, "any"), trained, instructions, is_chat=True)
@@ -102,11 +104,13 @@ def test_a_template_that_leaves_no_place_for_a_tag_is_refused(tokenizer, templat
     marks = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks], special_tokens=True)
     tokenizer.chat_template = template
+    model = ModelSettings(chat_template_kwargs=given)
     with pytest.raises(PolicyError, match=message):
-        choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto", given)
+        choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, model)
     if given:  # with what the error asks for
-        choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto", {"enable_thinking": True})
-    choose_prompt_format("org/x", tokenizer, "Be brief.", "auto", given)
+        thinks = model.replace(chat_template_kwargs={"enable_thinking": True})
+        choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, thinks)
+    choose_prompt_format("org/x", tokenizer, "Be brief.", model)
 
 
 PUBLISHED = {
@@ -138,11 +142,11 @@ def test_a_right_completion_earns_full_marks_under_published_templates(tokenizer
     tokenizer.chat_template = PUBLISHED[name]
     if name in REASONS:
         with pytest.raises(PolicyError, match=re.escape(REASONS[name])):
-            choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto")
+            choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, ModelSettings())
         return
-    prompts = choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, "auto")
+    prompts = choose_prompt_format("org/x", tokenizer, INSTRUCTIONS, ModelSettings())
     served = save_trained(prompts, tokenizer, tmp_path)
-    again = choose_prompt_format(str(tmp_path), served, INSTRUCTIONS, "auto")
+    again = choose_prompt_format(str(tmp_path), served, INSTRUCTIONS, ModelSettings())
     assert again.encode(["2 + 2?"]) == prompts.encode(["2 + 2?"])
     right = "<think>2 + 2 = 4</think>\n<answer>4</answer>"
     turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "17171717"}]
@@ -193,9 +197,10 @@ def test_the_marker_of_the_assistant_stays(tokenizer, marker):
 
 def test_a_tag_that_the_task_names_is_left_to_the_policy(tokenizer):
     tokenizer.chat_template = TURNS + "{{ m.content }}{% endfor %}[A]{{ '<reason>\\n' }}"
-    asked = choose_prompt_format("org/x", tokenizer, "Write <reason>why</reason>.", "off")
+    off = ModelSettings(instructions="off")
+    asked = choose_prompt_format("org/x", tokenizer, "Write <reason>why</reason>.", off)
     assert asked.render("7") == "7[A]"
-    other = choose_prompt_format("org/x", tokenizer, "Write <answer>7</answer>.", "off")
+    other = choose_prompt_format("org/x", tokenizer, "Write <answer>7</answer>.", off)
     assert other.render("7") == "7[A]<reason>\n"
 
 

@@ -8,7 +8,13 @@ import pytest
 
 from gdpo_tune.core import registry
 from gdpo_tune.core.errors import DataError
-from gdpo_tune.core.settings import DataSettings, SandboxSettings, StartSettings, TrainingSettings
+from gdpo_tune.core.settings import (
+    DataSettings,
+    ModelSettings,
+    SandboxSettings,
+    StartSettings,
+    TrainingSettings,
+)
 from gdpo_tune.core.task_files import build_task
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.policies.load_policy import load_policy
@@ -35,7 +41,8 @@ def collect(
     tokenizer = load_policy(policy)[1]
     if template:
         tokenizer.chat_template = template
-    prompts = choose_prompt_format(policy, tokenizer, own.instructions, "off")
+    off = ModelSettings(instructions="off")
+    prompts = choose_prompt_format(policy, tokenizer, own.instructions, off)
     config = TrialConfig(task, policy, 0, {}, settings, Path(), data=data)
     config = dataclasses.replace(config, supervised=start or StartSettings())
     with own:

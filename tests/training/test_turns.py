@@ -11,7 +11,7 @@ from trl import chat_template_utils as templates
 
 from gdpo_tune.core.errors import DataError, PolicyError
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.settings import StartSettings
+from gdpo_tune.core.settings import ModelSettings, StartSettings
 from gdpo_tune.core.task_info import ToolFormat
 from gdpo_tune.core.trial_files import read_completions, read_steps
 from gdpo_tune.policies.load_policy import load_policy
@@ -241,7 +241,8 @@ def test_policies_that_trl_knows_are_taken(name):
     """Source: TRL's `get_training_chat_template`: Qwen3 drops thoughts of earlier turns."""
     own = getattr(templates, f"{name}_chat_template")
     tokenizer = write_tokenizer(own)
-    prompts = choose_prompt_format(name, tokenizer, "", "off", tools=ToolFormat(SCHEMAS))
+    off = ModelSettings(instructions="off")
+    prompts = choose_prompt_format(name, tokenizer, "", off, ToolFormat(SCHEMAS))
     assert tokenizer.response_template
     assert templates.is_chat_template_prefix_preserving(tokenizer)
     assert (tokenizer.chat_template == own) == (name != "qwen3")
