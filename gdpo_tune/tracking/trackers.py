@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -60,16 +61,16 @@ class Trackers:
     """Starts the process that writes the runs of ended trials. Use it as a context manager."""
 
     def __init__(self, spec: SweepSpec) -> None:
-        self._spec, self._due = spec, 0.0
+        self._spec = spec
+        self._due = math.inf  # until the sweep has started, and without trackers
         self._process: subprocess.Popen[bytes] | None = None
-        self._has_begun = False
 
     def __enter__(self) -> Trackers:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Write what is left, for at most `CLOSING_SECONDS`; print a warning if that fails."""
-        if not self._has_begun:
+        if self._due == math.inf:
             return
         deadline, process = time.monotonic() + CLOSING_SECONDS, self._process
         try:
@@ -95,11 +96,11 @@ class Trackers:
         """Take notice of an event; the end of a trial is sent at once, or with the next one."""
         match event:
             case SweepStarted():
-                names = self._spec.tracking.report_to
-                self._has_begun = bool(names)
-                for name in (name for name in names if find_spec(name) is None):
-                    print(f"warning: no {name} here: pip install {name}", file=sys.stderr)
-            case TrialFinished() if self._has_begun and time.monotonic() >= self._due:
+                for name in self._spec.tracking.report_to:
+                    self._due = 0.0  # there is one
+                    if find_spec(name) is None:
+                        print(f"warning: no {name} here: pip install {name}", file=sys.stderr)
+            case TrialFinished() if time.monotonic() >= self._due:
                 if self._process is None or self._process.poll() is not None:
                     with suppress(OSError):  # a full disk; the end of the sweep tries again
                         self._process = self._start()
@@ -160,22 +161,16 @@ def _list_runs(sweep: Sweep, has: Mapping[str, str]) -> Iterator[tuple[str, Trac
         about = {key: content.tags[key] for key in ("role", "state", "reason") if content.tags[key]}
         values = {name: value for name, (value, _) in content.values.items()}
         config = {**params, "seed": record.seed, **about}
-        run = TrackedRun(
-            f"{identity}-{key}", content.name, spec, config, values, curves, record.state
-        )
-        yield key, run
-    if state := sweep.ending:
+        name, end = f"{identity}-{key}", record.state
+        yield key, TrackedRun(name, content.name, spec, config, values, curves, end)
+    if sweep.ending:
         figures = {k: v for k, v in summarize_front(sweep.front).items() if not isinstance(v, list)}
         names = [FRONT_FILE] if spec.tracking.private else [FRONT_FILE, REPORT_FILE]
-        files = [sweep.spec.directory / name for name in names]
-        files = [file for file in files if file.exists()]
-        state = f"{state}; {len(sweep.records)} trials, {len(files)} figures"
-        if has.get(SWEEP) != state:
-            config = {"task": spec.task, "policy": spec.policy}
-            yield (
-                SWEEP,
-                TrackedRun(f"{identity}-front", "front", spec, config, figures, {}, state, files),
-            )
+        files = [file for name in names if (file := sweep.spec.directory / name).exists()]
+        end = f"{sweep.ending}; {len(sweep.records)} trials, {len(files)} figures"
+        if has.get(SWEEP) != end:
+            name, config = f"{identity}-front", {"task": spec.task, "policy": spec.policy}
+            yield SWEEP, TrackedRun(name, "front", spec, config, figures, {}, end, files)
 
 
 def write_wandb(run: TrackedRun) -> None:
