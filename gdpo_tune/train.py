@@ -183,9 +183,7 @@ def _compare_content(config: TrialConfig, *, accept: bool) -> None:
 
     file = config.directory / CONTENT
     starts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    start = str(config.start or "")
-    if config.supervised is not None:
-        start = config.supervised.file
+    start = config.supervised.file if config.supervised else str(config.start or "")
     facts = content.measure_content(
         config.task, config.policy, config.model, config.data, config.rollout, start
     )

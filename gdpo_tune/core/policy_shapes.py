@@ -142,9 +142,7 @@ class PolicyShapes:
 
         Experts have none: Transformers holds all of a layer as one parameter, which PEFT leaves.
         """
-        ends = tuple(f".{target}.weight" for target in targets)
-        if EVERY_LINEAR in targets:
-            ends = (".weight",)
+        ends = (".weight",) if EVERY_LINEAR in targets else tuple(f".{t}.weight" for t in targets)
         return sum(
             rank * sum(shape)
             for name, shape in self.shapes.items()

@@ -214,9 +214,7 @@ def build_request_from_sweep(
     request = dataclasses.replace(request, trial_lines=tuple(lines), transfer=transfer)
     if not is_same:
         return request
-    start = find_start(sweep.records)
-    if is_merge:
-        start = _find_merged_policy(sweep, record, location)
+    start = _find_merged_policy(sweep, record, location) if is_merge else find_start(sweep.records)
     start = fetch_policy(sweep.spec, start)
     return dataclasses.replace(request, start=start, begins_merged=is_merge)
 

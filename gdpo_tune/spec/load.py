@@ -50,9 +50,7 @@ def load_spec(
     path = Path(path)
     problems = document.Problems(document.Place(str(path), 1))
     data = problems.root = document.read_document(path, overrides, name, problems)
-    written: dict[str, str] = {}
-    if path.name == SPEC:
-        written = document.resolve_paths(data, path)
+    written = document.resolve_paths(data, path) if path.name == SPEC else dict[str, str]()
     _read_variables(data)
     problems.refuse_unusable()
     for key, example in REQUIRED.items():

@@ -56,9 +56,7 @@ def build_app(view: View, guard: Guard, root_path: str = "") -> FastAPI:
     async def check(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:  # pyright: ignore[reportUnusedFunction]
         if request.scope["path"].startswith(f"{root_path}/"):
             request.scope["path"] = request.scope["path"][len(root_path) :]
-        response = _refuse(request, guard)
-        if response is None:
-            response = await answer(request)
+        response = _refuse(request, guard) or await answer(request)
         response.headers.update(HEADERS)
         response.headers.setdefault("Cache-Control", "no-store")
         return response
