@@ -134,9 +134,12 @@ class DesiredRuns:
             content.add(self._front.trials[record.number])
         if self._front and self.is_final:
             content.files = self._front.policies.get(record.number, {})
-        points = run_content.iterate_points(self._read_steps(record, held), self._training)
-        shown = self._public_curves
-        content.curves = [p for p in points if not self._is_private or p[0] in shown]
+        content.curves = [
+            (name, value, to_milliseconds(each.time or 0.0), each.step)
+            for each in self._read_steps(record, held)
+            for name, value in run_content.select_curve_values(each, self._training).items()
+            if not self._is_private or name in self._public_curves
+        ]
         return content
 
     @property

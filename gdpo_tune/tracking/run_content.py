@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -213,16 +213,6 @@ def format_setting(value: Any) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
-
-
-def iterate_points(
-    measurements: Iterable[Measurement], training: TrainingSettings
-) -> Iterator[Point]:
-    """Yield the points of a trial's curves, by step."""
-    for measurement in measurements:
-        when = to_milliseconds(measurement.time or 0.0)
-        for name, value in select_curve_values(measurement, training).items():
-            yield name, value, when, measurement.step
 
 
 def select_curve_values(measurement: Measurement, training: TrainingSettings) -> dict[str, float]:
