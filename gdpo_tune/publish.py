@@ -74,11 +74,7 @@ def main(arguments: Sequence[str]) -> int:
 def _choose_policies(
     options: argparse.Namespace,
 ) -> tuple[Publication, list[PickedCandidate], list[str]]:
-    from gdpo_tune.publishing.publication import (
-        check_published,
-        list_members,
-        open_publication,
-    )
+    from gdpo_tune.publishing.publication import check_published, list_members, open_publication
     from gdpo_tune.results.open_sweep import read_sweep, resolve_location, split_source
     from gdpo_tune.results.picks import parse_pick, pick_trial
 

@@ -17,12 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gdpo_tune.clusters.backends.base import (
-    Backend,
-    JobStatus,
-    ScheduledJob,
-    build_backend,
-)
+from gdpo_tune.clusters.backends.base import Backend, JobStatus, ScheduledJob, build_backend
 from gdpo_tune.clusters.load_schedules import ScheduledSweep, list_overrides
 from gdpo_tune.clusters.outcome import RunFigures, read_figures
 from gdpo_tune.clusters.schedule_spec import format_period

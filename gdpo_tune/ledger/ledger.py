@@ -120,13 +120,7 @@ class Ledger(CloseableResource):
             raise
 
     @classmethod
-    def open(
-        cls,
-        spec: SweepSpec,
-        *,
-        fresh: bool = False,
-        read_only: bool = False,
-    ) -> Ledger:
+    def open(cls, spec: SweepSpec, *, fresh: bool = False, read_only: bool = False) -> Ledger:
         """Open the sweep's ledger, or begin one.
 
         `fresh` moves an earlier sweep of this name aside (nothing is deleted) and begins again.

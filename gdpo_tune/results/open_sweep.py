@@ -196,10 +196,7 @@ def read_sweep(location: str, source: str, *, with_files: bool = False) -> Sweep
         download_artifacts(spec)  # first: a record's policy is looked up among the downloaded names
     with Ledger.open(spec, read_only=True) as ledger:
         return Sweep(
-            ledger.spec,
-            ledger.get_records(),
-            ledger.get_sessions(),
-            ledger.get_contents(),
+            ledger.spec, ledger.get_records(), ledger.get_sessions(), ledger.get_contents()
         )
 
 

@@ -33,15 +33,7 @@ from .guest.protocol import (
     read_exactly,
     read_frame,
 )
-from .jobs import (
-    InfraFault,
-    Job,
-    Result,
-    SandboxInfo,
-    conclude,
-    encode_tests,
-    name_in_errors,
-)
+from .jobs import InfraFault, Job, Result, SandboxInfo, conclude, encode_tests, name_in_errors
 from .process import ADVICE, SandboxProcess
 
 

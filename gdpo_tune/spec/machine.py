@@ -22,10 +22,7 @@ from gdpo_tune.core.system import (
     read_machine_memory,
 )
 from gdpo_tune.core.trial_files import StepsReader
-from gdpo_tune.spec.model import (
-    Resources,
-    SweepSpec,
-)
+from gdpo_tune.spec.model import Resources, SweepSpec
 
 DEVICES = Path("/dev")
 REMEDY = "or set RAY_ADDRESS to a cluster that has them"

@@ -43,14 +43,7 @@ from gdpo_tune.core.settings import (
 from gdpo_tune.core.task_info import STRICT, Scoring
 from gdpo_tune.core.text import format_count, join_names, show, suggest
 from gdpo_tune.core.trial_config import TrialConfig
-from gdpo_tune.core.trials import (
-    Direction,
-    Estimate,
-    Objective,
-    Params,
-    ParamValue,
-    TrialRecord,
-)
+from gdpo_tune.core.trials import Direction, Estimate, Objective, Params, ParamValue, TrialRecord
 from gdpo_tune.core.trl_fields import TRL_FIELDS
 from gdpo_tune.spec.document import PROJECT, dump_yaml
 from gdpo_tune.spec.sections import require_pattern

@@ -21,12 +21,7 @@ from gdpo_tune.tasks.columns import (
     require_mapping,
     require_texts,
 )
-from gdpo_tune.tasks.execution import (
-    STREAMS_NOTE,
-    build_code_problem,
-    check_assert,
-    check_streams,
-)
+from gdpo_tune.tasks.execution import STREAMS_NOTE, build_code_problem, check_assert, check_streams
 from gdpo_tune.tasks.text_rewards import write_answer
 
 # APPS: `question`, and `input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`.

@@ -207,10 +207,7 @@ def _build_version(front: Front, member: Configuration, policy: str) -> dict[str
 
 
 def register_versions(
-    client: MlflowClient,
-    name: str,
-    contents: Iterable[Mapping[str, Any]],
-    runs: Mapping[str, str],
+    client: MlflowClient, name: str, contents: Iterable[Mapping[str, Any]], runs: Mapping[str, str]
 ) -> None:
     """Make the registry hold these versions and no others of this sweep.
 

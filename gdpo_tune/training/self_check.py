@@ -31,11 +31,7 @@ from gdpo_tune.training import distributed
 from gdpo_tune.training.decoding import Decoding, cut_after_end, keep_random_state
 from gdpo_tune.training.distributed import gather_weights
 from gdpo_tune.training.fast_cpu import LlamaDecoder
-from gdpo_tune.training.rollout import (
-    keeps_simple_cache,
-    sample_from_cache,
-    uses_fast_cpu,
-)
+from gdpo_tune.training.rollout import keeps_simple_cache, sample_from_cache, uses_fast_cpu
 
 LIMITS = {torch.float32: 0.01, torch.bfloat16: 0.2}
 """Largest mean difference of a token's log-probability, in nats at a temperature of 1, by the

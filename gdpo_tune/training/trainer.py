@@ -36,11 +36,7 @@ from gdpo_tune.training.checkpoints import OPTIMIZER_FILE, SCHEDULER_FILE
 from gdpo_tune.training.distributed import gather_weights, is_sharded
 from gdpo_tune.training.evaluation import BeginScoring, require_finite
 from gdpo_tune.training.micro_batches import KEPT_PASS, MicroBatchTrainer, mask_loss
-from gdpo_tune.training.normalization import (
-    add_terms,
-    compute_advantages,
-    find_informative_groups,
-)
+from gdpo_tune.training.normalization import add_terms, compute_advantages, find_informative_groups
 from gdpo_tune.training.progress import TRAINING
 from gdpo_tune.training.prompt_selection import PromptSelection
 from gdpo_tune.training.rollout import sample_turn

@@ -34,20 +34,9 @@ from gdpo_tune.core.system import RENDEZVOUS, find_free_port
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.training import distributed
 from gdpo_tune.training.decoding import Decoding
-from gdpo_tune.training.engine import (
-    PROCESS_ENGINE,
-    Engine,
-    SampleRequest,
-    forget_prompts,
-    wake_up,
-)
+from gdpo_tune.training.engine import PROCESS_ENGINE, Engine, SampleRequest, forget_prompts, wake_up
 from gdpo_tune.training.lora import write_adapter_to_memory
-from gdpo_tune.training.memory import (
-    estimate_memory,
-    is_out_of_memory,
-    lock_gpu,
-    wait_for_memory,
-)
+from gdpo_tune.training.memory import estimate_memory, is_out_of_memory, lock_gpu, wait_for_memory
 
 CPU_CACHE = 2**30
 """Bytes of the cache of an engine on a CPU, where no share of a device bounds it."""
@@ -86,10 +75,7 @@ def build_engine_arguments(config: TrialConfig, model: PreTrainedModel) -> dict[
 
 @contextmanager
 def prepare_engine(
-    config: TrialConfig,
-    model: PreTrainedModel,
-    arguments: Any,
-    policy: str = "",
+    config: TrialConfig, model: PreTrainedModel, arguments: Any, policy: str = ""
 ) -> Generator[None]:
     """Prepare for a trainer that the block builds and that opens an engine.
 
@@ -151,8 +137,7 @@ def _choose_options(
     options: dict[str, Any] = {"dtype": precision, "revision": config.model.revision or None}
     needed, rank = 0.0, config.largest_rank
     options["max_num_seqs"] = min(
-        config.training.completions_per_step // distributed.count_processes(),
-        MOST_SEQUENCES,
+        config.training.completions_per_step // distributed.count_processes(), MOST_SEQUENCES
     )
     if config.rollout.sleep:
         if not torch.cuda.is_available():

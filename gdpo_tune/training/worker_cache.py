@@ -25,11 +25,7 @@ from gdpo_tune.core.text import join_turns
 from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.core.trials import PROMPTS_LEFT_OUT
 from gdpo_tune.policies.adapters import hash_policy, save_initial_policy
-from gdpo_tune.policies.load_policy import (
-    load_policy,
-    read_position_limit,
-    restore_base_files,
-)
+from gdpo_tune.policies.load_policy import load_policy, read_position_limit, restore_base_files
 from gdpo_tune.policies.prompt_choice import choose_prompt_format
 from gdpo_tune.policies.prompt_format import PromptFormat
 from gdpo_tune.tasks.base import Problem, Split, Task

@@ -38,11 +38,7 @@ from gdpo_tune.spec.machine import check_resources
 from gdpo_tune.tuning.attempts import RunSettings, choose_interval
 from gdpo_tune.tuning.lifecycle import Lifecycle, RequestInbox, explain_failed_write
 from gdpo_tune.tuning.nodes import count_slots
-from gdpo_tune.tuning.plan import (
-    estimate_outlook,
-    explain_end,
-    is_finished,
-)
+from gdpo_tune.tuning.plan import estimate_outlook, explain_end, is_finished
 from gdpo_tune.tuning.proposals import refuse_other_content
 from gdpo_tune.tuning.ray import cluster
 from gdpo_tune.tuning.ray.cluster import LOST

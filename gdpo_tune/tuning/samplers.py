@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 from optuna import Study
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.samplers import (
-    BaseSampler,
-    GPSampler,
-    RandomSampler,
-    TPESampler,
-)
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from gdpo_tune.analysis.pareto import compute_contributions

@@ -36,11 +36,7 @@ from gdpo_tune.figures.front_plotly import draw_pairs
 from gdpo_tune.figures.layout import make_layout
 from gdpo_tune.figures.trial_curves import list_rewards
 from gdpo_tune.ledger.budget import compute_hours, compute_spending
-from gdpo_tune.results.live import (
-    RateLimited,
-    estimate_seconds_left,
-    measure_work,
-)
+from gdpo_tune.results.live import RateLimited, estimate_seconds_left, measure_work
 from gdpo_tune.results.open_sweep import Sweep
 from gdpo_tune.results.steering import Steering
 from gdpo_tune.results.wording import describe_role, describe_states, list_incidents, name_state
