@@ -25,6 +25,7 @@ import torch
 
 from gdpo_tune.core.parameters import CANDIDATES
 from gdpo_tune.core.task_info import order_prompts
+from gdpo_tune.core.text import join_turns
 
 SELECTION_FILE = "prompt_selection.pt"
 """File of a checkpoint with the state of the estimate."""
@@ -39,9 +40,9 @@ _BUCKETS = 2**14
 class PromptSelection:
     """Choice of the prompts of each step, the same in every process."""
 
-    def __init__(self, prompts: Sequence[str], steps: int, per_step: int, seed: int) -> None:
-        """Begin a training of `steps` steps of P = `per_step` prompts out of `prompts`."""
-        self.prompts: Sequence[Any] = prompts  # the trainer may get them in another form
+    def __init__(self, prompts: Sequence[Any], steps: int, per_step: int, seed: int) -> None:
+        """Begin a training of `steps` steps of P = `per_step` of `prompts`, texts or turns."""
+        self.prompts = prompts
         self._per_step = per_step
         self._order = order_prompts(len(prompts), CANDIDATES * steps * per_step, seed)
         self._features: dict[int, np.ndarray] = {}
@@ -80,7 +81,7 @@ class PromptSelection:
     def _list_features(self, index: int) -> np.ndarray:
         """Return the weights [F] of a constant, of a prompt and of each of its words."""
         if index not in self._features:
-            prompt = self.prompts[index]
+            prompt = join_turns(self.prompts[index])
             # The hash of `str` differs from process to process.
             texts = ("", prompt, *prompt.split())
             hashes = {zlib.crc32(text.encode()) % _BUCKETS for text in texts}

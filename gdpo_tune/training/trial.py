@@ -390,9 +390,7 @@ def build_trainer(
     arguments = build_trainer_arguments(config, cache.task.rewards, of_engine)
     selection = None
     if config.params["prompt_selection"] == "informative":
-        texts = [problem.prompt for problem in problems]
-        selection = PromptSelection(texts, config.training.steps, per_step, config.seed)
-        selection.prompts = prompts
+        selection = PromptSelection(prompts, config.training.steps, per_step, config.seed)
     info = task_files.load_task_info(config.task, config.params)
     shaping = build_shaping(config.params, config.training, info)
 

@@ -6,6 +6,7 @@ import torch
 from gdpo_tune.core.parameters import CANDIDATES
 from gdpo_tune.core.registry import NORMALIZATIONS
 from gdpo_tune.core.task_info import order_prompts
+from gdpo_tune.core.text import join_turns
 from gdpo_tune.training.normalization import compute_advantages, find_informative_groups
 from gdpo_tune.training.prompt_selection import PromptSelection
 from gdpo_tune.training.trainer import GDPOTrainer
@@ -45,6 +46,15 @@ def test_a_prompt_without_common_words_is_remembered_itself():
     selection = build([f"p{i}" for i in range(16)], steps=2)
     selection.learn(range(16), [i == 5 for i in range(16)])
     assert 5 in selection.select(0)
+
+
+def test_turns_are_selected_as_their_text_is():
+    turns = [[{"role": "user", "content": text}] for text in PROMPTS]
+    selections = build(turns), build([join_turns(each) for each in turns])
+    for selection in selections:
+        teach(selection, range(3))
+    assert selections[0].select(3) == selections[1].select(3)
+    assert selections[0].prompts[0] == turns[0], "what the trainer gets"
 
 
 def test_every_prompt_is_a_candidate_once_in_each_pass():
