@@ -27,6 +27,7 @@ from gdpo_tune.core.events import Event, SweepStarted, TrialFinished
 from gdpo_tune.core.files import write_atomically
 from gdpo_tune.core.locks import lock_file
 from gdpo_tune.core.redaction import redact_text
+from gdpo_tune.core.system import CloseableResource
 from gdpo_tune.results.open_sweep import Sweep, read_sweep
 from gdpo_tune.results.wording import FRONT_FILE, REPORT_FILE
 from gdpo_tune.spec import SweepSpec
@@ -57,7 +58,7 @@ class TrackedRun:
     files: Sequence[Path] = ()
 
 
-class Trackers:
+class Trackers(CloseableResource):
     """Starts the process that writes the runs of ended trials. Use it as a context manager."""
 
     def __init__(self, spec: SweepSpec) -> None:
@@ -65,10 +66,7 @@ class Trackers:
         self._due = math.inf  # until the sweep has started, and without trackers
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Trackers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Write what is left, for at most `CLOSING_SECONDS`; print a warning if that fails."""
         if self._due == math.inf:
             return
