@@ -15,61 +15,58 @@ NO_LIMIT = 1e30
 """Value of a bound that nothing reaches, where TRL has None."""
 ITERATIONS = f"{TRL_PREFIX}max_tool_calling_iterations"
 TRL_FIELDS: dict[str, ParameterInfo] = {
-    f"{TRL_PREFIX}{name}": info
-    for name, info in {
-        "delta": ParameterInfo(
-            "float",
-            NO_LIMIT,
-            "upper bound of the ratio where the advantage is negative; above 1 + `epsilon_high`",
-            low=1,
-            open_low=True,
-            needs=("loss_type", tuple(loss for loss in LOSSES if loss != "cispo")),
-        ),
-        "importance_sampling_level": ParameterInfo(
-            "choice",
-            "token",
-            "what has a ratio: each token, or a completion as in GSPO",
-            choices=("token", "sequence"),
-        ),
-        "off_policy_mask_threshold": ParameterInfo(
-            "float",
-            NO_LIMIT,
-            "mean difference of log-probabilities from which a completion with a negative "
-            "advantage is left out of the loss",
-            low=0,
-            open_low=True,
-        ),
-        "use_bias_correction_kl": ParameterInfo(
-            "choice", True, "multiply the KL by the ratio", choices=(False, True)
-        ),
-        "mask_truncated_completions": ParameterInfo(
-            "choice", False, "take no loss of completions that were cut", choices=(False, True)
-        ),
-        "top_entropy_quantile": ParameterInfo(
-            "float",
-            1.0,
-            "share of tokens, those of the highest entropy in a micro-batch, that are in the loss",
-            low=0,
-            high=1,
-            open_low=True,
-        ),
-        "entropy_coef": ParameterInfo(
-            "float", 0.0, "weight of a bonus on the mean entropy of a micro-batch", low=0
-        ),
-        "weight_decay": ParameterInfo("float", 0.0, "decay of weights in AdamW", low=0),
-        "adam_beta1": ParameterInfo(
-            "float", 0.9, "decay of AdamW's first moment", low=0, high=0.9999
-        ),
-        "adam_beta2": ParameterInfo(
-            "float", 0.999, "decay of AdamW's second moment", low=0, high=0.99999
-        ),
-        "adam_epsilon": ParameterInfo(
-            "float", 1e-8, "epsilon of AdamW's denominator", low=0, open_low=True
-        ),
-        "max_tool_calling_iterations": ParameterInfo(
-            "int", 10**9, "most turns of calls that tools answer in a completion", low=0
-        ),
-    }.items()
+    "trl.delta": ParameterInfo(
+        "float",
+        NO_LIMIT,
+        "upper bound of the ratio where the advantage is negative; above 1 + `epsilon_high`",
+        low=1,
+        open_low=True,
+        needs=("loss_type", tuple(loss for loss in LOSSES if loss != "cispo")),
+    ),
+    "trl.importance_sampling_level": ParameterInfo(
+        "choice",
+        "token",
+        "what has a ratio: each token, or a completion as in GSPO",
+        choices=("token", "sequence"),
+    ),
+    "trl.off_policy_mask_threshold": ParameterInfo(
+        "float",
+        NO_LIMIT,
+        "mean difference of log-probabilities from which a completion with a negative "
+        "advantage is left out of the loss",
+        low=0,
+        open_low=True,
+    ),
+    "trl.use_bias_correction_kl": ParameterInfo(
+        "choice", True, "multiply the KL by the ratio", choices=(False, True)
+    ),
+    "trl.mask_truncated_completions": ParameterInfo(
+        "choice", False, "take no loss of completions that were cut", choices=(False, True)
+    ),
+    "trl.top_entropy_quantile": ParameterInfo(
+        "float",
+        1.0,
+        "share of tokens, those of the highest entropy in a micro-batch, that are in the loss",
+        low=0,
+        high=1,
+        open_low=True,
+    ),
+    "trl.entropy_coef": ParameterInfo(
+        "float", 0.0, "weight of a bonus on the mean entropy of a micro-batch", low=0
+    ),
+    "trl.weight_decay": ParameterInfo("float", 0.0, "decay of weights in AdamW", low=0),
+    "trl.adam_beta1": ParameterInfo(
+        "float", 0.9, "decay of AdamW's first moment", low=0, high=0.9999
+    ),
+    "trl.adam_beta2": ParameterInfo(
+        "float", 0.999, "decay of AdamW's second moment", low=0, high=0.99999
+    ),
+    "trl.adam_epsilon": ParameterInfo(
+        "float", 1e-8, "epsilon of AdamW's denominator", low=0, open_low=True
+    ),
+    ITERATIONS: ParameterInfo(
+        "int", 10**9, "most turns of calls that tools answer in a completion", low=0
+    ),
 }
 """Fields that are not parameters of our own, `trl.<field>`: part of a sweep only where its file
 names them."""
