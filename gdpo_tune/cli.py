@@ -357,13 +357,10 @@ def preflight(spec: SweepSpec, *, tracked: bool = True) -> dict[str, str]:
     """
     from gdpo_tune.core import task_files
     from gdpo_tune.policies.load_policy import check_policy_available
-    from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.tasks.dataset import check_data
     from gdpo_tune.tracking.server import check_server
 
     check_policy_available(spec.policy, spec.model.revision)
-    template = read_chat_template(spec.policy, spec.model.revision)
-    check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     check_trainable(spec)
     check_data(spec.data, spec.training, spec.sandbox.modules)
     with task_files.build_task(
@@ -490,11 +487,14 @@ def check_output(option: str, path: Path | None) -> None:
 
 
 def check_trainable(spec: SweepSpec) -> None:
-    """Refuse adapters that miss most of a policy, and a share of this machine's GPUs too small."""
+    """Refuse template arguments without effect, useless adapters, and too small a GPU share."""
     from gdpo_tune.core.policy_shapes import find_expert_problem, find_naming_problem
     from gdpo_tune.policies.load_policy import measure_policy
+    from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.spec.gpu import may_use_vllm
 
+    template = read_chat_template(spec.policy, spec.model.revision)
+    check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     policy = measure_policy(spec.policy, spec.model.revision)
     if policy and spec.model.lora_rank:
         problem = find_expert_problem(policy.shapes, spec.model.lora_targets)

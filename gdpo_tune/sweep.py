@@ -140,14 +140,11 @@ def build_parser() -> cli.Parser:
 
 def _print_dry_run(spec: SweepSpec, needs: Sequence[SpecProblem]) -> int:
     from gdpo_tune.policies.load_policy import describe_policy, measure_policy
-    from gdpo_tune.policies.prompt_choice import check_template_kwargs, read_chat_template
     from gdpo_tune.spec.dry_run import render_dry_run, render_needs
 
     cli.set_written_variables(spec)
     size = measure_policy(spec.policy, spec.model.revision)
     description = describe_policy(spec.policy, spec.model.revision)
-    template = read_chat_template(spec.policy, spec.model.revision)
-    check_template_kwargs(spec.policy, template, spec.model.chat_template_kwargs)
     print(render_dry_run(spec, size, description))
     print(f"\n{render_needs([*needs, *cli.find_problems(spec)])}")
     print_cluster()
