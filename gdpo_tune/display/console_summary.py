@@ -13,19 +13,10 @@ from gdpo_tune.core.redaction import redact_passwords
 from gdpo_tune.core.text import format_count, format_hypervolume, format_number
 from gdpo_tune.core.trials import TrialRecord, format_parts, title_candidate
 from gdpo_tune.display.tables import MAX_ROWS, build_console, build_front_table, explain_marks
+from gdpo_tune.results import wording
 from gdpo_tune.results.comparison_report import ComparisonReport
 from gdpo_tune.results.front_table import TABLE_FILE, list_rows
 from gdpo_tune.results.open_sweep import Sweep
-from gdpo_tune.results.wording import (
-    FRONT_FILE,
-    REPORT_FILE,
-    describe_effects,
-    describe_origins,
-    describe_parameters,
-    describe_states,
-    describe_work,
-    list_incidents,
-)
 from gdpo_tune.spec import SweepSpec
 
 WIDTH = 160
@@ -44,9 +35,9 @@ def print_summary(
     if not out.is_terminal and console is None:
         out = build_console(WIDTH)
     spec, records, front, chosen = sweep.spec, sweep.records, sweep.front, sweep.chosen
-    complete, others = describe_states(records)
+    complete, others = wording.describe_states(records)
     counts = ", ".join(filter(None, [f"{format_count(complete, 'trial')} complete", others]))
-    work = describe_work(records, "training")
+    work = wording.describe_work(records, "training")
     volume = format_hypervolume(front.hypervolume, front.hypervolume_interval)
     head = (
         f": {f'{note}; ' if note else ''}{counts}, {work}; "
@@ -61,9 +52,9 @@ def print_summary(
     if front.members:
         _print_prose(out, explain_marks(front, rows), "dim")
         _print_labelled(out, sweep)
-    for line in describe_origins(front):
+    for line in wording.describe_origins(front):
         _print_prose(out, line, "dim")
-    for line in describe_effects(sweep.effects):
+    for line in wording.describe_effects(sweep.effects):
         _print_prose(out, line, "")
     failed = [record for record in records if record.state == "failed"]
     if failed:
@@ -108,7 +99,7 @@ def _print_labelled(out: Console, sweep: Sweep) -> None:
     for member in sorted(front.members, key=lambda member: member is not front.knee):
         content = format_parts(member.parts)
         if len(member.parts) < 2:
-            content = describe_parameters(member.params, sweep.spec.space.dimensions)
+            content = wording.describe_parameters(member.params, sweep.spec.space.dimensions)
         if labels := front.list_labels(member, ties=True):
             rows.append((title_candidate(member.name), f"{content}: {', '.join(labels)}"))
     if rows:
@@ -130,7 +121,7 @@ def _print_unmet(out: Console, spec: SweepSpec, records: Sequence[TrialRecord]) 
 
 
 def _print_incidents(out: Console, sweep: Sweep) -> None:
-    incidents = list_incidents(sweep.sessions)
+    incidents = wording.list_incidents(sweep.sessions)
     lost = [incident for incident in incidents if incident.kind == "node lost"]
     trials = {number for incident in lost for number in incident.trials}
     if lost:
@@ -143,7 +134,11 @@ def _print_incidents(out: Console, sweep: Sweep) -> None:
 
 def _print_outputs(out: Console, sweep: Sweep) -> None:
     spec, front = sweep.spec, sweep.front
-    names = {"report": REPORT_FILE, "front": FRONT_FILE, "front as a table": TABLE_FILE}
+    names = {
+        "report": wording.REPORT_FILE,
+        "front": wording.FRONT_FILE,
+        "front as a table": TABLE_FILE,
+    }
     files = {label: spec.directory / name for label, name in names.items()}
     rows = [(label, str(path)) for label, path in files.items() if path.exists()]
     rows.append(("trials", f"{spec.location}/trials"))

@@ -43,19 +43,10 @@ from gdpo_tune.core.trials import (
     State,
     TrialRecord,
 )
+from gdpo_tune.ledger import opening
 from gdpo_tune.ledger import trial_encoding as encoding
 from gdpo_tune.ledger.budget import WorkClock, compute_hours
 from gdpo_tune.ledger.journal import Journal, open_storage
-from gdpo_tune.ledger.opening import (
-    SWEEP_ID,
-    open_for_reading,
-    open_for_writing,
-    open_study,
-    pin_template_date,
-    record_origin,
-    separate_copy,
-    write_spec,
-)
 from gdpo_tune.ledger.requests import (
     SteeringState,
     SweepSnapshot,
@@ -102,19 +93,19 @@ class Ledger(CloseableResource):
         """Numbers of trials whose records in memory are out of date."""
         try:
             storage = open_storage(journal)
-            study = open_study(storage, spec, writable=lease is not None)
+            study = opening.open_study(storage, spec, writable=lease is not None)
             self.study = study
             """The Optuna study, for `optuna.visualization` and the like; never write through it."""
             self._storage = storage
             self._study_id = storage.get_study_id_from_name(study.study_name)
-            spec = pin_template_date(study, spec, writable=lease is not None)
+            spec = opening.pin_template_date(study, spec, writable=lease is not None)
             self.spec = self._file_spec = spec
             self._records = self._load()
             self._resolve_spec()
             if lease is not None:
-                write_spec(spec)
+                opening.write_spec(spec)
                 if not spec.address:
-                    separate_copy(study, spec)
+                    opening.separate_copy(study, spec)
         except BaseException:
             self.close()
             raise
@@ -135,8 +126,8 @@ class Ledger(CloseableResource):
         """
         try:
             if read_only:
-                return cls(spec, open_for_reading(spec))
-            return cls(spec, *open_for_writing(spec, fresh=fresh))
+                return cls(spec, opening.open_for_reading(spec))
+            return cls(spec, *opening.open_for_writing(spec, fresh=fresh))
         except OSError as error:
             raise UsageError(
                 f"the sweep cannot be kept in {spec.directory.absolute()}: {error}; make that "
@@ -146,7 +137,7 @@ class Ledger(CloseableResource):
     @property
     def sweep_id(self) -> str:
         """Random id of this ledger; empty if an older version began it."""
-        return self.study.user_attrs.get(SWEEP_ID, "")
+        return self.study.user_attrs.get(opening.SWEEP_ID, "")
 
     def close(self) -> None:
         """Close the journal and end the lease; a second call does nothing."""
@@ -304,7 +295,7 @@ class Ledger(CloseableResource):
         `started` is in Unix seconds, `slots` the number of trials that run side by side.
         `provenance` holds revision, versions and hardware as JSON, `sampler` a name and a reason.
         """
-        record_origin(self.study, self.spec)
+        opening.record_origin(self.study, self.spec)
         self._clock.ended.set()  # of a session that was not ended
         self._clock = WorkClock()
         self._clock.start()
