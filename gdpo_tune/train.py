@@ -184,9 +184,7 @@ def _compare_content(config: TrialConfig, *, accept: bool) -> None:
     file = config.directory / CONTENT
     starts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     start = config.supervised.file if config.supervised else str(config.start or "")
-    facts = content.measure_content(
-        config.task, config.policy, config.model, config.data, config.rollout, start
-    )
+    facts = content.measure_content(config, start)
     ways = "choose another --out to begin anew, or --accept-changes to resume"
     starts = content.compare_starts(starts, facts, config.directory, ways, accept=accept)
     write_atomically(file, json.dumps(starts, indent=1))

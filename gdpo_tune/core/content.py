@@ -32,7 +32,7 @@ from datetime import datetime
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdpo_tune.core.errors import IdentityError
 from gdpo_tune.core.files import (
@@ -48,9 +48,6 @@ from gdpo_tune.core.registry import POLICIES
 from gdpo_tune.core.task_files import is_task_file, split_task_file
 from gdpo_tune.core.text import join_first
 from gdpo_tune.core.trial_files import MARKER, TRAINER_STATE_FILE
-
-if TYPE_CHECKING:
-    from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
 
 PACKAGE = __name__.partition(".")[0]
 PACKAGES = ("torch", "transformers", "trl", "tokenizers")
@@ -84,20 +81,15 @@ class Fact:
     file: Path | None = None
 
 
-def measure_content(
-    task: str,
-    policy: str,
-    model: ModelSettings,
-    data: DataSettings,
-    rollout: RolloutSettings,
-    start: str = "",
-) -> dict[str, Fact]:
-    """Return name -> fact for all that can be known here; the arguments as in a sweep file.
+def measure_content(settings: Any, start: str = "") -> dict[str, Fact]:
+    """Return name -> fact for all that can be known here.
 
-    `start` is a file of demonstrations, or the directory of the policy after its supervised start.
+    `settings` has task, policy, model, data and rollout, as a sweep file or a trial does. `start`
+    is a file of demonstrations, or the directory of the policy after its supervised start.
     A policy or data set on the Hub has a fact only if the local cache knows its commit. A file that
     cannot be read raises its `OSError`.
     """
+    task, policy, data = settings.task, settings.policy, settings.data
     facts = {"version python": Fact(".".join(platform.python_version_tuple()[:2]))}
     files: list[tuple[str, Path]] = []
     packages: set[str] = set()
@@ -109,7 +101,7 @@ def measure_content(
         files += [(f"file {os.path.relpath(file, source.parent)}", file) for file in named]
         for text in texts:
             _add_hub_commit(facts, text, "main")
-    engine, judge = rollout.engine == "vllm", task == "math"
+    engine, judge = settings.rollout.engine == "vllm", task == "math"
     by_feature = (*PACKAGES, *["vllm"] * engine, *["math-verify"] * judge)
     for name in dict.fromkeys((*by_feature, PACKAGE, *sorted(packages))):
         with suppress(PackageNotFoundError):  # a checkout, or a module of another name
@@ -134,7 +126,7 @@ def measure_content(
         below = ((file.relative_to(directory), file) for file in list_policy_files(directory))
         files += [(f"policy {name}", file) for name, file in below]
     else:
-        _add_hub_commit(facts, policy, model.revision or "main")
+        _add_hub_commit(facts, policy, settings.model.revision or "main")
     digests = hash_files(file for _, file in files)
     return facts | {name: Fact(digests[file], file) for name, file in files}
 

@@ -252,10 +252,7 @@ def _list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[st
     recorded = next((c for c in reversed(sweep.contents) if number >= c["first"]), None)
     if recorded is None:
         return []
-    facts = measure_content(
-        *(spec.task, spec.policy, spec.model, spec.data, spec.rollout),
-        spec.start.file if spec.start else "",
-    )
+    facts = measure_content(spec, spec.start.file if spec.start else "")
     others = [k for k in ("policy", "data") if getattr(spec, k) != getattr(sweep.spec, k)]
     changes = list_changes(recorded["digests"], facts, without=others)
     described = describe_changes(changes, sweep.spec.location, recorded["time"])

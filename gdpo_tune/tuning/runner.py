@@ -111,10 +111,7 @@ def run_sweep(
 def _begin_sweep(ledger: Ledger, emit: events.Listener, *, accept: bool) -> bool:
     """Check and announce an open sweep; return whether anything is left to run."""
     spec = ledger.spec
-    content = measure_content(
-        *(spec.task, spec.policy, spec.model, spec.data, spec.rollout),
-        spec.start.file if spec.start else "",
-    )
+    content = measure_content(spec, spec.start.file if spec.start else "")
     ledger.compare_content(content, accept=accept)
     if spec.address:
         SweepStore(spec).write_spec()

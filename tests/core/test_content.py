@@ -14,7 +14,8 @@ import pytest
 from gdpo_tune.core import content
 from gdpo_tune.core.content import hash_files, list_changes, measure_content
 from gdpo_tune.core.registry import POLICIES
-from gdpo_tune.core.settings import DataSettings, ModelSettings, RolloutSettings
+from gdpo_tune.core.settings import DataSettings, RolloutSettings, TrainingSettings
+from gdpo_tune.core.trial_config import TrialConfig
 
 TASK = """
 import json
@@ -60,7 +61,8 @@ def project(tmp_path, monkeypatch) -> Path:
 
 def measure(task: str = "mine.py:Mine", policy: str = "./policy", **rollout: str):
     data = DataSettings(source="" if ".py" in task else "train.jsonl", layout="openai_gsm8k")
-    return measure_content(task, policy, ModelSettings(), data, RolloutSettings(**rollout))
+    others = {"data": data, "rollout": RolloutSettings(**rollout)}
+    return measure_content(TrialConfig(task, policy, 0, {}, TrainingSettings(), Path(), **others))
 
 
 def list_changed(before, **arguments: str) -> list[str]:

@@ -9,13 +9,8 @@ import pytest
 from gdpo_tune.core.content import measure_content
 from gdpo_tune.core.errors import DataError, UsageError
 from gdpo_tune.core.registry import describe_layout
-from gdpo_tune.core.settings import (
-    DataSettings,
-    HeldOutData,
-    ModelSettings,
-    RolloutSettings,
-    TrainingSettings,
-)
+from gdpo_tune.core.settings import DataSettings, HeldOutData, TrainingSettings
+from gdpo_tune.core.trial_config import TrialConfig
 from gdpo_tune.tasks.data_rows import read_rows
 from gdpo_tune.tasks.dataset import check_data, describe_data, propose_layout
 from gdpo_tune.tasks.generation import choose_row_split, normalize_prompt
@@ -194,7 +189,8 @@ def test_what_save_to_disk_wrote_is_read_where_it_is(tmp_path, monkeypatch):
         collect(tmp_path / "two", split="test")
     assert {str(file) for file in tmp_path.rglob("*")} == before
     data = DataSettings(source=str(tmp_path / "two"))
-    facts = measure_content("math", "embedded", ModelSettings(), data, RolloutSettings())
+    config = TrialConfig("math", "embedded", 0, {}, TrainingSettings(), tmp_path, data=data)
+    facts = measure_content(config)
     assert f"data train{os.sep}data-00000-of-00001.arrow" in facts
 
 

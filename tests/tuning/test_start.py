@@ -149,9 +149,8 @@ def test_demonstrations_that_changed_under_a_sweep_are_refused(tmp_path, load):
     assert str(file) in list_needed_paths(spec)
 
     def start():
-        content = (spec.task, spec.policy, spec.model, spec.data, spec.rollout)
         with Ledger.open(spec) as ledger:
-            ledger.compare_content(measure_content(*content, str(file)))
+            ledger.compare_content(measure_content(spec, str(file)))
 
     start()
     start()
