@@ -381,20 +381,17 @@ def check_scoring(spec: SweepSpec, task: Any) -> dict[str, str]:
     from gdpo_tune.core import task_files
 
     if task_files.is_task_file(spec.task):
-        from gdpo_tune.policies.prompt_choice import load_local_tokenizer, prepare_tools
-        from gdpo_tune.policies.prompt_format import PromptFormat
+        from gdpo_tune.policies.prompt_choice import choose_prompt_format, load_local_tokenizer
         from gdpo_tune.tasks.task_process import check_rewards
 
-        turns = task.problems("train", 1, 0)[0].turns
+        turns, found = task.problems("train", 1, 0)[0].turns, dict[str, str]()
         tokenizer = load_local_tokenizer(spec.policy, spec.model.revision) if turns else None
-        kwargs, found = spec.model.chat_template_kwargs, dict[str, str]()
+        if tokenizer is not None:
+            own = task.instructions, spec.model, task.tool_format
+            choose_prompt_format(spec.policy, tokenizer, *own).render(turns)
         if task.tool_format is not None:
-            if tokenizer is not None:
-                prepare_tools(spec.policy, tokenizer, task.tool_format)
             names = join_names(tool.__name__ for tool in task.tools)
             found["tools"] = f"{names}; called between turns, and their tokens have no gradient"
-        if tokenizer is not None:
-            PromptFormat(tokenizer, template_kwargs=kwargs).render(turns)
         times, warnings = check_rewards(task)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
