@@ -5,9 +5,9 @@
     python -m gdpo_tune.report runs/code --sync
 
 The second marks one candidate, and prints the commands that train and export it. Ledgers are only
-read, so this works beside a running sweep. The last sends MLflow what it lacks of a sweep that is
-not running: updates that an unreachable server missed, or everything if its database is gone. With
-another sweep, or with --modes, it does what `compare` does.
+read, so this works beside a running sweep. The last sends MLflow and the other trackers what they
+lack of a sweep that is not running: updates that an unreachable server missed, or everything if its
+database is gone. With another sweep, or with --modes, it does what `compare` does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Listeners that report a sweep elsewhere: to MLflow, and to the webhook of `notify:`.
+"""Listeners that report a sweep elsewhere: to MLflow, other trackers, and the webhook of `notify:`.
 
 Neither ever delays the sweep.
 """
