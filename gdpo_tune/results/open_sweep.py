@@ -96,7 +96,7 @@ class Sweep:
 
     @property
     def can_export(self) -> bool:
-        """Whether its trainings can be exported; none that calls tools can."""
+        """Whether its trainings can be exported: those of a task with tools cannot."""
         from gdpo_tune.core.task_files import load_task_info
 
         try:
