@@ -1,8 +1,11 @@
 """Held-out evaluation: estimates, their errors, and random states that stay as they are."""
 
 import math
+import os
 import random
 import re
+import sys
+import textwrap
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from gdpo_tune.tasks.base import Scores
 from gdpo_tune.training.evaluation import Evaluator, choose_shown_prompts, derive_evaluation_seed
 from gdpo_tune.training.rollout import generate
 from gdpo_tune.training.worker_cache import WorkerCache
+from tests.support.paths import ROOT
 from tests.support.training import SETTINGS, ToyTask
 from tests.support.trials import build_trial
 
@@ -177,6 +181,29 @@ def test_a_function_measures_the_policy_itself_beside_its_completions(build, loa
     model.train(trains)
     assert found["kept"].mean == pytest.approx(np.mean(values), abs=1e-6)
     assert found["kept"].se == pytest.approx(np.std(values) / 54**0.5, rel=0.15)  # of a bootstrap
+
+
+def test_another_program_measures_the_policy_as_the_documentation_shows(
+    build, loaded, monkeypatch, tmp_path
+):
+    _, _, block = (ROOT / "docs/own_task.md").read_text().partition("prints a JSON list")
+    _, _, block = block.partition("\n\n")
+    names = {}
+    exec(textwrap.dedent(block.partition("\nThe command and every trial")[0]), names)
+    evaluator, _ = build(Measured)
+    seed = derive_evaluation_seed(evaluator.config.seed, "test", 0)
+    program = tmp_path / "my-benchmark"
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys\n"
+        f"assert sys.argv[2:] == ['--split', 'test', '--seed', '{seed}']\n"
+        "found = os.listdir(sys.argv[1])\n"
+        "print([float(name in found) for name in ('model.safetensors', 'tokenizer.json', 'none')])"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(Measured, "evaluations", {"kept": names["benchmark"]})
+    found = evaluator.evaluate(loaded[0], "test", 0)
+    assert found["kept"].mean == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
