@@ -9,6 +9,7 @@ import pytest
 
 from gdpo_tune.core.trials import WITHOUT_ENGINE
 from gdpo_tune.results.open_sweep import Sweep, find_sweep
+from gdpo_tune.training.checkpoints import find_newest_checkpoint
 from tests.real.greedy_tokens import ROUNDING
 from tests.real.real_sweeps import STORE, RealSweep, run_program, sample_in_process
 from tests.support.killed_sweeps import kill_driver, wait_for_condition
@@ -27,8 +28,9 @@ def killed(workplace: Path, policy: Path) -> RealSweep:
 
 def kill_and_resume(sweep: RealSweep) -> RealSweep:
     """Kill the driver of a sweep during its first trainings, and run it to its end."""
-    with sweep.start() as process:
-        wait_for_condition(process, lambda: bool(sweep.read_steps(TRAINED)), sweep.read_log)
+    trial = sweep.directory / "trials" / str(TRAINED)
+    with sweep.start() as process:  # a step without its checkpoint would be trained again
+        wait_for_condition(process, lambda: find_newest_checkpoint(trial) is not None, sweep.read_log)
         kill_driver(process, whole_machine=False)
     sweep.run()
     return sweep
