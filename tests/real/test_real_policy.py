@@ -30,7 +30,9 @@ def kill_and_resume(sweep: RealSweep) -> RealSweep:
     """Kill the driver of a sweep during its first trainings, and run it to its end."""
     trial = sweep.directory / "trials" / str(TRAINED)
     with sweep.start() as process:  # a step without its checkpoint would be trained again
-        wait_for_condition(process, lambda: find_newest_checkpoint(trial) is not None, sweep.read_log)
+        wait_for_condition(
+            process, lambda: find_newest_checkpoint(trial) is not None, sweep.read_log
+        )
         kill_driver(process, whole_machine=False)
     sweep.run()
     return sweep
