@@ -80,6 +80,14 @@ def pytest_collection_finish() -> None:
         raise pytest.UsageError(f"importing a test module changed {', '.join(changed)}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_in_memory() -> Iterator[None]:
+    """Wait for no disk: what a test writes outlives a kill, and need not outlive the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def frozen_imports() -> None:
     """Exempt what is imported by now from the collection of garbage after every trial."""

@@ -54,8 +54,8 @@ class ResumableTrainer(Trainer):
 
     @property
     def policy(self) -> Any:
-        """The policy in training, without the wrapper of several processes."""
-        return self.accelerator.unwrap_model(self.model)
+        """The policy in training; the wrapper of several processes is `model_wrapped`."""
+        return self.model
 
     @property
     def updates_per_step(self) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
 from bisect import bisect_right
 from collections import Counter
@@ -192,12 +191,6 @@ def test_zones_that_do_not_exist(name, fix):
 # Ticks
 
 
-@pytest.fixture
-def memory_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for no disk: a year has many thousands of ticks."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def draw_calls(chance: random.Random, every: float, start: datetime, end: datetime):
     """Draw irregular times of calls of `tick`, and whether the backend answers."""
     calls, now = [], start
@@ -377,7 +370,6 @@ def read_scene(scene: str, tmp_path: Path, seed: int, budget: str = ""):
 
 
 @pytest.mark.system
-@pytest.mark.usefixtures("memory_for_a_disk")
 @pytest.mark.parametrize(
     ("scene", "limited", "span"),
     [
@@ -446,7 +438,6 @@ class DyingHistory(ScheduleHistory):
 
 
 @pytest.mark.system
-@pytest.mark.usefixtures("memory_for_a_disk")
 @pytest.mark.parametrize("scene", SCENES)
 def test_killed_ticks_find_no_run_twice_and_none_missing(scene, tmp_path):
     """Without an oracle, which does not know when a tick dies: by what must hold in any case."""
