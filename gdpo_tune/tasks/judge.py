@@ -13,6 +13,7 @@ import inspect
 import json
 import math
 import os
+import re
 import string
 import uuid
 from collections import Counter
@@ -84,9 +85,11 @@ class Judge:
             head = f"reward {name} ({self.place}) "
             if find_spec("openai") is None:
                 raise UsageError(f"{head}needs openai\n    fix: pip install 'gdpo-tune[judge]'")
-            if self.key and not os.environ.get(self.key):
+            # With a line break it is no header, and in the message that says so not what is hidden.
+            if self.key and not re.fullmatch("[!-~]+", os.environ.get(self.key, "")):
                 raise UsageError(
-                    f"{head}needs the variable {self.key}\n    fix: export {self.key}=..."
+                    f"{head}needs the variable {self.key}, a key without blanks and line breaks\n"
+                    f"    fix: export {self.key}=..."
                 )
             self._openai: Any = importlib.import_module("openai")  # late: 1 s
             # Always one, or a key of OpenAI in the environment would be sent to this server.
@@ -151,7 +154,7 @@ class Judge:
                 async with slots:
                     # Unlike `chat.completions.create`, it sends the fields of every server.
                     answer = await client.post("/chat/completions", cast_to=object, body=body)
-            except self._openai.OpenAIError as error:
+            except (self._openai.OpenAIError, ValueError) as error:  # no JSON, or no UTF-8
                 reason = ": ".join(dict.fromkeys(map(get_first_line, list_causes(error))))
                 failed[key] = reason.replace(self._secret, HIDDEN)[:LONGEST_REASON]  # may be in it
                 return

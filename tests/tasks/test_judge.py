@@ -179,6 +179,15 @@ def test_an_answer_that_is_no_mark_is_a_failure_and_no_value(judge_server, build
     assert judge_server.answers == {"?\nbad": 2, "?\n8": 1}
 
 
+def test_an_answer_or_a_text_that_cannot_be_read_costs_no_other_one(judge_server, build_judge):
+    judge_server.broken = {"?\n5": b'{"choices": [', "?\n6": b'{"choices": "\xff"}'}
+    scored = Scored(build_judge(), ["5", "6", "\ud83d 7", "8"])
+    assert scored.values == [None, None, None, 8.0]
+    reasons = ["Expecting value", "'utf-8' codec can't decode", "surrogates not allowed"]
+    assert all(reason in scored.failures[row] for row, reason in enumerate(reasons))
+    assert judge_server.answers == {"?\n5": 1, "?\n6": 1, "?\n8": 1}
+
+
 def test_a_call_that_never_returns_has_a_limit(judge_server, build_judge):
     judge_server.most = 2
     function = build_judge(concurrency=1)
@@ -208,12 +217,18 @@ def test_the_key_is_sent_and_shown_nowhere(judge_server, build_judge, monkeypatc
 def test_what_is_missing_is_refused_before_work_with_file_and_line(
     judge_server, tmp_path, monkeypatch
 ):
+    place = rf"reward helpful \(mine.py, line {LINE}\)"
+    reason = rf"{place} needs the variable MY_JUDGE, a key without .*\n    fix: export MY_JUDGE="
     monkeypatch.delenv("MY_JUDGE", raising=False)
-    with build(tmp_path, judged(judge_server, ', key="MY_JUDGE"'), "Judged") as task:
-        place = rf"reward helpful \(mine.py, line {LINE}\)"
-        reason = rf"{place} needs the variable MY_JUDGE\n    fix: export MY_JUDGE="
-        with pytest.raises(UsageError, match=reason):
+    for key in ("", "s3cret\n", "s3cret\r\nX: 1", "s3cr\u00e9t"):
+        if key:
+            monkeypatch.setenv("MY_JUDGE", key)
+        with (
+            build(tmp_path, judged(judge_server, ', key="MY_JUDGE"'), "Judged") as task,
+            pytest.raises(UsageError, match=reason) as caught,
+        ):
             check_rewards(task)
+        assert "s3c" not in str(caught.value)
     monkeypatch.setattr(judge, "find_spec", lambda _: None)
     name = written(tmp_path, judged(judge_server))
     function = task_files.load_task_info(name.replace("Mine", "Judged")).build.reward_funcs
