@@ -81,6 +81,11 @@ def main(arguments: Sequence[str]) -> int:
         asked = read_request(options, Path(scratch))
         cli.prepare_machine(asked.spec)
         count = asked.spec.training.test_completions
+        from gdpo_tune.results.retrain import list_changed_content
+
+        if asked.sweep is not None:
+            for line in list_changed_content(asked.sweep, asked.spec, len(asked.sweep.records)):
+                print(line)
         print(f"{count:,} completions of test prompts, seed {options.seed}", flush=True)
         from gdpo_tune.training.trial import evaluate_policy
 

@@ -186,7 +186,7 @@ def build_request_from_sweep(
         sweep.spec, training.params, overrides, recipe, option=option, source=source
     )
     spec = sweep.reload(_list_changes(sweep, plan, overrides, step), to_run=to_run)
-    lines = [*picked.lines, *(_list_changed_content(sweep, spec, main.trial) if to_run else ())]
+    lines = [*picked.lines, *(list_changed_content(sweep, spec, main.trial) if to_run else ())]
     decisive = ("task", "policy", "model", "data", "start")
     is_same = all(getattr(spec, name) == getattr(sweep.spec, name) for name in decisive)
     if is_checkpoint and spec.training.steps == step:
@@ -248,7 +248,8 @@ def _list_changes(
     return [f"training.steps={step}", f"training.warmup_share={share}", *changes]
 
 
-def _list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[str]:
+def list_changed_content(sweep: Sweep, spec: SweepSpec, number: int) -> list[str]:
+    """Return a warning if what decided results, as trial `number` was recorded, has changed."""
     recorded = next((c for c in reversed(sweep.contents) if number >= c["first"]), None)
     if recorded is None:
         return []

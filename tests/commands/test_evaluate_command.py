@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_tune import evaluate
+from gdpo_tune.core.content import Fact, measure_content
 from gdpo_tune.core.errors import GdpoTuneError, UsageError
 from gdpo_tune.ledger import Ledger
 from gdpo_tune.spec import SweepSpec
@@ -69,6 +70,14 @@ def test_a_directory_and_a_name_are_policies_too(spec, tmp_path, capsys):
     capsys.readouterr()
     assert run(tmp_path / "c.json", "embedded", str(SPACE), *sets) == plain
     assert "against" not in capsys.readouterr().out  # a file has no front
+
+
+def test_what_decides_values_and_has_changed_since_the_sweep_is_named(spec, tmp_path, capsys):
+    with Ledger.open(spec) as ledger:
+        facts = measure_content(spec)
+        ledger.compare_content({**facts, "task mine.py": Fact("0" * 12)})
+    run(tmp_path / "out.json", f"{spec.directory}:1")
+    assert "warning: what decides results is not what it was" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
