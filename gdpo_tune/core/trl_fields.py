@@ -18,7 +18,8 @@ TRL_FIELDS: dict[str, ParameterInfo] = {
     "trl.delta": ParameterInfo(
         "float",
         NO_LIMIT,
-        "upper bound of the ratio where the advantage is negative; above 1 + `epsilon_high`",
+        "upper bound of the ratio where the advantage is negative; at less than "
+        "1 + `epsilon_high` where it is positive",
         low=1,
         open_low=True,
         needs=("loss_type", tuple(loss for loss in LOSSES if loss != "cispo")),

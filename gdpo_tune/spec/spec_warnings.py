@@ -16,7 +16,7 @@ from gdpo_tune.core.parameters import CANDIDATES, PARTIAL_CREDIT, list_parameter
 from gdpo_tune.core.task_files import load_task_info
 from gdpo_tune.core.text import join_names, show
 from gdpo_tune.core.trials import ParamValue
-from gdpo_tune.core.trl_fields import TRL_PREFIX
+from gdpo_tune.core.trl_fields import TRL_FIELDS, TRL_PREFIX
 from gdpo_tune.spec.earlier_results import TABLE
 from gdpo_tune.spec.gpu import may_use_vllm
 from gdpo_tune.spec.load import load_spec
@@ -113,7 +113,7 @@ def _check_shaping(spec: SweepSpec) -> Iterator[str]:
                 f"space.{name}: an unmet condition gives {reward} 0, and its lowest value is "
                 f"{show(low)}: a completion may gain by failing. Condition rewards that start at 0."
             )
-    for name, parameter in list_parameters(task).items():
+    for name, parameter in (list_parameters(task) | TRL_FIELDS).items():
         parent, effective = parameter.needs or ("", ())
         idle = parent and not set(effective) & set(_list_values(spec, parent))
         if idle and name in written and name not in spec.space.dimensions:
