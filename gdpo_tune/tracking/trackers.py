@@ -121,7 +121,9 @@ def send_runs(sweep: Sweep) -> int:
     place = file.with_name(f".{SENT}.lock")
     with place.open("w") as lock:
         lock_file(lock.fileno(), fcntl.LOCK_EX, place)
-        sent: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
+        sent: dict[str, dict[str, str]] = {}
+        with suppress(FileNotFoundError, ValueError):  # damaged: all is written again
+            sent = json.loads(file.read_text())
         for name in sweep.spec.tracking.report_to:
             has = sent.setdefault(name, {})
             try:

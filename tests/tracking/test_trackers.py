@@ -128,6 +128,9 @@ def test_a_run_that_was_sent_is_not_sent_again(tmp_path, monkeypatch):
     )
     assert [send_runs(sweep), send_runs(sweep)] == [0, 0]
     assert sorted(written) == NAMES
+    (sweep.spec.directory / SENT).write_text('{"wandb":')  # a damaged file: as if it were deleted
+    assert [send_runs(sweep), send_runs(sweep)] == [0, 0]
+    assert sorted(written) == sorted([*NAMES, *NAMES])
 
 
 @pytest.mark.parametrize("is_private", [False, True])
