@@ -47,7 +47,9 @@ def join_turns(turns: str | Sequence[Mapping[str, Any]]) -> str:
 
 def _describe_turn(turn: Mapping[str, Any]) -> str:
     calls = [call.get("function", call) for call in turn.get("tool_calls") or ()]
-    written = (f"{one['name']}({json.dumps(one['arguments'])})" for one in calls)
+    # A name may have half a character, which no file takes; JSON writes those of arguments.
+    named = ((one["name"].encode(errors="replace").decode(), one["arguments"]) for one in calls)
+    written = (f"{name}({json.dumps(arguments)})" for name, arguments in named)
     return " ".join([turn["content"], *written]).strip() if calls else turn["content"]
 
 

@@ -533,6 +533,6 @@ def is_open_conversation(prompt: Any) -> bool:
     roles = [
         one["role"]
         for one in messages
-        if isinstance(one, Mapping) and {type(one.get(key)) for key in ("role", "content")} == {str}
+        if isinstance(one, Mapping) and all(_is_text(one.get(key)) for key in ("role", "content"))
     ]
     return 0 < len(roles) == len(messages) and roles[-1] != "assistant"

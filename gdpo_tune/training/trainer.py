@@ -47,6 +47,7 @@ from gdpo_tune.training.training_state import (
     is_8bit,
     load_sharded_optimizer,
 )
+from gdpo_tune.training.turns import encode_answers
 
 
 class ResumableTrainer(Trainer):
@@ -322,6 +323,8 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
         trained = (p for p in self.policy.parameters() if p.requires_grad)
         zero = torch.stack([0 * p.sum() for p in trained]).sum()  # gradients of 0, not none
         return self._require_finite_loss(zero)
+
+    _get_tool_suffix_ids: Any = encode_answers
 
     def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]:
         """Sample with Transformers while each process has all weights, at a pace of its own."""

@@ -23,12 +23,24 @@ Sample = Callable[[Sequence[Sequence[int]]], list[list[int]]]
 """Gets the tokens of N conversations, and returns those of the policy's next turn in each."""
 
 
+def encode_answers(trainer: Any, answers: Sequence[dict[str, Any]]) -> list[int]:
+    """Return TRL's tokens of messages of tools, without halves of characters.
+
+    JSON of a call may have one as an escape, a tool may repeat it, and no tokenizer reads it.
+    """
+    for answer in answers:
+        for key in ("name", "content"):
+            answer[key] = answer[key].encode(errors="replace").decode()
+    tokens: list[int] = vars(GRPOTrainer)["_get_tool_suffix_ids"](trainer, answers)
+    return tokens
+
+
 class TurnLoop:
     """Run TRL's loop of turns without a trainer: it has the attributes that the loop reads."""
 
     _is_vlm = use_vllm = False
     environment_factories = None
-    _get_tool_suffix_ids: Any = vars(GRPOTrainer)["_get_tool_suffix_ids"]
+    _get_tool_suffix_ids = encode_answers
 
     def __init__(
         self, task: Any, prompts: PromptFormat, longest: int, positions: int, iterations: int

@@ -215,10 +215,16 @@ def test_rows_with_the_prompt_of_an_earlier_row_are_counted():
 
 
 NO_TEXT = ([{"prompt": "\ud800"}], "row 0 has a prompt that is neither a text that UTF-8 can write")
+NO_TURN = (
+    [{"prompt": [{"role": "user", "content": "\ud800"}]}],
+    "row 0 has a prompt that is neither a text that UTF-8 can write nor a list of messages",
+)
 NO_ROWS = (None, r"has 0 of 1 train prompts\n    fix: more rows: .* 80 per cent")
 
 
-@pytest.mark.parametrize(("rows", "reason"), [*read_table("task_files")["rows"], NO_TEXT, NO_ROWS])
+@pytest.mark.parametrize(
+    ("rows", "reason"), [*read_table("task_files")["rows"], NO_TEXT, NO_TURN, NO_ROWS]
+)
 def test_rows_that_are_refused(rows, reason):
     kind = type("Rows", (Own,), {"rows": lambda self: rows})
     with pytest.raises(UsageError, match=reason):

@@ -152,6 +152,29 @@ def test_a_training_writes_turns_and_resumes_bit_by_bit(tmp_path, scripted):
     assert {s.prompt[:6] for s in shown} == {"user: "}
 
 
+def test_half_a_character_that_a_call_names_ends_no_training(cache, tmp_path, monkeypatch):
+    text = CALL.replace('"add"', r'"\ud83d"').replace('"a":1', r'"a":"\ud83d"')
+    turn = cache.tokenizer(f"{text}<eos>", add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(rollout, "generate", lambda _, prompts, *__, **___: [turn] * len(prompts))
+    settings = SETTINGS.replace(steps=1, max_completion_length=200)
+    run(build(tmp_path, settings=settings, **{"trl.max_tool_calling_iterations": 1}))
+    shown = read_completions(tmp_path / "trial")
+    calls, answer, *_ = shown[0].completion.split("\n\n")
+    assert calls == r'assistant: ?({"a": "\ud83d", "b": 2})'
+    assert answer == r"tool: {'error': 'Tool \ud83d not found.'}", "as repr() writes it"
+
+
+def test_half_a_character_that_a_tool_returns_ends_no_evaluation(cache, tmp_path, monkeypatch):
+    def add(a, b):
+        return f"{a}\ud83d{b}"
+
+    turn = cache.tokenizer(f"{CALL}<eos>", add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(rollout, "generate", lambda _, prompts, *__, **___: [turn] * len(prompts))
+    monkeypatch.setattr(cache.task, "tools", [add])
+    _, messages, *_ = sample(cache, build(tmp_path, **{"trl.max_tool_calling_iterations": 1}), 2)
+    assert [turns[1]["content"] for turns in messages] == ["1?2", "1?2"]
+
+
 def build_pair(cache, directory, changes):
     """Return a trainer of ours and one of TRL on the same turns, and where gradients are kept."""
     built = []
