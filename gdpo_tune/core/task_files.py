@@ -166,7 +166,7 @@ def describe_task_error(error: BaseException) -> str:
     place = ([one for one in frames if not one.filename.startswith(_NOT_OWN)] or frames)[-1]
     file, line = place.filename, place.lineno
     lines = traceback.format_exception_only(error)
-    message = lines[0]
+    message = lines[0].removeprefix(f"{TaskFileError.__module__}.")
     if isinstance(error, SyntaxError):
         file, line, message = error.filename or file, error.lineno or line, lines[-1]
     message = " ".join(make_printable(message[: 4 * LONGEST_REASON]).split())

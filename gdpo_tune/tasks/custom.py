@@ -120,6 +120,14 @@ class RewardFunctionTask(CloseableResource):
                 f"{cls.__name__}.evaluations names {min(taken)!r}, which is a metric already\n"
                 "    fix: give the function another name"
             )
+        for name, function in cls.evaluations.items():
+            try:
+                inspect.signature(function).bind(None, None, split="test", seed=0)
+            except TypeError as error:
+                raise UsageError(
+                    f"{cls.__name__}.evaluations[{name!r}] ({locate_function(function)}): {error}"
+                    f"\n    fix: write def {name}(policy, tokenizer, split, seed)"
+                ) from error
         measured = [*named, *cls.evaluations.items()]
         cls.places = {name: locate_function(function) for name, function in measured}
         cls.metrics = (*cls.rewards, *own, *cls.evaluations)
@@ -131,8 +139,9 @@ class RewardFunctionTask(CloseableResource):
     @classmethod
     def _check_tools(cls, metrics: Sequence[str]) -> None:
         limit: Any = cls.tool_time_limit
-        names, reason = [getattr(tool, "__name__", "") for tool in cls.tools], ""
-        if not all(names) or len({*names}) < len(names):
+        tools: Any = cls.tools
+        names, reason = [getattr(tool, "__name__", "") for tool in tools], ""
+        if not isinstance(tools, Sequence) or not all(names) or len({*names}) < len(names):
             reason = "tools has to be a list of functions with different names"
         elif not (isinstance(limit, int | float) and limit > 0):
             reason = f"tool_time_limit = {limit!r} has to be seconds above 0"
@@ -270,10 +279,12 @@ class RewardFunctionTask(CloseableResource):
         for tool in self.tools:
             try:
                 schemas.append(get_json_schema(tool))
+                named = schemas[-1]["function"]["parameters"]["properties"]
+                inspect.signature(tool).bind(**named)  # as each call does
             except Exception as error:  # of several types, for a docstring or types
                 raise UsageError(
                     f"tool {tool.__name__} ({locate_function(tool)}): {get_first_line(error)}\n"
-                    "    fix: give each argument a type, and describe it under `Args:`"
+                    "    fix: give each argument a name, a type and a line under `Args:`"
                 ) from error
         return schemas
 

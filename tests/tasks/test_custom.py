@@ -115,6 +115,23 @@ def test_an_evaluation_has_a_name_of_its_own():
         )
 
 
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (5, r"\(a int\): 5 is not a callable object"),
+        (lambda policy, tokenizer: [1.0], r"\(test_custom.py, line \d+\): got an unexpected"),
+        (lambda policy, split, seed: [1.0], r"\(.*\): (too many|multiple values)"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_called_is_refused_before_work(function, reason):
+    with pytest.raises(UsageError, match=rf"Bad\.evaluations\['kept'\] {reason}.*\n    fix: write"):
+        type(
+            "Bad",
+            (RewardFunctionTask,),
+            {"reward_funcs": {"one": len}, "evaluations": {"kept": function}},
+        )
+
+
 def test_a_class_describes_itself(tmp_path):
     info = task_files.load_task_info(written(tmp_path))
     assert info.rewards == {"one": (0, 2)}

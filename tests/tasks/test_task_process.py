@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
-from gdpo_tune.core.errors import TrialFailure, UsageError
+from gdpo_tune.core.errors import TaskFileError, TrialFailure, UsageError
 from gdpo_tune.core.trial_files import read_completions, read_steps
 from gdpo_tune.tasks import task_process
 from gdpo_tune.tasks.custom import TURN_METRICS
@@ -257,10 +257,20 @@ def test_turns_are_measured_and_reach_rewards(calls):
         ),
         ("        a: One.\n", "", r"the docstring has no description for the argument 'a'"),
         ("a: int, b: int", "a, b: int", "Argument a is missing a type hint"),
+        ("a: int, b: int", "a: int, b: int, /", "positional.only"),
+        ("a: int, b: int", "a: int, *b: int", "got an unexpected keyword argument 'b'"),
     ],
-    ids=["no docstring", "no description", "no type"],
+    ids=["no docstring", "no description", "no type", "no keyword", "no name"],
 )
 def test_a_tool_without_docstring_or_types_is_refused_with_its_line(tmp_path, old, new, reason):
     text = FILES.joinpath("calls.txt").read_text().replace(old, new, 1)
     with pytest.raises(UsageError, match=rf"tool \w+ \(mine.py, line \d+\): .*{reason}.*\n +fix"):
+        build(tmp_path, text, "Calls")
+
+
+def test_tools_are_a_list_of_functions(tmp_path):
+    text = (
+        FILES.joinpath("calls.txt").read_text().replace("[add, later, fail]", "(f for f in [add])")
+    )
+    with pytest.raises(TaskFileError, match="raised UsageError: Calls: tools has to be a list of"):
         build(tmp_path, text, "Calls")
