@@ -22,7 +22,8 @@ from gdpo_tune.core.events import (
     TrialStarted,
 )
 from gdpo_tune.core.text import format_estimate, format_hypervolume, format_number
-from gdpo_tune.core.trials import Cost, Estimate, Measurement, Rung
+from gdpo_tune.core.trials import UNCHANGED, Cost, Estimate, Measurement, Rung
+from gdpo_tune.display import training
 from gdpo_tune.display.console_summary import print_summary
 from gdpo_tune.display.live_table import LiveDisplay
 from gdpo_tune.display.tables import (
@@ -174,6 +175,8 @@ def test_the_picture_shows_counts_running_trials_and_the_front(spec):
     display(TrialProgress(12, build_measurement(30, format=0.5)))
     text = picture(display)
     assert "12 of at most 30 trials done, 1 running, 1 failed" in text
+    head = ["trial", "role", "normalization", "step", "latest", "on", "validation", "prompts"]
+    assert head in [line.split() for line in text.splitlines()]
     assert "30/60" in text
     assert "format 0.500" in text
     front = build_front(records, spec.list_objectives())
@@ -316,6 +319,21 @@ def test_no_value_is_cut_in_a_narrow_terminal(spec, width):
         for estimate in (member.mean["correctness"], member.mean["length"]):
             assert format_estimate(estimate) in text
     assert "…" not in text
+
+
+def test_an_extreme_names_what_it_is_tied_with(spec):
+    records = make_records(spec, 12, replicates=4)
+    front = build_front(records, spec.list_objectives())
+    tied = [member.name for member in front.list_ties("format")]
+    assert tied
+    assert f"best format (tied with {', '.join(tied[:3])}" in summary(spec, records)
+
+
+def test_a_training_that_moved_no_weight_says_so_at_its_end(spec):
+    console = paper()
+    *_, record = make_records(spec, 3)
+    show(spec, events([replace(record, environment={UNCHANGED: "true"})]), console)
+    assert "; unchanged: every gradient was 0" in console.file.getvalue()
 
 
 def test_the_summary_lists_the_labelled_members_of_a_large_front(spec):
@@ -528,13 +546,19 @@ def test_a_narrow_terminal_keeps_the_weights_longest(spec):
 
 
 def test_constraints_that_no_trial_satisfies_are_named_with_the_closest_value(spec):
-    bound = Constraint(op=">=", bound=0.99)
-    strict = spec.model_copy(update={"constraints": {"correctness": bound}})
+    bounds = {
+        "correctness": Constraint(op=">=", bound=0.99),
+        "mean_length": Constraint(op="<=", bound=0.01),
+    }
+    strict = spec.model_copy(update={"constraints": bounds})
     records = [replace(r, feasible=False) for r in make_records(spec, 4)]
     said = summary(strict, records)
-    best = max(r.validation["correctness"].mean for r in records if r.role != "untrained")
+    trained = [r.validation for r in records if r.role != "untrained"]
+    best = max(values["correctness"].mean for values in trained)
+    shortest = min(values["mean_length"].mean for values in trained)
     assert "no trial satisfies all constraints" in said
     assert f"correctness >= 0.99: the closest trial has {format_number(best)}" in said
+    assert f"mean_length <= 0.01: the closest trial has {format_number(shortest)}" in said
 
 
 # Steering
@@ -583,3 +607,14 @@ def test_a_file_gets_no_live_table_even_where_colours_are_forced(monkeypatch, ca
     assert "2 at a time" in printed
     assert printed.count("trials done") == 1
     assert "\x1b" not in printed
+
+
+def test_a_training_in_a_terminal_shows_its_step_and_latest_values(monkeypatch):
+    console = paper(terminal=True)
+    monkeypatch.setattr(training, "build_console", lambda: console)
+    with training.TrainingDisplay(10) as display:
+        display(build_measurement(3, format=0.5), None)
+        display._bar.refresh()
+    shown = console.file.getvalue()
+    assert "3/10" in shown
+    assert "on validation prompts format 0.500" in shown
