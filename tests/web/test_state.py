@@ -12,8 +12,10 @@ from gdpo_tune.analysis.front import build_front
 from gdpo_tune.core.events import Incident, Outlook
 from gdpo_tune.core.locks import Driver
 from gdpo_tune.core.text import NO_VALUE
+from gdpo_tune.figures.style import get_mark
 from gdpo_tune.ledger.requests import SteeringState
 from gdpo_tune.spec import load_spec
+from gdpo_tune.web import page_content
 from gdpo_tune.web.live_sweep import LiveSweep, Snapshot
 from gdpo_tune.web.page_content import (
     MAX_CURVES,
@@ -127,6 +129,7 @@ def test_the_state_has_rows_tiles_and_the_time_left(spec):
         assert row["searched"].keys() == set(spec.space.dimensions)
         assert [row["number"] for row in state["ended"]] == [1, 0]
         assert all(row["front"] for row in state["ended"])
+        assert state["hidden_ended"] == 0
         # that much work in a minute
         expected = 10_000 * 60 / sum(record.cost.work for record in ledger.get_records())
         assert state["ends_at"] - time.time() == pytest.approx(expected, rel=0.05)
@@ -251,6 +254,24 @@ def test_many_running_trials_have_curves_of_the_latest(spec):
     with start_sweep(spec, ended=0, running=MAX_CURVES + 3) as ledger:
         colors = list_curve_colors(ledger.get_records())
     assert list(colors) == list(range(3, MAX_CURVES + 3))
+
+
+def test_more_ended_trials_than_the_page_holds_are_counted(spec, monkeypatch):
+    monkeypatch.setattr(page_content, "MAX_ENDED", 2)
+    with watch_sweep(spec, ended=5, running=0) as (_, view):
+        state = get_state(view)
+    assert ([row["number"] for row in state["ended"]], state["hidden_ended"]) == ([4, 3], 3)
+
+
+def test_a_row_has_the_mode_of_its_training_in_its_color(spec):
+    with watch_sweep(spec, ended=3, running=0) as (ledger, view):
+        records, rows = ledger.get_records(), get_state(view)["ended"]
+    assert any(record.is_training for record in records)
+    for row in rows:
+        trained = records[row["number"]].trained_params
+        mode = trained.get("normalization", "")
+        color = get_mark(mode).color if mode else ""
+        assert (row["mode"], row["mode_color"]) == (mode, color)
 
 
 def test_a_parameter_without_effect_is_not_shown(tmp_path):
