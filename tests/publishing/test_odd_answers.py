@@ -128,6 +128,23 @@ def test_a_right_that_is_missing_is_named(hub, publish_to, change_answers):
 
 
 @pytest.mark.parametrize(
+    ("status", "fix"),
+    [
+        (401, "log in with `hf auth login`, or set HF_TOKEN to a valid token"),
+        (403, "use a token that may write there"),
+        (500, "try again later"),
+    ],
+)
+def test_a_refusal_before_the_first_upload_names_its_fix(
+    hub, publish_to, change_answers, status, fix
+):
+    path = "/api/models/me/a"
+    change_answers(lambda request: (status, {}, "") if request.path.startswith(path) else None)
+    with pytest.raises(UsageError, match=rf"nothing was uploaded\n    fix: {fix}"):
+        publish_to("0", "me/a")
+
+
+@pytest.mark.parametrize(
     "run",
     [
         lambda: load_sweep("hf://me/front"),

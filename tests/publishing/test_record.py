@@ -12,7 +12,9 @@ import pytest
 
 from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.registry import POLICIES
+from gdpo_tune.core.settings import HeldOutData
 from gdpo_tune.core.trials import Estimate
+from gdpo_tune.publishing.card import describe_prompts
 from gdpo_tune.publishing.publication import PACKAGE_LICENCE, find_licence
 from gdpo_tune.publishing.record import OWN, build_record
 from gdpo_tune.results.open_sweep import find_sweep
@@ -62,6 +64,34 @@ def test_a_field_leaves_only_if_it_is_listed(swept):
     }
     assert all(set(trial) == fields for trial in numbers["trials"])
     assert all(isinstance(value, bool | int | float) for value in numbers["training"].values())
+
+
+@pytest.mark.parametrize(
+    ("policy", "published"),
+    [
+        ("embedded", "embedded"),
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        (f"/home/{CANARY}/model", OWN),
+        (f"{CANARY}/model", OWN),  # a directory, though it looks like an id
+        (CANARY, OWN),
+    ],
+)
+def test_a_policy_is_named_if_others_can_load_it(swept, tmp_path, monkeypatch, policy, published):
+    (tmp_path / CANARY / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    sweep = find_sweep(str(swept.directory))
+    record = build_record(replace(sweep, spec=sweep.spec.replace(policy=policy)))
+    assert record["policy"] == published
+
+
+def test_a_card_names_the_splits_of_a_data_set_that_prompts_are_from(swept):
+    def describe(**data: Any) -> str:
+        return describe_prompts(swept.replace(data=swept.data.replace(source="a/b", **data)))
+
+    assert "huggingface.co/datasets/a/b) (split train): " in describe()
+    held_out = {"validation": HeldOutData(split="dev"), "test": HeldOutData(source="c/d")}
+    assert " (split train, dev, test): " in describe(**held_out)
+    assert " (split train, test): " in describe(test=HeldOutData(split="test"))
 
 
 def test_texts_and_names_that_nobody_declared_stay_behind(swept):
