@@ -64,6 +64,7 @@ def test_a_field_leaves_only_if_it_is_listed(swept):
     }
     assert all(set(trial) == fields for trial in numbers["trials"])
     assert all(isinstance(value, bool | int | float) for value in numbers["training"].values())
+    assert numbers["versions"]["torch"] == "2.13.0"
 
 
 @pytest.mark.parametrize(
