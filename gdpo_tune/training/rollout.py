@@ -98,7 +98,7 @@ def sample_turn(
     tokens: Sequence[Sequence[int]], trainer: Any, *, fast: bool = True
 ) -> list[list[int]]:
     """Sample a turn of a trainer's policy; see `sample_for_trainer`."""
-    policy = trainer.policy
+    policy = trainer.model
     decoding = Decoding(
         trainer.max_completion_length,
         trainer.temperature,
