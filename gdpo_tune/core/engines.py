@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -66,8 +65,6 @@ class VLLM:
 
 def find_vllm() -> VLLM | None:
     """Find the vLLM of this environment without importing it; None if there is none."""
-    if importlib.util.find_spec("vllm") is None:  # quicker than versions of none
-        return None
     for name, for_cpu in _DISTRIBUTIONS.items():
         try:
             version = importlib.metadata.version(name)

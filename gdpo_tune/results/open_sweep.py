@@ -96,7 +96,7 @@ class Sweep:
 
     @property
     def can_export(self) -> bool:
-        """Whether its trainings can be exported: those of a task with tools cannot."""
+        """True if its trainings can be exported: those of a task with tools cannot be."""
         from gdpo_tune.core.task_files import load_task_info
 
         try:
