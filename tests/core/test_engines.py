@@ -176,9 +176,6 @@ def test_what_is_installed(package, installed, expected, monkeypatch):
         return installed
 
     monkeypatch.setattr(engines.importlib.metadata, "version", version)
-    monkeypatch.setattr(
-        engines.importlib.util, "find_spec", lambda name: name if installed else None
-    )
     assert find_vllm() == expected
 
 
