@@ -28,6 +28,8 @@ class JudgeServer(ThreadingHTTPServer):
         self.allow_reuse_address = True
         self.port = 0
         self.delay = 0.0
+        self.first = threading.Barrier(1)
+        """Its parties, the first requests, get no answer until all of them are here."""
         self.answers: Counter[str] = Counter()
         """Text -> how often it got an answer."""
         self.requests: list[dict[str, Any]] = []
@@ -84,9 +86,12 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.requests.append(body)
             server.keys.add(self.headers["Authorization"])
-            status = server.statuses.get(len(server.requests), 200)
+            number = len(server.requests)
+            status = server.statuses.get(number, 200)
             server.open += 1
             server.most_open = max(server.most_open, server.open)
+        if number <= server.first.parties:
+            server.first.wait(60)
         time.sleep(server.delay)
         with server.lock:
             server.open -= 1

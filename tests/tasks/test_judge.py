@@ -111,7 +111,7 @@ def count_lines(directory):
 
 
 def test_a_busy_server_gives_the_values_of_a_perfect_one(judge_server, build_judge):
-    judge_server.delay = 0.02
+    judge_server.delay, judge_server.first = 0.02, threading.Barrier(5)
     judge_server.statuses = dict.fromkeys(range(3, 100, 20), 429) | {15: 500, 40: 503}
     texts = [f"{n} is {n % 10}" for n in range(60)]
     scored = Scored(build_judge(concurrency=5), [*texts, *texts[:20]])
