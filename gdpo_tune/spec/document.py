@@ -235,7 +235,9 @@ class Problems:
         for path, mark, value in walk(self.root, self.origin):
             key = format_path(path)
             if value is None:
-                self.add(mark, key, None, "no value", "give it a value, or remove the key")
+                fix = "give it a value, or remove the key"
+                fix = "write a blank after the colon" if ":" in str(path[-1]) else fix
+                self.add(mark, key, None, "no value", fix)
                 self.empty.add(key)
             elif isinstance(value, str) and UNPRINTABLE.search(value):
                 shown = value.encode("unicode_escape").decode()

@@ -59,7 +59,8 @@ def load_spec(
     weighted = document.get_map(document.get_map(data, "space"), "reward_weights")
     task = checks.check_task(data.get("task"), weighted, problems)
     parameters = (PARAMETERS if task is None else list_parameters(task)) | TRL_FIELDS
-    reader = SpaceReader(parameters, problems, knows_task=task is not None)
+    optional = [f"reward_weights.{name}" for name in (task.optional_rewards if task else ())]
+    reader = SpaceReader(parameters, problems, optional, knows_task=task is not None)
     space = reader.read_space(data.get("space", {}))
     parsed = {
         "name": checks.check_name(data.get("name", path.stem), problems),

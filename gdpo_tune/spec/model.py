@@ -750,10 +750,13 @@ def list_decisive_values(spec: SweepSpec) -> dict[str, Any]:
     return {key: spec.restore_written(value) for key, value in named.items()}
 
 
+_UNSET = "unset"
+
+
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return one line for each key whose values differ, with both values."""
     return [
-        f"{key} = {show(earlier.get(key))}, not {show(current.get(key))}"
+        f"{key} = {show(earlier.get(key, _UNSET))}, not {show(current.get(key, _UNSET))}"
         for key in dict.fromkeys([*current, *earlier])
         if earlier.get(key) != current.get(key)
     ]

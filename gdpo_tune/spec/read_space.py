@@ -183,6 +183,8 @@ class SpaceReader:
     parameters: Mapping[str, ParameterInfo]
     """Parameters of the task and of TRL; for an unknown task without those of rewards."""
     problems: Problems
+    optional: Sequence[str] = ()
+    """Weights of rewards that are on only where the space has them."""
     knows_task: bool = True
 
     def read_space(self, data: Any) -> Space:
@@ -241,7 +243,7 @@ class SpaceReader:
             elif name.startswith(TRL_PREFIX):
                 self.problems.note((*path, name), *explain_field(name.removeprefix(TRL_PREFIX)))
             elif self.knows_task or name not in FAMILIES:
-                known = [each for each in self.parameters if each not in TRL_FIELDS]
+                known = [n for n in (*self.parameters, *self.optional) if n not in TRL_FIELDS]
                 fix = f"{suggest(name, known)}parameters are {join_names(known)}"
                 fix = f"write {TRL_PREFIX}{name}" if f"{TRL_PREFIX}{name}" in TRL_FIELDS else fix
                 self.problems.note((*path, name), "unknown parameter", fix)

@@ -32,6 +32,12 @@ def test_shipped_files_load_and_round_trip(path, tmp_path):
     assert again.compute_identity() == spec.compute_identity()
 
 
+def test_a_sweep_of_an_earlier_version_has_the_identity_that_its_ledger_has():
+    """Or it could not go on: a new key of a section is left out of it at its default."""
+    stored = ROOT / "tests" / "data" / "code_sweep" / "spec.yaml"
+    assert load_spec(stored, to_run=False).compute_identity() == "ca24f1dd915d"
+
+
 def test_defaults_objectives_and_constraints(load):
     spec = load()
     assert (spec.name, spec.task, spec.policy, spec.keep) == ("sweep", "code", "embedded", "front")

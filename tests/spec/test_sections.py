@@ -96,6 +96,7 @@ def test_a_start_is_part_of_the_identity(load, tmp_path):
     assert len({spec.compute_identity() for spec in (plain, short, long)}) == 3
     differences = list_differences(list_decisive_values(short), list_decisive_values(long))
     assert differences == ["start.steps = 20, not 21"]
+    assert "start.steps = unset, not 21" in list_differences({}, list_decisive_values(long))
     short.directory.mkdir(parents=True)
     (short.directory / "spec.yaml").write_text(short.dump_stored_yaml())
     assert opening.describe_differences(long) == "start.steps = 20, not 21"

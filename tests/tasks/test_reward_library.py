@@ -1,5 +1,6 @@
 """Reward functions of `gdpo_tune.rewards`, called as TRL and tasks in files call them."""
 
+import re
 from contextlib import closing
 
 import pytest
@@ -62,6 +63,11 @@ def test_a_function_of_one_completion_reads_the_columns_that_it_names():
     assert polite(["Dear Ann", "Dear Ann"], **given) == [0.5, None]
     with pytest.raises(TypeError, match="name"):
         polite(["Dear Ann"])
+
+
+def test_the_docstring_lists_every_reward():
+    listed = re.findall(r"^    (\w[\w, ]*?)(?:\(\.\.\.\))?  ", rewards.__doc__, re.MULTILINE)
+    assert {name for line in listed for name in line.split(", ")} == {*rewards.__all__} - {"reward"}
 
 
 @pytest.fixture
