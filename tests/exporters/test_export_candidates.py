@@ -129,6 +129,8 @@ def test_an_adapter_of_a_sweep_is_known(sweep, is_remote):
             {"model": {"path": "a/b"}, "lora": {"path": "s3://b/t/checkpoint-30"}},
             "s3://b/t/checkpoint-60",
         ]
+    asked = [parent for parent in parents if parent.policy.startswith("s3:")]
+    assert len(export_merge(parents, "policy=a/b").required_inputs) == len(asked) == 2 * is_remote
 
 
 @pytest.mark.parametrize("is_adapter", [False, True])

@@ -251,6 +251,19 @@ def test_damaged_files_of_an_adapter_are_a_policy_error(tmp_path, change):
         load_policy(str(tmp_path))
 
 
+def test_an_adapter_with_rows_of_the_embedding_has_them(tmp_path):
+    """As for tokens that a training adds: they are no factors, and PEFT loads them by itself."""
+    peft = pytest.importorskip("peft")
+    model, tokenizer = load_policy("embedded")
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    model.get_input_embeddings().weight.data[5] = 7.0
+    peft.get_peft_model(model, config).save_pretrained(tmp_path, save_embedding_layers=True)
+    tokenizer.save_pretrained(tmp_path)
+    base = {"base_model_name_or_path": "embedded"}
+    edit(tmp_path / "adapter_config.json", lambda stored: stored.update(base))
+    assert load_policy(str(tmp_path))[0].get_input_embeddings().weight[5, 0] == 7
+
+
 def test_a_hub_id_that_cannot_be_had_is_refused(monkeypatch):
     def download(repo, file, revision):
         assert (repo, file, revision) == ("org/absent", "config.json", "v2")

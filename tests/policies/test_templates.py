@@ -167,7 +167,8 @@ def test_a_turn_ends_where_the_template_ends_it(tokenizer):
         single=f"{start[0]} $A", special_tokens=[start]
     )
     assert list_end_tokens(tokenizer, None) == (tokenizer.eos_token_id, end)
-    for template in (None, TEMPLATES["echo"], "{{ raise_exception('no turns') }}"):
+    no_turns = "{{ raise_exception('no turns') }}", "a prompt alone<|im_end|>"
+    for template in (None, TEMPLATES["echo"], *no_turns):
         tokenizer.chat_template = template
         assert list_end_tokens(tokenizer, None) == (tokenizer.eos_token_id,)
 
