@@ -48,7 +48,7 @@ class Judge:
     """The lowest and the highest score."""
     key: str = ""
     """Name of the environment variable with the server's key."""
-    concurrency: int = 16  # calls that are open at once
+    concurrency: int = 64  # calls that are open at once
     request: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})
     """Other fields of each request."""
 
