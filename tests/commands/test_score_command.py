@@ -399,7 +399,7 @@ def test_lines_of_an_own_task_have_the_same_columns(own_space, tmp_path):
          "data.source = none.jsonl: no such file"),
         ("--reference --set data={source:\\ empty.jsonl,layout:\\ gsm8k}", DataError,
          "data.source = empty.jsonl holds no row"),
-        (f"--reference --set data={{source:\\ {DATA}/mbpp.jsonl,layout:\\ gsm8k}}", DataError,
+        ("--reference --set data={source:\\ DATA/mbpp.jsonl,layout:\\ gsm8k}", DataError,
          "no column question"),
     ],
 )  # fmt: skip
@@ -409,6 +409,7 @@ def test_a_request_that_cannot_be_read_ends_with_status_2(
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path, {"prompt": "x", "answer": "1", "completion": "x"})
     (tmp_path / "empty.jsonl").write_text("\n")
+    words = words.replace("DATA", str(DATA))
     message = refuse(write_space(tmp_path, "math"), *shlex.split(words), error=error)
     assert re.search(reason, message)
 

@@ -31,8 +31,8 @@ HERE = Path(__file__).resolve().parent
 PACKAGE = ROOT / "gdpo_tune"
 LEFT_OUT = ".git .coverage* .venv* .*cache .hypothesis runs build site __pycache__ *.egg-info"
 SKIPPED = shutil.ignore_patterns(*LEFT_OUT.split())
-MOST_TESTS = 60
-"""Tests of other rooms that a fault runs at most."""
+MOST_TESTS = 60, 600
+"""Tests of other rooms that a fault runs at most, and those that one runs which they miss."""
 LONGEST = 900
 """Seconds after which a fault counts as noticed: it hangs."""
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -69,7 +69,7 @@ def main() -> int:
             shutil.copytree(ROOT, copy, ignore=SKIPPED)
 
         unchanged = chosen[0]._replace(source=chosen[0].file.read_text(encoding="utf-8"))
-        if run_tests(unchanged, copy, tests.find(unchanged)) == "killed":
+        if run_tests(unchanged, copy, tests.find(unchanged, MOST_TESTS[0])) == "killed":
             parser.error("the tests fail without a fault:\n" + (copy / "output.txt").read_text())
 
         def judge(fault: Fault) -> str:
@@ -77,7 +77,8 @@ def main() -> int:
                 return "equivalent"
             copy = copies.get()
             try:
-                return run_tests(fault, copy, tests.find(fault))
+                fates = (run_tests(fault, copy, tests.find(fault, n)) for n in MOST_TESTS)
+                return "killed" if "killed" in fates else "survived"
             finally:
                 copies.put(copy)
 
@@ -104,8 +105,8 @@ class CoveringTests:
         self._room = f"tests/{room}/"
         self._files = {Path(name).relative_to(ROOT): name for name in self._data.measured_files()}
 
-    def find(self, fault: Fault) -> list[str]:
-        """Return the identifiers of tests for pytest; those of the room come first.
+    def find(self, fault: Fault, most: int) -> list[str]:
+        """Return the identifiers of tests for pytest; those of the room, then `most` others.
 
         Where none is known to run the line, as in processes without coverage, it is those of the
         room.
@@ -117,7 +118,7 @@ class CoveringTests:
             found = _name_tests(name for names in by_line.values() for name in names)
         own = sorted(test for test in found if test.startswith(self._room))
         others = sorted(found.difference(own))
-        chosen = own + random.Random(0).sample(others, min(len(others), MOST_TESTS))
+        chosen = own + random.Random(0).sample(others, min(len(others), most))
         return chosen or [name for name in [self._room] if (ROOT / name).exists()]
 
 

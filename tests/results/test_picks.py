@@ -100,6 +100,8 @@ def test_an_error_names_the_closest_trial():
         pick_number("max a where a >= 0.85 and b >= 0.55")
     assert "loosen a >= 0.85 and b >= 0.55" in str(caught.value)
     assert caught.value.position == 13
+    with pytest.raises(PickError, match=r"the closest, trial 0, has a 0\.9"):
+        pick_number("max a where a >= 0.95", FRONT[:1])  # of one member, which spans nothing
 
 
 @cases("results", "unknown names")

@@ -1,5 +1,6 @@
 """`Steering`: which sweeps can be steered, and what a person is told."""
 
+import shutil
 import threading
 import time
 
@@ -58,6 +59,8 @@ def test_a_sweep_is_found_by_directory_file_name_and_notebook(ledger, tmp_path, 
     for target in (directory, str(directory), directory / "spec.yaml"):
         assert Steering(target).directory == directory
     assert load_sweep(str(directory)).steer.directory == directory
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    assert Steering(copy / "spec.yaml").directory == copy, "its file is no file to search with"
 
 
 def test_an_unknown_sweep_is_refused(tmp_path):

@@ -112,6 +112,18 @@ def test_rewards_carry_over_and_the_rest_is_that_of_the_options(sweep):
     assert (training.steps, training.length_limit) == (100, 200)
     assert training.micro_batch_size == "auto", "the policy decides how many fit"
     assert request.note == f"{before.note}, with another policy and other lengths"
+    assert request.transfer.carried == (
+        *("normalization grpo", "group_size 8"),
+        *("reward_weights.format 0.5", "reward_weights.length 0.25"),
+    ), "what was searched or is no default"
+
+
+@pytest.mark.parametrize(("rank", "subject"), [(8, "adapters of rank 8"), (0, "all weights")])
+def test_a_change_between_adapters_and_all_weights_is_named(tmp_path, rank, subject):
+    before = "all weights" if rank else "adapters of rank 16"
+    sweep = store_sweep(tmp_path, overrides=[f"model.lora_rank={0 if rank else 16}"])
+    request = transfer(sweep, f"model.lora_rank={rank}", "space.learning_rate=1e-5")
+    assert request.note.endswith(f"with {subject} in place of {before}")
 
 
 @pytest.mark.parametrize("name", SETTABLE[1:])
@@ -255,9 +267,10 @@ def test_the_problems_of_a_recipe_have_its_lines(tmp_path):
         transfer(store_sweep(tmp_path), recipe=recipe)
 
 
-def store_task(tmp_path, task):
+def store_task(tmp_path, task, *overrides):
     """Store a sweep of one trial of a shipped search space."""
-    spec = load_code_spec(tmp_path, ["constraints={}"], ROOT / "search_spaces" / f"{task}.yaml")
+    overrides = ["constraints={}", *overrides]
+    spec = load_code_spec(tmp_path, overrides, ROOT / "search_spaces" / f"{task}.yaml")
     with Ledger.open(spec) as ledger:
         ledger.start(spec.space.complete_baseline({}), "search", "model", seed=70)
         ledger.complete(0, build_outcome())
@@ -277,6 +290,8 @@ def test_the_scoring_is_that_for_which_the_weights_were_found(tmp_path):
     request = transfer(tools, recipe="tools_qwen")
     assert request.spec.scoring == "strict"
     assert "scoring strict, unlike the recipe" in request.transfer.carried
+    alike = transfer(store_task(tmp_path / "b", "tools", "scoring=released"), recipe="tools_qwen")
+    assert "scoring released" in alike.transfer.carried
     request = transfer(tools, "scoring=released", recipe="tools_qwen")
     assert request.spec.scoring == "released"
     assert not [each for each in request.transfer.carried if "scoring" in each]
