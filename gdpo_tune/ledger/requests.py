@@ -31,7 +31,7 @@ from gdpo_tune.core.errors import UsageError
 from gdpo_tune.core.events import RecordedRequest, Request, RequestEffect, Setting
 from gdpo_tune.core.files import is_directory, write_atomically
 from gdpo_tune.core.text import format_count, join_names, suggest
-from gdpo_tune.core.trials import Part, TrialRecord, check_part_weights
+from gdpo_tune.core.trials import Params, Part, TrialRecord, check_part_weights
 from gdpo_tune.ledger.budget import compute_spending, count_started, describe_spent_budget
 from gdpo_tune.spec import SweepSpec
 from gdpo_tune.spec.load import read_point
@@ -101,7 +101,7 @@ def _decide_stop(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
 def _decide_add(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     params = _read_mapping(arguments, "params", "add learning_rate=1e-4")
     force = arguments.get("force") is True
-    return _add(sweep, RequestEffect(point=read_point(sweep.spec, params, force=force)))
+    return _add(sweep, read_point(sweep.spec, params, force=force))
 
 
 def _decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
@@ -112,7 +112,7 @@ def _decide_clone(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
     point = read_point(sweep.spec, changes, trial.trained_params, force=force)
     if all(trial.params[name] == value for name, value in point.items()):
         raise UsageError(f"trial {trial.number} has these values already, so this changes nothing")
-    return _add(sweep, RequestEffect(point=point))
+    return _add(sweep, point)
 
 
 def _decide_merge(sweep: SweepSnapshot, arguments: Arguments) -> Decision:
@@ -258,8 +258,8 @@ def preview_request(sweep: SweepSnapshot, request: Request, now: float) -> Sweep
     return replace(sweep, requests=[*sweep.requests, settle_request(sweep, request, now)])
 
 
-def _add(sweep: SweepSnapshot, effect: RequestEffect) -> Decision:
-    point = effect.point or {}
+def _add(sweep: SweepSnapshot, point: Params) -> Decision:
+    effect = RequestEffect(point=point)
     for request in sweep.requests:
         if request.effect == effect:
             raise UsageError(f"{request.author} has added this configuration already")

@@ -76,6 +76,9 @@ def test_checkpoints_that_are_not_kept_are_deleted(spec, store, tmp_path):
     here = SweepStore(spec).fetch_checkpoint(2, "checkpoint-6", tmp_path / "here")
     assert here == tmp_path / "here" / "checkpoint-6"
     assert (here / "weights").read_text() == "w"
+    with patch.object(StoreDirectory, "download") as download:
+        SweepStore(spec).fetch_checkpoint(2, "checkpoint-6", tmp_path / "here")
+    download.assert_called_once_with({})
 
 
 def test_the_whole_earlier_sweep_is_moved_aside(spec, store, tmp_path):

@@ -1,7 +1,9 @@
 """What holds for every sandbox, whether it isolates or not."""
 
 import os
+import struct
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -72,6 +74,19 @@ def read_table_of(process, name):
     lines = Path(f"/proc/{process.pid}/{name}").read_text().splitlines()
     pairs = [line.split(":", 1) if ":" in line else (line[:25], line[25:]) for line in lines]
     return {key.strip(): value.split() for key, value in pairs}
+
+
+@pytest.mark.parametrize(("version", "rights"), {1: 13, 2: 14, 3: 15, 4: 15, 5: 16, 6: 16}.items())
+def test_every_right_of_a_version_of_landlock_is_refused(monkeypatch, version, rights):
+    """Source: landlock_ruleset_attr in include/uapi/linux/landlock.h of Linux 6.12."""
+    asked = Mock(side_effect=OSError)
+    monkeypatch.setattr(lockdown, "_create_landlock_rules", asked)
+    with pytest.raises(OSError):  # noqa: PT011
+        lockdown.deny_everything_by_landlock(version)
+    attributes, size, flags = asked.call_args.args
+    words = struct.unpack(f"={len(attributes) // 8}Q", attributes)
+    assert words == ((1 << rights) - 1, 3, 3)[: 1 + (version >= 4) + (version >= 6)]
+    assert (size, flags) == (len(attributes), 0)
 
 
 @pytest.mark.parametrize("kind", [CodeSandbox, UnsafeNoIsolationSandbox])

@@ -163,6 +163,7 @@ def test_checkpoints_and_merges_are_registered_with_their_policies(project, tmp_
     assert "merge-3 --to mergekit" in files[3]
     assert "gdpo_tune.train --from" in files[3]  # a merge trains on from its own weights
     assert "runs/tiny:0@20" in files[2]
+    assert f"gdpo_tune.export {tmp_path}/runs/tiny:0 --to trl" in files[0]
     colors = tags_of(front, "mlflow.runColor")
     assert colors[2] == style.CANDIDATES["checkpoint"][1].color
     assert colors[3] == style.CANDIDATES["merge"][1].color
