@@ -111,6 +111,7 @@ AWAY = MlflowException("nobody there")
 
 
 def test_a_sweep_from_start_to_end(spec, mlflow):
+    mlflow.experiment_tags["mlflow.note.content"] = "a line of another sweep"
     first = make_complete_trial(0, 0.9, 0.1, directory=spec.directory / "trials" / "0")
     second = make_complete_trial(1, 0.4, 0.05)
     failed = make_running_trial(2, state="failed", reason="loss is nan", finished=3000.0)
@@ -138,6 +139,9 @@ def test_a_sweep_from_start_to_end(spec, mlflow):
     assert len(runs["0"].inputs) == 3
     assert [version.tags["trial"] for version in mlflow.versions.values()] == ["0"]
     assert len(mlflow.experiment_tags) == 5
+    note = mlflow.experiment_tags.pop("mlflow.note.content").splitlines()
+    assert (len(note), note[0]) == (2, "a line of another sweep")
+    assert all(view.startswith("{") for view in mlflow.experiment_tags.values())
 
 
 def test_the_same_again_writes_nothing(spec, mlflow):
