@@ -47,6 +47,7 @@ def run(out: Path, *words: str) -> dict[str, dict[str, float]]:
     return json.loads(out.read_text())["test"]
 
 
+@pytest.mark.system
 def test_the_seed_of_a_trial_repeats_its_values(spec, tmp_path, capsys):
     with Ledger.open(spec, read_only=True) as ledger:
         recorded = ledger.get_records()[1].test

@@ -53,6 +53,7 @@ def run_two_trials(spec, node):
             ledger.complete(number, Outcome(values, values, Cost(640, 2.0), checkpoint))
 
 
+@pytest.mark.system
 def test_load_sweep_reads_a_sweep_by_its_store_address(spec, tmp_path, capsys):
     run_two_trials(spec, tmp_path / "node")
     shutil.rmtree(tmp_path / "cache")

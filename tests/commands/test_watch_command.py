@@ -44,6 +44,7 @@ def start(*words):
             process.kill()
 
 
+@pytest.mark.system
 @pytest.mark.integration
 def test_the_page_is_served_until_ctrl_c(sweep):
     with start(sweep, "--port", find_free_port()) as (printed, address, process):

@@ -51,6 +51,7 @@ def test_the_estimate_of_a_large_policy_is_its_peak(rank, shards, tmp_path):
     assert 1 <= compare(memory, tmp_path) <= MOST
 
 
+@pytest.mark.system
 @METHODS
 @pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_estimate_of_a_few_layers_is_their_peak(rank, shards, tmp_path):

@@ -53,6 +53,7 @@ def referenced(tmp_path_factory):
     return directory
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("layout", ["toolrl", pytest.param("mbpp", marks=pytest.mark.slow)])
 def test_a_program_needs_nothing_but_its_directory(tmp_path, layout):
     export_folder(tmp_path, *list_overrides(layout), space=TASKS[layout], references_data=True)

@@ -314,6 +314,7 @@ def test_a_judge_of_a_task_with_tools_reads_calls_and_answers(judge_server, buil
     assert asked == 'assistant: add({"a": 1})\n\ntool: 2\n\nassistant: 4'
 
 
+@pytest.mark.system
 def test_trials_and_processes_share_what_was_paid(judge_server, tmp_path):
     texts = [f"{n} {n % 10}" for n in range(60)]
     expected = [float(n % 10) for n in range(60)]

@@ -95,6 +95,7 @@ def assert_equal(done, expected):
     assert have_same_weights(outcome.checkpoint, reference.checkpoint)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_trial_that_dies_at_any_operation_resumes_bitwise_equal(
     policy, tmp_path, whole, total, stride

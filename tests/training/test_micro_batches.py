@@ -141,8 +141,8 @@ STEPS = [
     ),
 ]
 QUICK = [
-    *((loss_type, 0.5, 2, way) for way in ("packed", "shared") for loss_type in LOSS_TYPES),
-    ("dapo", 0.0, 1, "padded"),
+    *((loss_type, 0.5, 2, "packed") for loss_type in LOSS_TYPES),
+    *(("dapo", 0.5, 2, "shared"), ("bnpo", 0.5, 2, "shared"), ("dapo", 0.0, 1, "padded")),
 ]
 
 
@@ -310,7 +310,8 @@ SETTINGS_OF_MEMORY = [
     *(("padded", ROWS, CPU), ("packed", 8, CPU)),
 ]
 HALVED_STEPS = [(*each, loss) for each in SETTINGS_OF_MEMORY for loss in LOSS_TYPES]
-QUICK_HALVES = [each for each in HALVED_STEPS if each[-1] in ("dapo", "bnpo", "grpo")]
+LOSSES = ("dapo", "bnpo", "grpo", "dapo", "bnpo")
+QUICK_HALVES = [(*each, loss) for each, loss in zip(SETTINGS_OF_MEMORY, LOSSES, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,7 @@ def test_adapters_start_from_the_trials_seed_whatever_ran_before(policy, tmp_pat
     assert get_results(outcome) == get_results(other)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("step", "dtype"),
     support.mark_slow_cases(product((1, 2), ("auto", "bfloat16")), [(2, "auto"), (1, "bfloat16")]),
@@ -292,6 +293,7 @@ def test_an_adapter_takes_the_place_of_one_with_the_same_modules_alone(policy, t
         fill_adapter(narrow, tmp_path)
 
 
+@pytest.mark.system
 def test_a_trial_that_is_killed_while_it_writes_its_last_adapter_resumes(
     policy, tmp_path, once, monkeypatch
 ):

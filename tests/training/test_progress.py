@@ -101,6 +101,7 @@ with progress.TRAINING.watch():
 """
 
 
+@pytest.mark.system
 def test_the_process_of_a_trial_ends_and_shows_its_stacks():
     command = [sys.executable, "-c", HANGING]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

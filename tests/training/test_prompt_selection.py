@@ -105,6 +105,7 @@ def test_rewards_that_cancel_teach_nothing_whatever_whitening_adds(mode):
     assert find(mode, [*CANCELLING, *ONE_ALIVE], [1.0, 1.0]) == [False, True]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_resumed_trial_selects_the_same_prompts(toy, policy, tmp_path, passes):
     changes = {"prompt_selection": "informative", "num_iterations": passes}

@@ -111,6 +111,7 @@ def test_micro_batches_change_rounding_alone(policy, tmp_path, started):
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in ours)
 
 
+@pytest.mark.system
 @BOTH
 def test_a_resumed_start_has_the_weights_of_an_unbroken_one(policy, tmp_path, started, model):
     whole = started(model)[1]

@@ -129,6 +129,7 @@ def test_scoring_early_changes_no_result(tmp_path, monkeypatch):
     assert run("late") == early
 
 
+@pytest.mark.system
 def test_a_trial_of_the_code_task_is_bitwise_reproducible_in_a_reused_process(tmp_path):
     (first, outcome), (second, again) = (
         run_metrics(build_trial("code", CODE, tmp_path / name)) for name in ("a", "b")

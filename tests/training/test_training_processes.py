@@ -18,6 +18,8 @@ from tests.support.paths import ROOT
 from tests.support.ray_nodes import has_ended
 from tests.support.tuning import build_trial_config
 
+pytestmark = pytest.mark.system
+
 TRAIN = "tests.support.group_training:train"
 ORPHANED = """
 import sys

@@ -131,6 +131,7 @@ def test_calls_end_after_so_many_turns(cache, tmp_path, scripted):
     assert {len(turns) for turns in none} == {1}
 
 
+@pytest.mark.system
 def test_a_training_writes_turns_and_resumes_bit_by_bit(tmp_path, scripted):
     limited = {"trl.max_tool_calling_iterations": 2, "learning_rate": 1e-3}
     reports, outcome = run(build(tmp_path / "whole", **limited))

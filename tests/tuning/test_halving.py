@@ -199,6 +199,7 @@ def summarise(records):
     ]
 
 
+@pytest.mark.system
 def test_a_sweep_killed_at_a_write_ends_as_if_it_had_not_been(tmp_path):
     expected = summarise(run(load(tmp_path / "whole", STEPS, FEW)))
     for writes in count(1, 17):
@@ -213,6 +214,7 @@ def test_a_sweep_killed_at_a_write_ends_as_if_it_had_not_been(tmp_path):
     assert writes > 60
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_sweep_killed_again_and_again_trains_nothing_twice(tmp_path, slots):
     expected = run(load(tmp_path / "whole", STEPS, FEW), slots=slots)

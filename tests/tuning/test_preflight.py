@@ -208,6 +208,7 @@ def test_nodes_that_differ_in_what_decides_nothing_are_named(mix):
     )
 
 
+@pytest.mark.system
 def test_a_gpu_that_cuda_cannot_use_is_refused(mix, monkeypatch):
     old = {"torch": "2.11.0", "problem": "RuntimeError: The NVIDIA driver is too old"}
     with pytest.raises(ClusterError, match=r"node two \(bbbbbbbb\) \(RuntimeError: The NVIDIA"):

@@ -70,6 +70,7 @@ with Ledger.open(spec) as ledger:
 """
 
 
+@pytest.mark.system
 def test_a_scheduler_is_one_file_and_one_line(tmp_path):
     (tmp_path / "halves.py").write_text(SCHEDULER)
     done = subprocess.run(
