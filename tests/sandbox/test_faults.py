@@ -9,7 +9,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -179,6 +181,14 @@ def test_a_fork_of_the_trainer_does_not_keep_the_processes_of_a_closed_sandbox()
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_busy_machine_has_twice_the_seconds_of_a_job_and_thirty_more(monkeypatch):
+    opened = Mock(side_effect=local_sandbox._open_pair)
+    monkeypatch.setattr(local_sandbox, "_open_pair", opened)
+    with CodeSandbox() as sandbox:
+        assert statuses(sandbox, replace(GOOD, limits=Limits(1, 7))) == ["passed"]
+    assert [call.args[1] for call in opened.call_args_list] == [2 * 7 + 30]
 
 
 def test_verdicts_do_not_depend_on_forks_that_hold_the_connections(monkeypatch):
