@@ -4,6 +4,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +111,14 @@ def test_an_answer_that_uses_up_the_limits_is_unequal_and_the_next_is_judged(ver
     assert not verifier.is_equal("42", "9^{9^{9^{9}}}")
     monkeypatch.undo()  # on a busy machine a second may not be enough for any
     assert verifier.is_equal("x+1", "1+x")
+
+
+def test_the_process_of_math_verify_has_a_limit_of_memory(verifier):
+    """Source: prlimit(2), by which psutil asks for the limits of another process."""
+    assert verifier.is_equal("x+1", "1+x")
+    process = psutil.Process(verifier._process.pid)
+    assert process.rlimit(psutil.RLIMIT_AS)[0] == verifier._MEMORY
+    assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
 
 
 def equals_in_a_fork(letter):
