@@ -22,6 +22,7 @@ from gdpo_tune.tasks import task_process
 from gdpo_tune.tasks.custom import TURN_METRICS
 from gdpo_tune.tasks.task_process import MOST_PRINTED, TaskProcess, check_rewards
 from gdpo_tune.training import worker_cache
+from tests.support.paths import ROOT
 from tests.support.tables import read_table
 from tests.support.training import write_policy
 from tests.tasks.own_tasks import FILES, SETTINGS, build, run_trial, trial, written
@@ -95,14 +96,33 @@ def test_a_call_has_the_time_that_the_guide_says(monkeypatch, time_limit, row, i
     assert asked == [None, pytest.approx(seconds)]
 
 
-def test_a_process_ends_with_its_parent(tmp_path):
-    program = (
-        "import os, sys; from gdpo_tune.core import task_files, settings as s\n"
-        "t = task_files.build_task(sys.argv[1], s.TrainingSettings(), s.SandboxSettings(), "
-        "s.DataSettings())\n"
-        "print(t._process.pid, flush=True); os.kill(os.getpid(), 9)"
-    )
-    command = [sys.executable, "-c", program, written(tmp_path, CHECKED, "Good")]
+KILLED = """
+import os, pathlib, sys, threading, time
+from gdpo_tune.core import settings as s, task_files
+t = task_files.build_task(sys.argv[1], s.TrainingSettings(), s.SandboxSettings(), s.DataSettings())
+rows = t.problems("train", 1, 0)
+if sys.argv[2] == "busy":
+    threading.Thread(target=t.score, args=(rows, ["x"], [1]), daemon=True).start()
+    while not pathlib.Path("asked").exists():
+        time.sleep(0.01)
+print(t._process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+BUSY = """
+def good(completions, **_):
+    open("asked", "w").close()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_a_process_ends_with_its_parent(tmp_path, monkeypatch, state):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    text = CHECKED.replace("class Good", f"import time\n{BUSY}\n\nclass Good")
+    text = text.replace("time_limit = 0.5", "time_limit = 600")
+    name = written(tmp_path, text if state == "busy" else CHECKED, "Good")
+    command = [sys.executable, "-c", KILLED, name, state]
     child = int(subprocess.run(command, capture_output=True, check=False).stdout)
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(child)
