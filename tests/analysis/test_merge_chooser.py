@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gdpo_tune.analysis.merge_choice import Aim, Merge, MergeChooser, list_mixtures, read_merge
@@ -57,6 +58,17 @@ def test_the_choice_keeps_a_floor_and_gives_up_no_more_than_it_has_to():
     assert 0.3 <= found.mixture[A] <= 0.5
     lower, _ = choose(build_chooser(Condition("b", ">=", 0.3)))
     assert lower.mixture[A] > found.mixture[A]
+
+
+def test_the_error_of_what_is_preferred_is_that_of_independent_metrics():
+    """Of a weighted sum of normal draws, which have the same mean and deviation."""
+    chooser = build_chooser(values=((0.9, 0.1), (0.4, 0.9)), prefer=(3.0, 1.0))
+    losses, errors = np.array([-0.7, -0.3]), np.array([0.2, 0.4])
+    value, error = chooser._compute_preferred(losses[None], errors[None])
+    draws = np.random.default_rng(0).normal(losses, errors, (200_000, 2))
+    sums = -draws @ [0.75 / 0.5, 0.25 / 0.8]  # spans are 0.5 and 0.8
+    assert value == pytest.approx(sums.mean(), rel=0.01)
+    assert error == pytest.approx(sums.std(), rel=0.01)
 
 
 def test_a_ceiling_of_a_minimised_metric_is_kept():

@@ -28,7 +28,7 @@ from gdpo_tune.core.text import (
     format_percent,
 )
 from gdpo_tune.core.trials import Estimate, Objective
-from gdpo_tune.figures import style
+from gdpo_tune.figures import front_panels, style
 from gdpo_tune.figures.front_panels import build_panels, place_labels
 from gdpo_tune.figures.layout import GAP_UP, WIDTH, get_panel_size, make_panels
 from tests.support.analysis import GOALS as UP
@@ -128,6 +128,17 @@ def text_size(text):
     FigureCanvasAgg(figure)
     box = figure.text(0, 0, text, fontsize=FONT).get_window_extent()
     return np.array([box.width, box.height])
+
+
+def test_a_line_that_crosses_another_label_costs_as_one_that_lies_under_it():
+    boxes = [Bbox([[0, 0], [1, 1]]), Bbox([[4, 0], [5, 1]])]
+    points = [Bbox([[4.4, 0.4], [4.6, 0.6]])]
+    costs = {
+        place: front_panels._count_overlaps(boxes, np.array([place, (4.5, 0.5)]), points)
+        for place in ((0.5, 3.0), (9.0, 0.5))  # above the first label; beyond the second one
+    }
+    cost = front_panels.OVERLAP_COST
+    assert costs == {(0.5, 3.0): 1, (9.0, 0.5): 1 + cost}, "and a point under a label costs 1"
 
 
 def label_boxes(panel):
