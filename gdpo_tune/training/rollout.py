@@ -144,7 +144,7 @@ def generate(
 def uses_fast_cpu(trainer: Any) -> bool:
     """Return whether the fast CPU sampler draws a trainer's completions."""
     fast = getattr(trainer.rollout_func, "keywords", {}).get("fast", True)
-    return trainer.rollout_func is not None and fast and is_small_llama(trainer.policy)
+    return trainer.rollout_func is not None and fast and is_small_llama(trainer.model)
 
 
 def keeps_simple_cache(model: Any) -> bool:

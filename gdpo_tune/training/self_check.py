@@ -80,7 +80,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
         TrialFailure: two of the three differ by more than the limit of the precision, in any
             process of the trial; it is raised in all of them.
     """
-    policy = trainer.policy
+    policy = trainer.model
     limit, precision = choose_limit(trainer)
     training = policy.training
     with torch.no_grad(), keep_random_state(policy.device):
@@ -108,7 +108,7 @@ def check_first_batch(trainer: Any, batch: Mapping[str, Any], *, dropout: bool =
 
 def choose_limit(trainer: Any) -> tuple[float, str]:
     """Return the limit for the precision of a trainer, and the name of that."""
-    bfloat16 = trainer.args.bf16 or trainer.policy.dtype == torch.bfloat16
+    bfloat16 = trainer.args.bf16 or trainer.model.dtype == torch.bfloat16
     limit = LIMITS[torch.bfloat16 if bfloat16 else torch.float32] / min(1, trainer.temperature)
     return limit, "bfloat16" if bfloat16 else "float32"
 
@@ -137,14 +137,14 @@ def check_following(trainer: Any, prompts: Sequence[Sequence[int]]) -> None:
     """
     steps: Any = getattr(trainer.vllm_generation, "llm", None)  # a server has none
     followed: set[object] = steps.engine.followed if hasattr(steps, "engine") else set()
-    weights = trainer.policy.named_parameters()
+    weights = trainer.model.named_parameters()
     trained = frozenset(name for name, weight in weights if weight.requires_grad)
     if trained in followed:
         return
 
     prompts = sorted(prompts, key=len)
     prompts = prompts[:: max(1, len(prompts) - 1)]
-    with keep_random_state(trainer.policy.device):
+    with keep_random_state(trainer.model.device):
         figures = measure_following(trainer, prompts, TOKENS)
     parts = distributed.gather(figures)
     names = ("changed", "cached", "restored")
@@ -213,10 +213,10 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
     """
     before, size, moved = read_completions(trainer, pairs), _NOISE, 0.0
     # Only now: after a pass of its own a sharded policy may show its whole weights for a while.
-    weights = [(n, w) for n, w in trainer.policy.named_parameters() if w.requires_grad]
+    weights = [(n, w) for n, w in trainer.model.named_parameters() if w.requires_grad]
     local = [(n, w.to_local() if isinstance(w, DTensor) else w) for n, w in weights]
     kept = [weight.detach().to("cpu", copy=True) for _, weight in local]  # a GPU may be full
-    draw = torch.Generator(trainer.policy.device)
+    draw = torch.Generator(trainer.model.device)
     try:
         for _ in range(_DOUBLINGS + 1):
             draw.manual_seed(0)
@@ -245,7 +245,7 @@ def change_weights(trainer: Any, pairs: Pairs) -> Generator[float]:
 
 def read_completions(trainer: Any, pairs: Pairs) -> Tensor:
     """Return the log-probabilities [N] of the tokens of completions, on the CPU."""
-    policy, training = trainer.policy, trainer.policy.training
+    policy, training = trainer.model, trainer.model.training
     policy.eval()
     rows: list[Tensor] = []
     with gather_weights(policy):
@@ -323,7 +323,7 @@ class StepJudge:
 
 def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
     """Return the mean differences of trainer and engine from a plain forward pass."""
-    policy: Any = trainer.policy
+    policy: Any = trainer.model
     lengths = batch["prompt_mask"].sum(dim=1)
     places = torch.linspace(0, len(lengths) - 1, min(_ROWS, len(lengths))).long()
     rows = lengths.argsort(stable=True)[places.to(lengths.device)]  # short and long prompts
@@ -360,7 +360,7 @@ def _compare(trainer: Any, batch: Mapping[str, Any]) -> dict[str, float]:
 
 def _read_plainly(trainer: Any, tokens: Tensor, count: int) -> Tensor:
     """Return log-probabilities [count + 1, E] of what follows the last `count` + 1 prefixes."""
-    network = trainer.policy
+    network = trainer.model
     fewer = {"logits_to_keep": count + 1} if takes_argument(network, "logits_to_keep") else {}
     with trainer.accelerator.autocast():
         logits = network(input_ids=tokens[None], use_cache=False, **fewer).logits
@@ -369,7 +369,7 @@ def _read_plainly(trainer: Any, tokens: Tensor, count: int) -> Tensor:
 
 def _compare_scores(trainer: Any, ids: Tensor, mask: Tensor) -> float:
     """Return how far the scores from which tokens are drawn are from the policy's own."""
-    policy: Any = trainer.policy
+    policy: Any = trainer.model
     if keeps_simple_cache(policy):
         kept: list[Tensor] = []
         prompts = [row[present.bool()].tolist() for row, present in zip(ids, mask, strict=True)]

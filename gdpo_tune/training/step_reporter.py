@@ -151,7 +151,7 @@ class StepReporter(TrainerCallback):
         due = last or step % settings.evaluate_every == 0 or step in self.config.evaluate_at
         if due and self.config.supervised is None:  # a start is evaluated as trials begin at it
             try:
-                validation = self.evaluator.evaluate(self.trainer.policy, "validation", step)
+                validation = self.evaluator.evaluate(self.trainer.model, "validation", step)
             except TrialFailure as error:
                 if not last or distributed.count_processes() > 1:  # others may not have failed
                     raise
@@ -210,7 +210,7 @@ class StepReporter(TrainerCallback):
         # Trials train adapters on a start, and PEFT has no adapter of an adapter.
         whole = last and (self.config.writes_whole or self.config.supervised is not None)
         dtype = choose_weights_dtype(self.config) if last and not whole else torch.float32
-        policy = gather_policy(self.trainer.policy, whole=whole)
+        policy = gather_policy(self.trainer.model, whole=whole)
         trainer: Any = self.trainer  # TRL declares as optional what exists during training
         # No training continues after its last step, and this is most of the bytes.
         optimizer = None if last else gather_optimizer(trainer.optimizer)

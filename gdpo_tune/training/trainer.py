@@ -53,10 +53,8 @@ from gdpo_tune.training.turns import encode_answers
 class ResumableTrainer(Trainer):
     """Trainer whose checkpoints are whole, also of a divided policy, and that refuses NaN."""
 
-    @property
-    def policy(self) -> Any:
-        """The policy in training; the wrapper of several processes is `model_wrapped`."""
-        return self.model
+    model: Any
+    """The policy in training; the wrapper of several processes is `model_wrapped`."""
 
     @property
     def updates_per_step(self) -> int:
@@ -320,7 +318,7 @@ class GDPOTrainer(ResumableTrainer, MicroBatchTrainer):
                 present = mask_loss(inputs).bool()
                 self._unjudged.append((sampled[present], self._latest[present]))
             return loss
-        trained = (p for p in self.policy.parameters() if p.requires_grad)
+        trained = (p for p in self.model.parameters() if p.requires_grad)
         zero = torch.stack([0 * p.sum() for p in trained]).sum()  # gradients of 0, not none
         return self._require_finite_loss(zero)
 

@@ -172,7 +172,7 @@ def _run(config: TrialConfig, cache: WorkerCache, resume: Path | None, report: R
         trainer.add_callback(reporter)
         with TRAINING.watch():
             trainer.train(resume_from_checkpoint=None if start is None else str(start.path))
-        model, validation, checkpoint = trainer.policy, reporter.validation, reporter.checkpoint
+        model, validation, checkpoint = trainer.model, reporter.validation, reporter.checkpoint
         if trainer.unshared and config.model.shared_prompts == "auto":
             notes[UNSHARED] = trainer.unshared
         if trainer.ran_out_of_memory:
@@ -317,9 +317,9 @@ def load_for_evaluation(
         )
         trainer, sampler = build_trainer(plain, cache, model)
         if adapter is not None:
-            fill_adapter(trainer.policy, adapter)
+            fill_adapter(trainer.model, adapter)
         check_following(trainer, cache.load_split("validation").prompts)
-        return trainer.policy, sampler
+        return trainer.model, sampler
     model = model if adapter is None else load_adapter(model, adapter)
     model = model.to("cuda") if torch.cuda.is_available() else model
     return model, choose_held_out_sampler(config)

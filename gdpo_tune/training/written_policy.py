@@ -32,7 +32,7 @@ def write_policy(
     gathered: GatheredPolicy | None = None,
 ) -> None:
     """Write the policy of a trainer with its tokenizer, prompts and decoding; see `save_policy`."""
-    save_policy(trainer.policy, directory, whole=whole, dtype=dtype, gathered=gathered)
+    save_policy(trainer.model, directory, whole=whole, dtype=dtype, gathered=gathered)
     trainer.processing_class.save_pretrained(directory)
     cache.save_format(directory)
 
@@ -48,16 +48,16 @@ def check_written_policy(trainer: Any, cache: WorkerCache, directory: Path) -> N
     """
     ids: list[int] = trainer.processing_class(PROBE, add_special_tokens=False)["input_ids"]
     pairs = [(ids[:1], ids[1:TOKENS])]
-    has_adapters = hasattr(trainer.policy, "peft_config")
+    has_adapters = hasattr(trainer.model, "peft_config")
     with (
         torch.no_grad(),
-        keep_random_state(trainer.policy.device),
+        keep_random_state(trainer.model.device),
         change_weights(trainer, pairs),
         explain_full_disk(directory, "the self-check of what is written"),
     ):
         expected = read_completions(trainer, pairs)
         for whole in (False, True) if has_adapters else (False,):
-            gathered, problem = gather_policy(trainer.policy, whole=whole), ""
+            gathered, problem = gather_policy(trainer.model, whole=whole), ""
             if distributed.is_first():
                 with create_draft(directory, f"self-check-{whole}") as draft:
                     write_policy(trainer, cache, draft, whole=whole, gathered=gathered)

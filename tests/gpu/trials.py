@@ -229,22 +229,22 @@ def measure_adapters(
     seconds = [train_trial(config).first_step for config in configs[:-1]]
     with open_worker_cache(configs[-1]) as cache:
         trainer: Any = build_trainer(configs[-1], cache)[0]
-        frozen = {n: w for n, w in trainer.policy.named_parameters() if not w.requires_grad}
+        frozen = {n: w for n, w in trainer.model.named_parameters() if not w.requires_grad}
         before = {name: weight.detach().clone() for name, weight in frozen.items()}
 
         def has_base() -> bool:
-            weights = dict(trainer.policy.named_parameters())
+            weights = dict(trainer.model.named_parameters())
             return all(torch.equal(weights[name], copied) for name, copied in before.items())
 
         if not uses_vllm:
             trainer.train()
             return AdapterFigures(seconds, has_base())
         rows = list_prompts(cache, COMPLETIONS)
-        fill_adapter(trainer.policy, 0.0)
+        fill_adapter(trainer.model, 0.0)
         trainer.vllm_generation.sync_weights()
         engine, by_trainer, *_ = compute_in_other_ways(trainer, rows)
         without = float((engine - by_trainer).abs().mean())
-        fill_adapter(trainer.policy, size)
+        fill_adapter(trainer.model, size)
         for _ in range(SYNCS):
             trainer.vllm_generation.sync_weights()
         engine, by_trainer, exact, base = compute_in_other_ways(trainer, rows)
@@ -290,14 +290,14 @@ def compute_in_other_ways(
     )
     pairs = list(zip(prompts, map(list, completions), strict=True))
     temperature = trainer.temperature
-    exact = copy.deepcopy(trainer.policy.get_base_model()).float().eval()
+    exact = copy.deepcopy(trainer.model.get_base_model()).float().eval()
     # The trainer has replaced it by one that computes in bfloat16, with the original's weights.
     vars(exact).pop("forward", None)
     with_adapter = compute_log_probabilities(exact, pairs, temperature)
     fill_adapter(exact, 0.0)
     return (
         torch.tensor([values[0] for row in scores for values in row]),
-        compute_log_probabilities(trainer.policy.eval(), pairs, temperature),
+        compute_log_probabilities(trainer.model.eval(), pairs, temperature),
         with_adapter,
         compute_log_probabilities(exact, pairs, temperature),
     )

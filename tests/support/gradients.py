@@ -95,7 +95,7 @@ def run_two_steps(
     trainer.train()
     run.state, run.updates_per_step = torch.random.get_rng_state(), trainer.updates_per_step
     run.limit = trainer.limit if trainer.ran_out_of_memory else None
-    run.weights = torch.cat([each.detach().flatten() for each in trainer.policy.parameters()])
+    run.weights = torch.cat([each.detach().flatten() for each in trainer.model.parameters()])
     return run
 
 

@@ -147,7 +147,7 @@ def test_the_reference_goes_where_the_policy_is_and_has_the_weights_of_the_start
     own, reference = loads
     assert (own.get("device_map"), reference["device_map"]) == (None, None)
     assert trainer.ref_model.dtype == torch.float32, "as `TrialMemory.reference` counts"
-    assert trainer.ref_model.device == trainer.policy.device
+    assert trainer.ref_model.device == trainer.model.device
     for name, weight in start.state_dict().items():
         assert torch.equal(trainer.ref_model.state_dict()[name], weight), name
 
@@ -159,7 +159,7 @@ def test_policy_and_reference_have_the_chosen_attention(policy, tmp_path, attent
     with worker_cache.open_worker_cache(config) as cache:
         trainer, _ = build_trainer(config, cache)
     chosen = "sdpa" if attention == "auto" else attention
-    for network in (trainer.policy, trainer.ref_model):
+    for network in (trainer.model, trainer.ref_model):
         assert network.config._attn_implementation == chosen
 
 

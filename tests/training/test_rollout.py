@@ -323,7 +323,7 @@ def test_the_untrained_baseline_is_sampled_by_the_engine_of_a_training(
         built.append((config, trainer.ref_model))
 
         def watched(model, batch, decoding, generator):
-            assert model is trainer.policy
+            assert model is trainer.model
             prompts.extend(batch)
             return sampler(model, batch, decoding, generator)
 

@@ -240,7 +240,7 @@ def follower(policy):
         model = loading.load_policy(policy)[0]
         return SimpleNamespace(
             args=SimpleNamespace(bf16=False),
-            policy=model,
+            model=model,
             temperature=1.0,
             use_vllm=True,
             accelerator=Accelerator(cpu=True),
@@ -261,12 +261,12 @@ def assert_same_weights(model, before):
 
 def test_an_engine_that_follows_passes_and_leaves_no_trace(follower):
     trainer = follower()
-    before = copy_weights(trainer.policy)
+    before = copy_weights(trainer.model)
     torch.manual_seed(5)
     state = torch.get_rng_state()
     self_check.check_following(trainer, PROMPTS)
     assert torch.equal(torch.get_rng_state(), state)
-    assert_same_weights(trainer.policy, before)
+    assert_same_weights(trainer.model, before)
     assert_same_weights(trainer.vllm_generation.copy, before)
     assert trainer.vllm_generation.max_completion_length == 8
 
@@ -275,11 +275,11 @@ def test_an_engine_that_follows_passes_and_leaves_no_trace(follower):
 def test_an_engine_that_does_not_follow_is_found(follower, fault):
     # Source: trl#5312, vllm#34186, vllm#42125, trl#6166.
     trainer = follower(fault)
-    before = copy_weights(trainer.policy)
+    before = copy_weights(trainer.model)
     message = r"self-check of the engine: .*another policy.*changed .*, cached .*, restored "
     with pytest.raises(TrialFailure, match=message):
         self_check.check_following(trainer, PROMPTS)
-    assert_same_weights(trainer.policy, before)
+    assert_same_weights(trainer.model, before)
 
 
 def test_an_engine_is_believed_once_for_the_weights_that_are_trained(follower):
@@ -288,17 +288,17 @@ def test_an_engine_is_believed_once_for_the_weights_that_are_trained(follower):
     for _ in range(2):
         self_check.check_following(trainer, PROMPTS)
         assert (trainer.vllm_generation.syncs, len(followed)) == (2, 1)
-    trainer.policy.model.norm.weight.requires_grad_(False)
+    trainer.model.model.norm.weight.requires_grad_(False)
     self_check.check_following(trainer, PROMPTS)
     assert (trainer.vllm_generation.syncs, len(followed)) == (4, 2)
 
 
 def test_weights_that_change_nothing_are_refused(follower):
     trainer = follower()
-    for name, weight in trainer.policy.named_parameters():
+    for name, weight in trainer.model.named_parameters():
         weight.requires_grad_("layers.1.input_layernorm" in name)
     with torch.no_grad():  # the rest of the layer drops what that norm returns
-        trainer.policy.model.layers[1].self_attn.o_proj.weight.zero_()
+        trainer.model.model.layers[1].self_attn.o_proj.weight.zero_()
     trainer.vllm_generation.sync_weights()
     with pytest.raises(TrialFailure, match="noise on every trained weight moves"):
         self_check.check_following(trainer, PROMPTS)

@@ -42,17 +42,17 @@ def test_the_engine_sees_every_small_update_and_the_base_stays_bit_equal(build_c
     config = build_config(model=ADAPTERS, learning_rate=RATE)
     with open_worker_cache(config) as cache:
         trainer, _ = build_trainer(config, cache)
-        base = {n: w for n, w in trainer.policy.named_parameters() if not w.requires_grad}
+        base = {n: w for n, w in trainer.model.named_parameters() if not w.requires_grad}
         before = {name: weight.detach().clone() for name, weight in base.items()}
         assert {weight.dtype for weight in base.values()} == {torch.bfloat16}
         changes = dict[str, torch.Tensor]()
         for seed in range(SYNCS):
             torch.manual_seed(seed)
-            for name, weight in trainer.policy.named_parameters():
+            for name, weight in trainer.model.named_parameters():
                 if ".lora_B." in name:
                     torch.nn.init.normal_(weight, std=SMALL)
             trainer.vllm_generation.sync_weights()
-        for name, module in trainer.policy.named_modules():
+        for name, module in trainer.model.named_modules():
             if hasattr(module, "get_delta_weight"):
                 changes[name] = module.get_delta_weight("default").detach().float()
         drifted = [name for name, weight in base.items() if not torch.equal(weight, before[name])]
