@@ -249,7 +249,7 @@ def _check_candidates(spec: SweepSpec) -> Iterator[str]:
             if spec.keep == "none"
             else "a merge costs an evaluation, so it would win every cost that is judged"
         )
-        verb = "has" if len(idle) == 1 else "have"
+        verb = "it has" if len(idle) == 1 else "they have"
         yield f"{join_names(idle)}: {why}, so {verb} no effect. Write 0, or remove the key."
 
 

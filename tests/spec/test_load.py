@@ -1,6 +1,7 @@
 """A sweep file that is right: what it means, how files and overrides lie over each other."""
 
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,15 @@ def test_a_sweep_of_an_earlier_version_has_the_identity_that_its_ledger_has():
     """Or it could not go on: a new key of a section is left out of it at its default."""
     stored = ROOT / "tests" / "data" / "code_sweep" / "spec.yaml"
     assert load_spec(stored, to_run=False).compute_identity() == "ca24f1dd915d"
+
+
+def test_a_clone_of_a_data_set_may_have_a_configuration(load, tmp_path):
+    shutil.copy(ROOT / "tests" / "data" / "mbpp.jsonl", tmp_path)
+    data = f"data={{source: {tmp_path}, layout: mbpp, config: main}}"
+    with pytest.raises(SpecError, match=r"data\.config = main: has no effect: only a clone"):
+        load(data)
+    (tmp_path / "README.md").touch()
+    assert load(data).data.config == "main"
 
 
 def test_defaults_objectives_and_constraints(load):

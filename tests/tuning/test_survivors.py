@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from gdpo_tune.core.task_files import load_task_info
-from gdpo_tune.core.trials import Cost, Estimate, Params, Rung, TrialRecord
+from gdpo_tune.core.trials import Cost, Estimate, Objective, Params, Rung, TrialRecord
 from gdpo_tune.spec import first_trials
 from gdpo_tune.tuning import survivors as module
 from gdpo_tune.tuning.survivors import (
@@ -28,6 +29,12 @@ SPANNING = (2, 3, 4)
 """Trials of the wide rung at the reward weights that train long."""
 BEGINNING = 0.3
 """Value of each objective of the untrained policy."""
+
+
+def test_mixtures_of_two_points_lie_on_the_line_between_them():
+    """Of the two alone, none has an area; a quarter, a half and three quarters have .25 x 1.5."""
+    goals = [Objective(name, "maximize", 0.0) for name in "ab"]
+    assert module._measure([np.array([1.0, 0.0]), np.array([0.0, 1.0])], goals) == 0.25 * 1.5
 
 
 def mix(params, better="", bonus=0.03):
