@@ -16,7 +16,9 @@ _HEAD, _EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "emb
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length")
 """Keys of a config.json with the tokens that a policy reads and writes, by architecture."""
 
-TEXT_PART_TYPES = ("emu3", "llama4", "mllama", "qwen3_5", "qwen3_5_moe", "qwen4_exp")
+TEXT_PART_TYPES = (
+    *("dots3_note", "emu3", "llama4", "mllama", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
+)
 """Types of policies that read images, and whose text model has a class of its own."""
 
 

@@ -93,7 +93,7 @@ OWN_KEYS: dict[str, str] = {
     "training.checkpoint_every": "save_strategy save_steps",
     "model": "model_init_kwargs",
     "model.dtype": "bf16 fp16",
-    "model.gradient_checkpointing": "gradient_checkpointing",
+    "model.gradient_checkpointing": "gradient_checkpointing activation_checkpointing",
     "model.dropout": "disable_dropout",
     "model.chat_template_kwargs": "chat_template_kwargs",
     "resources.gpus": "use_cpu",
@@ -148,7 +148,8 @@ REFUSALS: dict[str, str] = {
     "the policy's config.json decides it": "router_aux_loss_coef",
     "it has no single value": (
         "lr_scheduler_kwargs optim_args optim_target_modules accelerator_config "
-        "gradient_checkpointing_kwargs liger_kernel_config parallelism_config deepspeed"
+        "gradient_checkpointing_kwargs activation_checkpointing_kwargs liger_kernel_config "
+        "parallelism_config deepspeed"
     ),
     "a resumed training has to draw the same prompts": (
         "shuffle_dataset train_sampling_strategy length_column_name ignore_data_skip "

@@ -371,7 +371,8 @@ def test_adapters_that_vllm_would_know_by_other_names_are_refused_before_the_swe
         getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
         for kind in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
     )
-    assert set(TEXT_PART_TYPES) == {
+    newer = {"dots3_note"} - text.keys()  # of Transformers 5.24
+    assert {*TEXT_PART_TYPES} - newer == {
         kind
         for kind in text.keys() & whole.keys()
         if text[kind] != whole[kind]

@@ -1,5 +1,6 @@
 """Each prompt once: the same numbers as the padded batch, for many architectures."""
 
+import re
 import sys
 from typing import Any
 
@@ -217,7 +218,7 @@ def test_an_empty_completion_is_0():
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
-        ("gemma2", {}, "soft cap"),
+        ("gemma2", {}, "soft cap|attention is eager"),  # from Transformers 5.24 on
         ("gpt_oss", {"num_local_experts": 4}, "eager"),
         ("bloom", {"n_head": 4, "n_layer": 2}, "cannot be replaced"),
         ("lfm2", {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}, "conv"),
@@ -225,7 +226,7 @@ def test_an_empty_completion_is_0():
 )
 def test_what_the_attention_does_not_compute_is_refused(kind, changes, reason):
     config = AutoConfig.for_model(kind, **SIZES, **changes)
-    assert reason in find_obstacle(AutoModelForCausalLM.from_config(config))
+    assert re.search(reason, find_obstacle(AutoModelForCausalLM.from_config(config)))
 
 
 @pytest.fixture

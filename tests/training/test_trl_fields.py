@@ -37,6 +37,10 @@ QUICK = SETTINGS.replace(steps=2, validation_prompts=2, test_prompts=2, samples_
 IN_THE_LOSS = [name for name in CHANGED if not name.startswith(("adam", "weight"))]
 
 
+NEWER = ("activation_checkpointing", "activation_checkpointing_kwargs")
+"""Fields of Transformers 5.24."""
+
+
 def test_every_field_of_trl_is_taken_or_has_its_reason():
     """Source: the dataclass itself; a field that a newer TRL adds has no place yet."""
     fields = {field.name: field for field in dataclasses.fields(GRPOConfig)}
@@ -44,7 +48,8 @@ def test_every_field_of_trl_is_taken_or_has_its_reason():
         name for names in (*OWN_KEYS.values(), *REFUSALS.values()) for name in names.split()
     ]
     taken = [name.removeprefix(TRL_PREFIX) for name in TRL_FIELDS]
-    assert sorted([*elsewhere, *taken]) == sorted(fields)
+    listed = [name for name in (*elsewhere, *taken) if name in fields or name not in NEWER]
+    assert sorted(listed) == sorted(fields)
     assert {*CHANGED, ITERATIONS.removeprefix(TRL_PREFIX)} == {*taken}  # see test_turns.py
     for name, info in TRL_FIELDS.items():
         own = fields[name.removeprefix(TRL_PREFIX)].default
