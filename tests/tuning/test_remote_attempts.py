@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gdpo_tune.core.errors import StoreUnreachableError
 from gdpo_tune.core.object_store import CACHE, SPEC, StoreDirectory
 from gdpo_tune.core.settings import TrainingSettings
-from gdpo_tune.core.trial_config import TrialConfig
+from gdpo_tune.core.trial_config import TrainedPart, TrialConfig
 from gdpo_tune.core.trial_files import iterate_whole_checkpoints
 from gdpo_tune.core.trials import Cost, Measurement, Outcome
 from gdpo_tune.training.checkpoints import find_checkpoint, read_checkpoint, write_checkpoint
@@ -387,3 +387,26 @@ def test_the_start_is_fetched_once_for_all_trials_of_a_process(tmp_path, monkeyp
     assert isinstance(unwrap_message(run_trial(wrap_for_ray(config))), Finished)
     assert read_checkpoint(here).step == 7
     assert attempt.download_start(plain, print) is None
+
+
+def merge(config, *, resume, report):
+    """Stand in for the training of a merge: report the steps and weights of its parts."""
+    parts = {str(read_checkpoint(p.checkpoint).step): str(p.weight) for p in config.parts}
+    return Outcome({}, {}, Cost(), None, environment=parts)
+
+
+def test_the_parts_of_a_merge_are_fetched(tmp_path):
+    for number in (0, 1):
+        path = write_checkpoint(tmp_path / str(number), 4 + number, Cost(), write_weights).path
+        files = {f"trials/{number}/{path.name}/{file.name}": file for file in path.iterdir()}
+        StoreDirectory(SWEEP).upload(files)
+    plain = build_trial(tmp_path)
+    parts = tuple(  # as the driver sees them
+        TrainedPart(tmp_path / "trials" / str(number) / f"checkpoint-{4 + number}", weight)
+        for number, weight in ((0, 0.25), (1, 0.75))
+    )
+    trial = replace(plain.trial, train=False, parts=parts)
+    setup = replace(plain.setup, train=f"{__name__}:merge")
+    result = unwrap_message(run_trial(wrap_for_ray(replace(plain, trial=trial, setup=setup))))
+    assert result.outcome.environment == {"4": "0.25", "5": "0.75"}
+    assert list_left(tmp_path) == []
