@@ -76,6 +76,9 @@ def test_the_cpu_sampler_is_not_chosen_where_a_gpu_trains(loaded_model, tmp_path
     for has_gpu, engine in ((False, "fast_cpu"), (True, "transformers")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda found=has_gpu: found)
         assert rollout.choose_engine(config, loaded_model) == engine
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(rollout, "uses_bfloat16", lambda _: True)  # it computes in float32
+    assert rollout.choose_engine(config, loaded_model) == "transformers"
 
 
 @pytest.mark.parametrize(("processes", "expected"), [(1, torch.Tensor), (4, list)])

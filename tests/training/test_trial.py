@@ -15,9 +15,11 @@ from gdpo_tune.core.errors import DataError, NonFiniteError, NoSignalError, Tria
 from gdpo_tune.core.parameters import list_parameters
 from gdpo_tune.core.settings import DataSettings, SandboxSettings, TrainingSettings
 from gdpo_tune.core.task_info import order_prompts
-from gdpo_tune.core.trial_files import read_completions, read_steps
+from gdpo_tune.core.trial_files import REWARDS, ZERO_STD, read_completions, read_steps
 from gdpo_tune.training import devices, step_reporter, train, worker_cache
 from gdpo_tune.training.checkpoints import find_newest_checkpoint, read_checkpoint
+from gdpo_tune.training.evaluation import Evaluator
+from gdpo_tune.training.step_reporter import describe_dead_step
 from gdpo_tune.training.trl_arguments import build_trainer_arguments
 from tests.support import training as support
 from tests.support.training import SETTINGS, ToyTask, have_same_weights, run, stop_after
@@ -535,6 +537,46 @@ def test_a_training_without_a_signal_ends_early_with_examples(dead):
     examples = read_completions(config.directory)
     assert len({example.prompt for example in examples}) == 3
     assert examples[0].metrics == pytest.approx(dict.fromkeys(ToyTask.rewards, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, "a has no value"),
+        ({"mean": 0.2, "std": 0.0}, "a is 0.200 for every completion"),
+        ({"mean": 0.2, "std": 0.1, ZERO_STD: 1.0}, "a is equal within each group"),
+        ({"mean": 0.2, "std": 0.1, ZERO_STD: 0.5}, "a varies, but its advantages cancel"),
+    ],
+)
+def test_a_dead_step_is_described_by_its_rewards(values, reason):
+    metrics = {f"train/{REWARDS}a/{name}": value for name, value in values.items()}
+    text = describe_dead_step(metrics, {"a": 1.0, "b": 0.0}, 3)
+    assert text == f"every advantage was 0 in 3 steps in a row: {reason}"
+
+
+@pytest.mark.parametrize(("failing", "kept"), [(2, 1), (4, 4)])
+def test_a_last_step_is_kept_though_its_validation_fails(
+    policy, tmp_path, monkeypatch, failing, kept
+):
+    """So that it is evaluated again, not trained again; an earlier step is repeated."""
+    evaluate = Evaluator.evaluate
+
+    def fail(self, model, split, step):
+        if step == failing:
+            raise TrialFailure("the judge is away")
+        return evaluate(self, model, split, step)
+
+    training = SETTINGS.replace(steps=4, evaluate_every=2, checkpoint_every=1)
+    config = build_trial(policy, tmp_path / "t", training=training)
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "evaluate", fail)
+        with pytest.raises(TrialFailure, match="the judge is away"):
+            run(config)
+    checkpoint = find_newest_checkpoint(config.directory)
+    assert read_checkpoint(checkpoint).step == kept
+    reports, outcome = run(config, resume=checkpoint)
+    assert outcome.validation.keys() >= {"hits"}
+    assert 4 in list_steps(reports) or kept == 4
 
 
 def test_the_count_of_dead_steps_outlives_an_interruption(dead):
