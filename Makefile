@@ -8,7 +8,7 @@ check:            ## lint, format, types, rooms
 	lint-imports
 docs:             ## the documentation site in site/, without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
-system:           ## sweeps, clusters, servers, trainings that are killed: twelve minutes; the second step of CI
+system:           ## sweeps, clusters, servers, trainings that are killed: seven to twelve minutes; the second step of CI
 	pytest -q -n 4 --maxschedchunk 1 -m "system and not fault and not slow" --durations=15
 slow:             ## every shipped YAML in full, and what CI tries a short form of: an hour
 	pytest -n 0 -m slow
